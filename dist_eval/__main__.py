@@ -1,0 +1,85 @@
+"""`torchrun --nproc_per_node=N -m dist_eval`: the command line of the evaluator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+from dist_eval.chatter import silence_libraries
+from dist_eval.config import EvaluationConfig, parse_args
+from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.lifetime import die_with_parent
+
+
+def main() -> NoReturn:
+    """Runs one rank and ends the process."""
+    is_leader = os.environ.get("RANK", "0") == "0"
+    try:
+        config = _with_demo(parse_args(sys.argv[1:]))
+    except ConfigError as error:
+        if is_leader:
+            print(error, file=sys.stderr)
+        sys.exit(2)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
+    if not config.verbose:
+        silence_libraries()
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = run(config)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
+
+
+def run(config: EvaluationConfig) -> int:
+    """Runs one rank; of the ranks that fail, the first one speaks for all.
+
+    Args:
+        config: what to do.
+
+    Returns:
+        The exit status: 0 when the run is complete, 1 when it failed, 130 when it was interrupted.
+    """
+    from dist_eval.collectives import Board, Launch
+    from dist_eval.evaluator import evaluate_run
+    from dist_eval.report import RunFolder, print_error
+
+    launch = Launch.from_environment()
+    try:
+        board = Board(launch)
+        evaluate_run(config, launch, board)
+        return 0
+    except KeyboardInterrupt:
+        message, details, code = "interrupted before the end", "", 130
+    except EvaluationError as error:
+        message, details, code = str(error), traceback.format_exc() if config.verbose else "", 1
+    except Exception as error:
+        message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), 1
+    try:
+        speaks = board.claim("error")
+    except (EvaluationError, RuntimeError, UnboundLocalError):
+        speaks = launch.is_leader
+    if speaks:
+        print_error(details + message)
+        RunFolder(config).fail(message, rank=launch.rank, host=launch.host)
+    return code
+
+
+def _with_demo(config: EvaluationConfig) -> EvaluationConfig:
+    if config.demo:
+        from dist_eval.demo import OPTIONS
+
+        for name, value in OPTIONS.items():
+            setattr(config, name, value)
+    return config
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The base model before it is loaded: what it is, whether Petals can serve it, and what fits into a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_eval.checkpoint import BASE_PREFIX, TunedCheckpoint
+from dist_eval.config import EvaluationConfig
+from dist_eval.errors import CheckpointError, ConfigError
+
+_PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model's name and what it allows.
+
+    Attributes:
+        name: folder or hub name.
+        config: its `transformers` config.
+        dht_prefix: name under which a swarm announces it.
+        max_length: most tokens of a text.
+    """
+
+    name: str
+    config: Any
+    dht_prefix: str
+    max_length: int
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, tuned: TunedCheckpoint) -> Base:
+        """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
+
+        Raises:
+            CheckpointError: there is no such base model, or the checkpoint was made for another one.
+            ConfigError: a text of `--max-length` tokens could not be sent.
+        """
+        name = config.model or tuned.base_model
+        if not name:
+            raise ConfigError(f"--model is missing, and the checkpoint {config.checkpoint} names no base model.")
+        base = read_base_config(name)
+        tuned.require_base(name, base)
+        return cls(name, base, config.dht_prefix or default_dht_prefix(name, base), _max_length(config, tuned, base))
+
+    def facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
+        """Returns the section `model` of `results.json`."""
+        return {
+            "base": self.name,
+            "checkpoint": str(tuned.folder),
+            "tuning_mode": tuned.tuning_mode,
+            "pre_seq_len": tuned.pre_seq_len,
+            "num_labels": tuned.num_labels,
+            "weights_digest": tuned.digest(),
+        }
+
+
+def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any) -> int:
+    accepted = config.server_max_tokens or max_request_tokens(base)
+    positions = getattr(base, "max_position_embeddings", None)
+    limits = {"servers accept in one request": accepted, "the base model has positions for": positions}
+    for what, limit in limits.items():
+        longest = None if limit is None else limit - tuned.pre_seq_len
+        if longest is not None and (config.max_length or 1) > longest:
+            raise ConfigError(
+                f"--max-length {config.max_length or 1} and {tuned.pre_seq_len} prompt tokens are more than the "
+                f"{limit} tokens that {what}: give --max-length of at most {longest}."
+            )
+    return config.max_length or min(limit for limit in limits.values() if limit) - tuned.pre_seq_len
+
+
+def default_dht_prefix(model: str, base: Any) -> str:
+    """Returns the name under which Petals announces a model when nobody says otherwise.
+
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, where Petals has
+    no rule, its name.
+    """
+    if Path(model).is_dir():
+        return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
+    if base.model_type == "bloom":
+        return (model + "-petals").replace(".", "-")
+    name = model.split("/")[-1].replace(".", "-")
+    return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
+
+
+def read_base_config(model: str) -> Any:
+    """Reads a base model's config and checks that Petals can serve such a model.
+
+    Args:
+        model: folder or hub name.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: there is no such model, or Petals cannot serve it.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
+        where = "folder" if Path(model).exists() else "folder or hub model"
+        raise CheckpointError(f"The base model {model} cannot be read as a {where}: {first_line(error)}") from error
+    if config.model_type not in BASE_PREFIX:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
+            f"{', '.join(sorted(BASE_PREFIX))}."
+        )
+    if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: Falcon models with multi_query and the older decoder (7B) fail inside its "
+            "servers. Falcon models with new_decoder_architecture (40B, 180B) work."
+        )
+    return config
+
+
+def max_request_tokens(config: Any) -> int:
+    """Returns how many tokens a Petals server accepts in one request unless its owner set another limit.
+
+    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
+    """
+    if config.model_type == "falcon":
+        key_value_heads = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
+    else:
+        key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or its type where it has none."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

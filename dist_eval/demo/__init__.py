@@ -1,0 +1,25 @@
+"""The embedded example: real data, a small base model pretrained on it, and a tuned checkpoint.
+
+Everything in the folders beside this file is made by `python -m dist_eval.demo.build`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).parent
+BASE_MODEL = _HERE / "base"
+CHECKPOINT = _HERE / "tuned"
+TEST_DATA = _HERE / "digits-test.csv"
+TRAIN_DATA = _HERE / "digits-train.csv"
+
+OPTIONS: dict[str, Any] = {
+    "model": str(BASE_MODEL),
+    "checkpoint": str(CHECKPOINT),
+    "dataset": str(TEST_DATA),
+    "text_column": ["text"],
+    "label_column": "label",
+    "overwrite": True,
+}
+"""What `--demo` stands for, beside a private swarm of this host."""

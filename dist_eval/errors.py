@@ -1,0 +1,35 @@
+"""The errors that a user can act on: one sentence that names the culprit and says what to do."""
+
+from __future__ import annotations
+
+
+class EvaluationError(Exception):
+    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user as it stands."""
+
+
+class ConfigError(EvaluationError):
+    """An option is missing, unknown, out of range, or contradicts another one."""
+
+
+class DataError(EvaluationError):
+    """The dataset cannot be read, or a row of it cannot be evaluated."""
+
+
+class CheckpointError(EvaluationError):
+    """The base model or the tuned checkpoint is incomplete, damaged, or made for something else."""
+
+
+class SwarmError(EvaluationError):
+    """The swarm cannot be reached, misses blocks, or does not answer within the time set."""
+
+
+class ModelOutputError(EvaluationError):
+    """The model answered with something that is no prediction, such as non-finite logits."""
+
+
+class ExactnessError(EvaluationError):
+    """Something that must agree does not: coverage, the two roads to a total, or the ranks among each other."""
+
+
+class RunError(EvaluationError):
+    """The run's folder or the group of ranks is in a state in which the run cannot go on."""

@@ -1,0 +1,256 @@
+"""The conductor: one run, from its configuration to its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_eval.base import Base
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.collectives import (
+    Board,
+    Launch,
+    all_gather,
+    gather_predictions,
+    process_group,
+    require_agreement,
+    sum_over_ranks,
+)
+from dist_eval.config import EvaluationConfig
+from dist_eval.data import TokenizedDataset, tokenize_dataset
+from dist_eval.errors import ConfigError
+from dist_eval.forward import TextClassifier, predict_batches
+from dist_eval.lifetime import workspace
+from dist_eval.metrics import Totals, compute_metrics, require_same_totals
+from dist_eval.model import Classifier, load_locally, load_on_swarm
+from dist_eval.plan import Plan, plan_batches, shard_batches
+from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.progress import Progress
+from dist_eval.report import RunFolder, format_results
+
+_PREPARATION_SECONDS = 6 * 3600.0
+"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
+
+
+def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board) -> dict[str, Any] | None:
+    """Evaluates a tuned classifier on a dataset; every rank calls it.
+
+    Args:
+        config: what to do.
+        launch: where this process stands among the ranks.
+        board: the ranks' store.
+
+    Returns:
+        On the leader the metrics by name, else None.
+
+    Raises:
+        EvaluationError: the run cannot be done, on the rank that knows why.
+    """
+    folder = RunFolder(config)
+    if launch.is_leader:
+        folder.open()
+    torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
+    np.random.seed(launch.rank)  # Petals draws routes from this generator: each rank should draw others
+    with ExitStack() as stack:
+        own = stack.enter_context(workspace())
+        tuned = TunedCheckpoint.load(str(config.checkpoint))
+        base = Base.of(config, tuned)
+        peers = stack.enter_context(open_swarm(config, base, launch, board))
+        if launch.is_host_leader:
+            board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
+        classifier, swarm = load_classifier(config, base, tuned, peers, own)
+        stack.callback(classifier.close)
+        data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
+        plan = plan_batches(data.lengths, token_budget=config.token_budget, prefix=tuned.pre_seq_len)
+        progress = Progress(launch, board, len(data))
+        with process_group(launch, board, config.collective_timeout), progress.shown():
+            require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
+            combined = predict_and_combine(
+                classifier, data, plan, launch, in_flight=config.in_flight, on_batch=progress.add
+            )
+        if not launch.is_leader:
+            return None
+        coverage = prove_coverage(combined.predictions.index, len(data))
+        require_same_totals(combined.totals, Totals.of(combined.predictions))
+        metrics = compute_metrics(combined.predictions, tuned.label_names)
+        facts = {
+            "coverage": asdict(coverage),
+            "data": asdict(data.facts),
+            "model": base.facts(tuned),
+            "plan": plan.facts(),
+            "ranks": combined.ranks,
+            "throughput": throughput(combined.ranks),
+            "swarm": swarm,
+        }
+        folder.complete(combined.predictions, metrics, facts)
+        print(format_results(metrics, facts, folder.path), flush=True)
+        return metrics.values
+
+
+@contextmanager
+def open_swarm(config: EvaluationConfig, base: Base, launch: Launch, board: Board) -> Iterator[list[str]]:
+    """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
+
+    Yields:
+        Addresses of peers; none for the local backend.
+
+    Raises:
+        ConfigError: an embedded swarm was asked for on several hosts.
+    """
+    if config.backend == "local":
+        yield []
+    elif config.initial_peers:
+        yield config.initial_peers
+    elif config.swarm == "public":
+        from petals.constants import PUBLIC_INITIAL_PEERS
+
+        yield list(PUBLIC_INITIAL_PEERS)
+    elif launch.hosts > 1:
+        raise ConfigError(
+            "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
+            "swarm with `python -m dist_eval.swarm` and name it with --initial-peers."
+        )
+    elif not launch.is_leader:
+        yield board.wait_for("peers", config.swarm_timeout).split()
+    else:
+        from dist_eval.swarm.private import PrivateSwarm, split_blocks
+
+        blocks = base.config.num_hidden_layers
+        with PrivateSwarm(
+            base.name,
+            num_blocks=blocks,
+            dht_prefix=base.dht_prefix,
+            spans=split_blocks(blocks, config.servers),
+            echo=config.verbose,
+        ) as swarm:
+            board.publish("peers", " ".join(swarm.initial_peers))
+            yield swarm.initial_peers
+
+
+def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
+    """Tokenizes the dataset into a folder, once for all ranks of a host."""
+    from transformers import AutoTokenizer
+
+    own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()
+    tokenizer = AutoTokenizer.from_pretrained(tuned.folder if own_tokenizer else base.name, trust_remote_code=False)
+    tokenize_dataset(
+        str(config.dataset),
+        folder,
+        tokenizer=tokenizer,
+        text_columns=config.text_column,
+        label_column=config.label_column,
+        label_names=tuned.label_names,
+        max_length=base.max_length,
+        strict=config.strict,
+        subset=config.subset,
+        split=config.split,
+    )
+    return folder
+
+
+def load_classifier(
+    config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, peers: list[str], sockets: Path
+) -> tuple[Classifier, dict[str, Any] | None]:
+    """Builds the classifier, for a swarm after waiting until all blocks have a server.
+
+    Returns:
+        The classifier and the section `swarm` of `results.json`.
+
+    Raises:
+        SwarmError: the swarm does not answer or misses blocks.
+        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+    """
+    if config.backend == "local":
+        return load_locally(base.name, tuned), None
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=sockets)
+    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    dht = join_swarm(peers, config.swarm_timeout)
+    try:
+        coverage = wait_until_covered(dht, base.dht_prefix, base.config.num_hidden_layers, config.swarm_timeout)
+        classifier = load_on_swarm(
+            base.name,
+            tuned,
+            dht,
+            dht_prefix=base.dht_prefix,
+            request_timeout=config.request_timeout,
+            max_retries=config.max_retries,
+        )
+    except BaseException:
+        leave_swarm(dht)
+        raise
+    return classifier, coverage.to_dict()
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What all ranks found together, the same on every rank.
+
+    Attributes:
+        predictions: of all examples, in dataset order.
+        totals: the ranks' own sums, added up by all_reduce.
+        ranks: each rank's entry in the section `ranks` of `results.json`.
+    """
+
+    predictions: Predictions
+    totals: Totals
+    ranks: list[dict[str, Any]]
+
+
+def predict_and_combine(
+    classifier: TextClassifier,
+    data: TokenizedDataset,
+    plan: Plan,
+    launch: Launch,
+    *,
+    in_flight: int,
+    on_batch: Callable[[int], None] = lambda examples: None,
+) -> Combined:
+    """Sends this rank's shard through the classifier and combines what all ranks found; every rank calls it.
+
+    Args:
+        classifier: the model.
+        data: the tokenized examples, the same on all ranks.
+        plan: all batches, the same on all ranks.
+        launch: where this process stands. The process group is open.
+        in_flight: most batches of this rank under way at a time.
+        on_batch: told the number of examples of each batch that is done.
+
+    Returns:
+        What all ranks found.
+    """
+    start, parts = time.monotonic(), [Predictions.empty(classifier.num_labels)]
+    shard = shard_batches(plan, rank=launch.rank, world_size=launch.world_size)
+    for _, predictions in predict_batches(classifier, data, plan, shard, in_flight=in_flight):
+        parts.append(predictions)
+        on_batch(len(predictions))
+    local = Predictions.concatenate(parts)
+    work = {
+        "rank": launch.rank,
+        "host": launch.host,
+        "batches": len(shard),
+        "samples": len(local),
+        "tokens": plan.tokens_of(shard),
+        "seconds": time.monotonic() - start,
+    }
+    return Combined(gather_predictions(local), sum_over_ranks(Totals.of(local)), all_gather(work))
+
+
+def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
+    seconds = max(work["seconds"] for work in ranks)
+    return {
+        "seconds": seconds,
+        "examples_per_second": sum(work["samples"] for work in ranks) / seconds,
+        "tokens_per_second": sum(work["tokens"] for work in ranks) / seconds,
+    }

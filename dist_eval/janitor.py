@@ -1,0 +1,53 @@
+"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD FOLDER` (started by `lifetime.py`).
+
+Runs without site-packages, so it must import nothing but the standard library. It outlives signals sent to
+the run's process group, because it is in a session of its own, and ends when the owner closes its pipe.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+GRACE_SECONDS = 5.0
+
+
+def processes_naming(folder: str) -> list[int]:
+    """Lists this user's processes whose command line mentions `folder`, except this one."""
+    needle, found = os.fsencode(folder), []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                if needle in file.read() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                    found.append(int(name))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+def main() -> None:
+    """Waits for the owner's end, then ends what it left and removes the folder."""
+    descriptor, folder = int(sys.argv[1]), sys.argv[2]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while True:  # the owner writes nothing: the read returns when its end of the pipe closes
+        if not os.read(descriptor, 1):
+            break
+    deadline = time.monotonic() + GRACE_SECONDS
+    while os.path.isdir("/proc") and time.monotonic() < deadline:
+        remaining = processes_naming(folder)
+        if not remaining:
+            break
+        for process in remaining:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The plan: lengths → batches that fill a token budget; batches → this rank's shard.
+
+Every rank computes the same plan, so a batch has the same content whatever the number of ranks, and its results
+do not depend on who sends it. Pure: no model, no process group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data.distributed import DistributedSampler
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All batches of a run, longest first.
+
+    Attributes:
+        order: positions in the dataset, sorted by length, int64 of shape [n].
+        starts: where each batch begins in `order`, with a final n, int64 of shape [batches + 1].
+        tokens: tokens of each batch, padding and prompts included, int64 of shape [batches].
+        prefix: prompt tokens in front of every example.
+        real_tokens: tokens of all batches, prompts included, padding not.
+    """
+
+    order: np.ndarray
+    starts: np.ndarray
+    tokens: np.ndarray
+    prefix: int
+    real_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def batch(self, number: int) -> np.ndarray:
+        """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
+        return self.order[self.starts[number] : self.starts[number + 1]]
+
+    def tokens_of(self, numbers: np.ndarray) -> int:
+        """Returns the tokens of some batches, padding and prompts included."""
+        return int(self.tokens[numbers].sum())
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the section `plan` of `results.json`."""
+        return {
+            "batches": len(self),
+            "padded_tokens": int(self.tokens.sum()),
+            "real_tokens": self.real_tokens,
+            "digest": self.digest(),
+        }
+
+    def digest(self) -> str:
+        """Returns a hash that is equal for equal plans."""
+        return hashlib.sha256(self.order.tobytes() + self.starts.tobytes() + bytes([self.prefix % 256])).hexdigest()
+
+
+def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> Plan:
+    """Orders examples by length, longest first, and cuts them into batches that fill a token budget.
+
+    Equal lengths stand together, so little is padded; the longest come first, so that what is too large for a server
+    shows at once and the last batches are the cheapest. Examples of equal length keep the dataset's order.
+
+    Args:
+        lengths: tokens of each example, at least 1, integers of shape [n].
+        token_budget: most tokens in a batch, counting padding and prompts. An example that is longer by itself
+            makes a batch of its own.
+        prefix: prompt tokens in front of every example.
+
+    Returns:
+        The plan; every position stands in exactly one batch.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    starts, tokens, start = [0], [], 0
+    while start < len(order):
+        width = prefix + int(lengths[order[start]])
+        end = min(start + max(1, token_budget // width), len(order))
+        tokens.append((end - start) * width)
+        starts.append(end)
+        start = end
+    return Plan(
+        order=order,
+        starts=np.asarray(starts, dtype=np.int64),
+        tokens=np.asarray(tokens, dtype=np.int64),
+        prefix=prefix,
+        real_tokens=int(lengths.sum()) + prefix * len(lengths),
+    )
+
+
+def shard_batches(plan: Plan, *, rank: int, world_size: int) -> np.ndarray:
+    """Deals the plan's batches to one rank, as `DistributedSampler` does, without its padding repeats.
+
+    The sampler gives all ranks equally many items by repeating the first ones. Its k-th item for a rank stands at
+    position `rank + k * world_size` of its list, so the repeats are known by position: all from `len(plan)` on.
+
+    Args:
+        plan: the batches, equal on all ranks.
+        rank: this rank.
+        world_size: number of ranks.
+
+    Returns:
+        Batch numbers of this rank, in the plan's order, int64 of shape [batches of this rank], possibly empty.
+    """
+    if len(plan) == 0:
+        return np.empty(0, dtype=np.int64)
+    batches: Any = range(len(plan))  # all that the sampler asks of a dataset is its length
+    sampler: DistributedSampler[int] = DistributedSampler(batches, num_replicas=world_size, rank=rank, shuffle=False)
+    dealt = np.fromiter(sampler, dtype=np.int64)
+    return dealt[rank + np.arange(len(dealt)) * world_size < len(plan)]

@@ -1,0 +1,245 @@
+"""Files, Arrow folders and hub datasets → a stream of Arrow record batches with the columns that were asked for.
+
+Text files are read as text: nothing is guessed to be a number or a missing value, so that a sentence "NA" or "007"
+stays what it is. Rows are counted from 0, without a header, which is also how predictions name them.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dist_eval.errors import DataError
+
+ROWS_PER_BATCH = 2048
+_BLOCK_BYTES = (1 << 22, 1 << 28)
+"""Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that."""
+
+_COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """A stream of rows.
+
+    Attributes:
+        name: what messages call the dataset.
+        batches: record batches with the text columns and then the label column, under their own names.
+        class_names: names of integer labels, if the dataset declares them.
+    """
+
+    name: str
+    batches: Iterator[pa.RecordBatch]
+    class_names: list[str] | None = None
+
+
+def open_rows(
+    dataset: str, columns: Sequence[str], *, subset: str | None = None, split: str | None = None
+) -> RowSource:
+    """Opens a dataset as a stream of record batches.
+
+    Args:
+        dataset: a CSV, TSV, JSON, JSONL or Parquet file (text files also compressed), a folder saved by
+            `datasets.Dataset.save_to_disk`, or a hub name.
+        columns: the columns wanted, in this order.
+        subset: configuration of a hub dataset.
+        split: split of a hub dataset or of a folder that has several.
+
+    Returns:
+        The rows. Reading errors appear while iterating.
+
+    Raises:
+        DataError: there is no such dataset, split or column, or it cannot be read.
+    """
+    path = Path(dataset)
+    if path.is_dir() or not (path.exists() or _looks_like_file(dataset)):
+        return _open_with_datasets(dataset, columns, subset, split)
+    if not path.is_file():
+        raise DataError(f"There is no file {dataset}.")
+    if subset or split:
+        raise DataError(f"{dataset} is a file and has neither subsets nor splits: leave out --subset and --split.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{dataset} is empty.")
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in _COMPRESSIONS]
+    kind = suffixes[-1] if suffixes else ""
+    reader = {
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
+        ".jsonl": _read_json_lines,
+        ".ndjson": _read_json_lines,
+        ".json": _read_json,
+        ".parquet": _read_parquet,
+    }.get(kind)
+    if reader is None:
+        raise DataError(f"{dataset}: unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.")
+    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns), kind)))
+
+
+def _looks_like_file(dataset: str) -> bool:
+    return Path(dataset).suffix != "" or dataset.startswith((".", "/", "~")) or dataset.count("/") > 1
+
+
+def _translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from batches
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{name} cannot be read: {_plain(error)}") from error
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise DataError(f"{name} cannot be read: {error}") from error
+
+
+def _plain(error: Exception) -> str:
+    text = str(error).strip().splitlines()[0]
+    return text if len(text) < 300 else text[:300] + "..."
+
+
+def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]) -> None:
+    doubled = sorted({c for c in available if list(available).count(c) > 1})
+    if doubled:
+        raise DataError(f"{name} has the column {doubled[0]!r} more than once.")
+    for column in columns:
+        if column not in available:
+            shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
+            raise DataError(
+                f"{name} has no column {column!r}. It has: {shown}. Name yours with --text-column or --label-column."
+            )
+
+
+def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
+    """Reads with the usual block size, and again with the large one if a row does not fit into a block."""
+    given = 0
+    try:
+        for batch in read(_BLOCK_BYTES[0]):
+            given += batch.num_rows
+            yield batch
+    except pa.ArrowInvalid as error:
+        if "straddling" not in str(error) and "block" not in str(error):
+            raise
+        skip = given
+        for batch in read(_BLOCK_BYTES[1]):
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            yield batch.slice(skip)
+            skip = 0
+
+
+def _read_csv(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
+    with pa.input_stream(path, compression="detect") as stream:
+        header = _csv_header(path, stream, parse)
+    _require_columns(str(path), columns, header)
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, strings_can_be_null=False
+    )
+
+    def read(block_size: int) -> Iterator[pa.RecordBatch]:
+        with pa.input_stream(path, compression="detect") as stream:
+            options = csv.ReadOptions(block_size=block_size, use_threads=False)
+            yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+
+    yield from _with_growing_blocks(read)
+
+
+def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
+    from csv import reader
+
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        return next(reader(text, delimiter=parse.delimiter), [])
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it to UTF-8."
+        ) from error
+
+
+def _read_json_lines(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import json as pa_json
+
+    def read(block_size: int) -> Iterator[pa.RecordBatch]:
+        with pa.input_stream(path, compression="detect") as stream:
+            for batch in pa_json.open_json(stream, read_options=pa_json.ReadOptions(block_size=block_size)):
+                _require_columns(str(path), columns, batch.schema.names)
+                yield batch.select(columns)
+
+    yield from _with_growing_blocks(read)
+
+
+def _read_json(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+    with pa.input_stream(path, compression="detect") as stream:
+        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head.startswith(b"["):  # one object a line, whatever the file is called
+        yield from _read_json_lines(path, columns, kind)
+        return
+    with pa.input_stream(path, compression="detect") as stream:
+        try:
+            rows = json.loads(stream.read().decode("utf-8-sig"))
+        except ValueError as error:
+            raise DataError(f"{path} is no valid JSON: {error}") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
+    iterator = iter(rows)
+    while chunk := list(itertools.islice(iterator, ROWS_PER_BATCH)):
+        _require_columns(str(path), columns, list(chunk[0]))
+        try:
+            arrays = [pa.array([row.get(column) for row in chunk]) for column in columns]
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"{path}: a column mixes types ({_plain(error)}).") from error
+        yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _read_parquet(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        _require_columns(str(path), columns, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+            yield batch.select(columns)
+
+
+def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None, split: str | None) -> RowSource:
+    import datasets
+
+    datasets.disable_progress_bars()
+    from_disk = Path(dataset).is_dir()
+    try:
+        if from_disk:
+            loaded = datasets.load_from_disk(dataset)
+        else:
+            loaded = datasets.load_dataset(dataset, subset, split=split, trust_remote_code=False)
+    except Exception as error:  # errors of the hub's client, of file systems, of the library itself
+        what = "is no folder saved by datasets" if from_disk else "is neither a file, a folder nor a hub dataset"
+        raise DataError(f"{dataset} {what}, or it cannot be read: {_plain(error)}") from error
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            asked = f"has no split {split!r}" if split else "has several splits"
+            raise DataError(f"{dataset} {asked}: choose one of {', '.join(loaded)} with --split.")
+        loaded = loaded[split]
+    elif from_disk and split:
+        raise DataError(f"{dataset} is a single dataset without splits: leave out --split.")
+    _require_columns(dataset, columns, loaded.column_names)
+    names = getattr(loaded.features[columns[-1]], "names", None)
+    arrow = loaded.select_columns(list(columns)).with_format("arrow")
+    batches = (
+        batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()
+    )
+    return RowSource(dataset, _translating_errors(dataset, batches), names)
+
+
+_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def integer_text(value: str) -> int | None:
+    """Returns the integer that a text writes, or None if it writes none."""
+    return int(value) if _INTEGER.fullmatch(value.strip()) else None

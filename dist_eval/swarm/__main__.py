@@ -1,0 +1,178 @@
+"""`python -m dist_eval.swarm`: starts a private swarm on this host, or shows what a swarm covers."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_eval.chatter import silence_libraries
+from dist_eval.errors import ConfigError, EvaluationError, SwarmError
+from dist_eval.lifetime import workspace
+
+_WATCH_SECONDS = 0.5
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Makes the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.swarm",
+        description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
+        "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="base model: folder or hub name")
+    parser.add_argument(
+        "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
+    )
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping"
+    )
+    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
+    parser.add_argument("--torch-dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
+                        "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest start (default: 120)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the servers say")
+    return parser
+
+
+def build_status_parser() -> argparse.ArgumentParser:
+    """Makes the parser of the command `status`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.swarm status",
+        description="Shows which servers of a swarm hold which blocks, and which blocks nobody holds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
+    parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
+    parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    return parser
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Runs a private swarm until Ctrl-C or SIGTERM."""
+    from dist_eval.base import default_dht_prefix, read_base_config
+    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.private import PrivateSwarm, split_blocks
+
+    config = read_base_config(arguments.model)
+    blocks = config.num_hidden_layers
+    prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
+    spans = [_span(text) for text in arguments.blocks] if arguments.blocks else split_blocks(blocks, arguments.servers)
+    with (
+        workspace() as own,
+        PrivateSwarm(
+            arguments.model,
+            num_blocks=blocks,
+            dht_prefix=prefix,
+            spans=spans,
+            torch_dtype=arguments.torch_dtype,
+            host=arguments.host,
+            echo=arguments.verbose,
+        ) as swarm,
+    ):
+        print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
+        import_petals(sockets=own)
+        coverage = _look(swarm.initial_peers, prefix, blocks, arguments.timeout, swarm.require_alive)
+        print(coverage.describe())
+        arguments.peers_file.write_text("\n".join(swarm.initial_peers) + "\n", encoding="utf-8")
+        try:
+            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
+            print("Ctrl-C ends the swarm.", flush=True)
+            while True:
+                swarm.require_alive()
+                time.sleep(_WATCH_SECONDS)
+        finally:
+            arguments.peers_file.unlink(missing_ok=True)
+
+
+def status(arguments: argparse.Namespace) -> bool:
+    """Prints a swarm's coverage.
+
+    Returns:
+        Whether every block of every model looked for has a server.
+    """
+    from dist_eval.base import default_dht_prefix, read_base_config
+    from dist_eval.swarm.bridge import import_petals
+
+    with workspace() as own:
+        import_petals(sockets=own)
+        from dist_eval.swarm.client import join_swarm, leave_swarm
+        from dist_eval.swarm.coverage import announced_models, look_up_coverage
+
+        dht = join_swarm(arguments.initial_peers, arguments.timeout)
+        try:
+            if arguments.model:
+                config = read_base_config(arguments.model)
+                prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
+                models = {prefix: config.num_hidden_layers}
+            else:
+                models = announced_models(dht, arguments.timeout)
+                models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
+            if not models:
+                raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
+            coverages = [
+                look_up_coverage(dht, name, count, arguments.timeout) for name, count in sorted(models.items())
+            ]
+        finally:
+            leave_swarm(dht)
+    print("\n\n".join(coverage.describe() for coverage in coverages))
+    return not any(coverage.missing for coverage in coverages)
+
+
+def _look(peers: Sequence[str], prefix: str, blocks: int, timeout: float, check: Any) -> Any:
+    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    dht = join_swarm(peers, timeout, check=check)
+    try:
+        return wait_until_covered(dht, prefix, blocks, timeout, check=check)
+    finally:
+        leave_swarm(dht)
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit()):
+        raise ConfigError(f"--blocks: {text!r} is no span of blocks. It should look like 0:4.")
+    return int(first), int(last)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        The exit status: 0 after Ctrl-C or for a complete swarm, 1 for an error or missing blocks.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    wants_status = words[:1] == ["status"]
+    parsed = build_status_parser().parse_args(words[1:]) if wants_status else build_parser().parse_args(words)
+    if not parsed.verbose:
+        silence_libraries()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if wants_status:
+            return 0 if status(parsed) else 1
+        start(parsed)
+    except KeyboardInterrupt:
+        pass
+    except EvaluationError as error:
+        print(f"dist_eval.swarm: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

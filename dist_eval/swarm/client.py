@@ -1,0 +1,113 @@
+"""Joining a swarm as a client, within a set time, and leaving it in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dist_eval.errors import SwarmError
+from dist_eval.lifetime import helpers_die_with_us
+
+_POLL_SECONDS = 0.1
+_RETRY_SECONDS = 0.5
+_TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
+
+
+def join_swarm(initial_peers: Sequence[str], timeout: float, *, check: Callable[[], None] = lambda: None) -> Any:
+    """Starts this process' DHT node, as a client that serves nothing.
+
+    hivemind runs it in a forked process, so join before opening connections that must not be inherited.
+
+    Args:
+        initial_peers: addresses of the swarm; at least one must answer.
+        timeout: seconds, also for a swarm that is just starting.
+        check: called at every look; raises when waiting has become pointless.
+
+    Returns:
+        A running `hivemind.DHT`.
+
+    Raises:
+        SwarmError: no peer answered in time; the message names them.
+    """
+    import hivemind
+
+    deadline = time.monotonic() + timeout
+    reason = "nothing listens there"
+    while wait_until_listening(initial_peers, deadline, check=check):
+        try:
+            with helpers_die_with_us():
+                dht = hivemind.DHT(
+                    initial_peers=list(initial_peers),
+                    client_mode=True,
+                    num_workers=32,
+                    startup_timeout=max(1.0, deadline - time.monotonic()),
+                    start=True,
+                    await_ready=False,
+                )
+            dht.wait_until_ready(max(1.0, deadline - time.monotonic()))
+            return dht
+        except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
+            lines = str(error).strip().splitlines()
+            reason = lines[0][:200] if lines else type(error).__name__
+        # a server that listens already may need a moment more to answer
+        if time.monotonic() + _RETRY_SECONDS > deadline:
+            break
+        time.sleep(_RETRY_SECONDS)
+    raise SwarmError(
+        f"None of the swarm's peers answered within {timeout:g} s ({reason}): {', '.join(initial_peers)}. "
+        "Check the addresses and that the swarm is running, or wait longer with --swarm-timeout."
+    )
+
+
+def wait_until_listening(
+    initial_peers: Sequence[str], deadline: float, *, check: Callable[[], None] = lambda: None
+) -> bool:
+    """Waits until something listens at one of the addresses; those that are not plain TCP count as listening.
+
+    Args:
+        initial_peers: addresses of peers.
+        deadline: moment of `time.monotonic()` to give up at.
+        check: called at every look; raises when waiting has become pointless.
+
+    Returns:
+        Whether one listens.
+    """
+    targets = [_TCP_ADDRESS.match(address) for address in initial_peers]
+    while time.monotonic() < deadline:
+        check()
+        for target in targets:
+            if target is None:
+                return True
+            try:
+                socket.create_connection(
+                    (target[1], int(target[2])), timeout=min(5.0, deadline - time.monotonic())
+                ).close()
+                return True
+            except (OSError, ValueError):
+                continue
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def leave_swarm(dht: Any, p2p: Any = None) -> None:
+    """Ends this process' DHT node and the p2p daemon behind it.
+
+    Args:
+        dht: the node.
+        p2p: a further connection to its daemon (`sequence_manager.state.p2p`), closed on the loop that opened it:
+            anywhere else its end prints tracebacks.
+    """
+    if p2p is not None:
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        async def close() -> None:
+            await p2p.shutdown()
+            await asyncio.sleep(0)  # its cancelled tasks end in the loop's next round
+
+        RemoteExpertWorker.run_coroutine(close())
+    dht.shutdown()
+    dht.join(5)

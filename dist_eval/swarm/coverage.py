@@ -1,0 +1,230 @@
+"""What a swarm covers: which servers hold which blocks, and which blocks nobody holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dist_eval.errors import SwarmError
+
+_POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class ServerSpan:
+    """A server and the consecutive blocks that it holds.
+
+    Attributes:
+        peer_id: the server's identity.
+        start: first block.
+        end: one past the last block.
+        state: "online", "joining" or "offline".
+        dtype: dtype of the weights.
+        quantization: how the weights are quantized, "none" if they are not.
+        throughput: requests per second that the server announces of itself.
+        version: version of Petals.
+        name: public name, if any.
+    """
+
+    peer_id: str
+    start: int
+    end: int
+    state: str
+    dtype: str | None
+    quantization: str | None
+    throughput: float
+    version: str | None
+    name: str | None
+
+
+@dataclass(frozen=True)
+class SwarmCoverage:
+    """The servers of a model's blocks at one moment.
+
+    Attributes:
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        servers: all announced servers, by first block.
+    """
+
+    dht_prefix: str
+    num_blocks: int
+    servers: tuple[ServerSpan, ...]
+
+    @property
+    def replicas(self) -> list[int]:
+        """Number of online servers of each block."""
+        online = [s for s in self.servers if s.state == "online"]
+        return [sum(s.start <= block < s.end for s in online) for block in range(self.num_blocks)]
+
+    @property
+    def missing(self) -> list[int]:
+        """Blocks without an online server."""
+        return [block for block, count in enumerate(self.replicas) if count == 0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the coverage ready for JSON."""
+        return {
+            "dht_prefix": self.dht_prefix,
+            "num_blocks": self.num_blocks,
+            "missing_blocks": self.missing,
+            "replicas_per_block": self.replicas,
+            "servers": [asdict(server) for server in self.servers],
+        }
+
+    def describe(self) -> str:
+        """Returns a table of the servers, and what is missing, for people."""
+        lines = [f"{self.dht_prefix}: {self.num_blocks} blocks, {len(self.servers)} servers"]
+        header = ("server", "blocks", "state", "dtype", "throughput", "name")
+        rows = [
+            (
+                "..." + s.peer_id[-8:],
+                f"{s.start}:{s.end}",
+                s.state,
+                (s.dtype or "?") + ("" if s.quantization in (None, "none") else f" ({s.quantization})"),
+                f"{s.throughput:g}",
+                s.name or "",
+            )
+            for s in self.servers
+        ]
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        lines += [
+            "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
+        ]
+        lines.append("replicas per block: " + ranges_by_value(self.replicas))
+        lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
+        return "\n".join(lines)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Writes sorted numbers as ranges: [0, 1, 2, 5] becomes "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def ranges_by_value(values: Sequence[int]) -> str:
+    """Writes which positions hold which value: [1, 1, 2] becomes "1 (blocks 0-1), 2 (blocks 2)"."""
+    return ", ".join(
+        f"{value} (blocks {format_ranges([i for i, v in enumerate(values) if v == value])})"
+        for value in sorted(set(values))
+    )
+
+
+def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0) -> SwarmCoverage:
+    """Asks the swarm who holds a model's blocks.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        timeout: seconds.
+
+    Returns:
+        The coverage at this moment.
+
+    Raises:
+        SwarmError: the swarm did not answer in time.
+    """
+    from petals.data_structures import ServerState
+    from petals.utils.dht import compute_spans, get_remote_module_infos
+
+    uids = [f"{dht_prefix}.{block}" for block in range(num_blocks)]
+    future = get_remote_module_infos(dht, uids, latest=True, return_future=True)
+    try:
+        infos = future.result(timeout)
+    except TimeoutError as error:
+        raise SwarmError(f"The swarm did not say within {timeout:g} s who holds {dht_prefix}.") from error
+    spans = compute_spans(infos, min_state=ServerState.OFFLINE)
+    servers = [
+        ServerSpan(
+            peer_id=peer_id.to_base58(),
+            start=span.start,
+            end=span.end,
+            state=span.state.name.lower(),
+            dtype=span.server_info.torch_dtype,
+            quantization=span.server_info.quant_type,
+            throughput=span.throughput,
+            version=span.server_info.version,
+            name=span.server_info.public_name,
+        )
+        for peer_id, span in spans.items()
+    ]
+    return SwarmCoverage(dht_prefix, num_blocks, tuple(sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))))
+
+
+def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
+    """Asks the swarm what models it serves.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        timeout: seconds; no answer in time counts as no models.
+
+    Returns:
+        Number of blocks by DHT prefix, for all models whose prefix does not begin with `_`.
+    """
+    try:
+        entry = dht.get("_petals.models", latest=True, return_future=True).result(timeout)
+    except TimeoutError:
+        return {}
+    if entry is None or not isinstance(entry.value, dict):
+        return {}
+    return {
+        str(prefix): int(item.value["num_blocks"])
+        for prefix, item in entry.value.items()
+        if isinstance(item.value, dict) and "num_blocks" in item.value
+    }
+
+
+def wait_until_covered(
+    dht: Any,
+    dht_prefix: str,
+    num_blocks: int,
+    timeout: float,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> SwarmCoverage:
+    """Waits until every block has an online server.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        timeout: seconds.
+        check: called at every look; raises when waiting has become pointless.
+
+    Returns:
+        The complete coverage.
+
+    Raises:
+        SwarmError: blocks are still missing after `timeout`; the message names them.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        check()
+        coverage = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
+        if not coverage.missing:
+            return coverage
+        if time.monotonic() > deadline:
+            raise SwarmError(_missing_message(coverage, announced_models(dht), timeout))
+        time.sleep(_POLL_SECONDS)
+
+
+def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float) -> str:
+    prefix, total = coverage.dht_prefix, coverage.num_blocks
+    if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
+        return (
+            f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
+            f"{timeout:g} s. Start servers for them, or wait longer with --swarm-timeout."
+        )
+    message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
+    if models:
+        served = ", ".join(f"{name} ({blocks} blocks)" for name, blocks in sorted(models.items())[:5])
+        return f"{message} It serves {served}: give the name of this model there with --dht-prefix."
+    return f"{message} Start servers for it, or name it as the swarm does with --dht-prefix."

@@ -1,0 +1,213 @@
+"""A private swarm of this host: Petals servers on loopback that end with the process that started them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.lifetime import workspace
+
+_STOP_SECONDS = 10.0
+_LOG_LINES_SHOWN = 5
+SPEED_TEST_NEVER = "1"
+"""Announced throughput; "auto" would measure for a minute and call out to the network."""
+
+
+class PrivateSwarm:
+    """A swarm of one's own, used as a context manager.
+
+    The addresses are known before the servers are up, so that others can start to join at once.
+
+    Args:
+        model: folder or hub name of the base model.
+        num_blocks: blocks of the model.
+        dht_prefix: name under which to announce them.
+        spans: first and one-past-last block of each server.
+        torch_dtype: dtype of the weights and of the computation.
+        threads: threads that each server computes with; by default the cores are shared out.
+        echo: pass the servers' output on to this process' stderr.
+        host: address to listen on.
+
+    Raises:
+        ConfigError: a span is outside the model.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        num_blocks: int,
+        dht_prefix: str,
+        spans: Sequence[tuple[int, int]],
+        torch_dtype: str = "float32",
+        threads: int | None = None,
+        echo: bool = False,
+        host: str = "127.0.0.1",
+    ) -> None:
+        for start, end in spans:
+            if not 0 <= start < end <= num_blocks:
+                raise ConfigError(f"A server cannot hold blocks {start}:{end} of a model with {num_blocks} blocks.")
+        self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
+        self.torch_dtype, self.echo, self.host = torch_dtype, echo, host
+        self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
+        self.servers: list[subprocess.Popen[bytes]] = []
+        self.addresses: list[str] = []
+        self._exit = ExitStack()
+
+    def __enter__(self) -> PrivateSwarm:
+        with ExitStack() as stack:
+            self.folder = stack.enter_context(workspace())
+            stack.callback(self._end_servers)
+            self._start_servers()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    @property
+    def initial_peers(self) -> list[str]:
+        """Addresses that others need to join; the first server knows all others."""
+        return self.addresses[:1]
+
+    def require_alive(self) -> None:
+        """Checks that no server has ended.
+
+        Raises:
+            SwarmError: one has; the message tells its blocks and its last words.
+        """
+        for number, server in enumerate(self.servers):
+            if server.poll() is not None:
+                start, end = self.spans[number]
+                raise SwarmError(
+                    f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) ended with status "
+                    f"{server.returncode}: {self._last_words(number)}"
+                )
+
+    def start_server(self, number: int) -> None:
+        """Starts (again) the server of span `number`, with the identity and the port it had before, if any."""
+        start, end = self.spans[number]
+        identity = self.folder / f"identity-{number}"
+        with _reserved_port(self.host, self._port_of(number)) as port:
+            address = f"/ip4/{self.host}/tcp/{port}"
+            self.addresses[number : number + 1] = [f"{address}/p2p/{_peer_id(identity)}"]
+        others = [a for i, a in enumerate(self.addresses) if i != number]
+        log = (self.folder / f"server-{number}.log").open("ab")
+        command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
+        command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
+        command += ["--identity_path", str(identity), "--host_maddrs", address, "--announce_maddrs", address]
+        command += ["--initial_peers", *others[:1]] if others else ["--new_swarm"]
+        command += ["--torch_dtype", self.torch_dtype, "--throughput", SPEED_TEST_NEVER, "--num_handlers", "2"]
+        command += [
+            "--quant_type",
+            "none",
+            "--skip_reachability_check",
+            "--no_auto_relay",
+            "--increase_file_limit",
+            "0",
+        ]
+        with log:
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=None if self.echo else log,
+                stderr=None if self.echo else log,
+                start_new_session=True,
+                env={**_server_environment(), "OMP_NUM_THREADS": str(self.threads)},
+            )
+        self.servers[number : number + 1] = [server]
+
+    def kill_server(self, number: int) -> None:
+        """Kills a server with SIGKILL, all its processes at once, and waits for its end."""
+        _end_session(self.servers[number], signal.SIGKILL)
+        self.servers[number].wait()
+
+    def _start_servers(self) -> None:
+        for number in range(len(self.spans)):
+            self.start_server(number)
+
+    def _end_servers(self) -> None:
+        # SIGKILL: a server holds nothing worth saving, and a gentle end leaves its helpers answering the swarm
+        for server in self.servers:
+            _end_session(server, signal.SIGKILL)
+        for server in self.servers:
+            server.wait(_STOP_SECONDS)
+
+    def _port_of(self, number: int) -> int:
+        return int(self.addresses[number].split("/")[4]) if number < len(self.addresses) else 0
+
+    def _last_words(self, number: int) -> str:
+        path = self.folder / f"server-{number}.log"
+        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        return " | ".join(line.strip() for line in lines[-_LOG_LINES_SHOWN:]) or "it said nothing."
+
+
+def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
+    """Shares blocks out evenly over servers, in order.
+
+    Args:
+        num_blocks: blocks of the model.
+        servers: number of servers.
+
+    Returns:
+        First and one-past-last block of each server.
+
+    Raises:
+        ConfigError: there are more servers than blocks.
+    """
+    if not 1 <= servers <= num_blocks:
+        raise ConfigError(f"{servers} servers cannot share {num_blocks} blocks: give --servers 1 to {num_blocks}.")
+    cuts = [num_blocks * i // servers for i in range(servers + 1)]
+    return list(itertools.pairwise(cuts))
+
+
+def _server_environment() -> dict[str, str]:
+    # what torchrun tells its workers does not concern servers, and the threads are set per server
+    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HIVEMIND_LOGLEVEL")
+    return {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("TORCHELASTIC_")}
+
+
+def _peer_id(identity: Path) -> str:
+    from hivemind.p2p import P2P, PeerID
+
+    if not identity.exists():
+        P2P.generate_identity(str(identity))
+    return PeerID.from_identity(identity.read_bytes()).to_base58()
+
+
+class _reserved_port:
+    """Picks a free port (or takes the given one) and holds it for the time of the context."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._socket = socket.socket()
+        self._address = (host, port)
+
+    def __enter__(self) -> int:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(self._address)
+        return int(self._socket.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def _end_session(server: subprocess.Popen[bytes], number: int) -> None:
+    # the session's leader may be gone while its helpers live: its id stays theirs until the last one ends
+    for _ in range(3):
+        try:
+            os.killpg(server.pid, number)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
