@@ -1,0 +1,61 @@
+"""Evaluates large language models that live on a Petals swarm, exactly, on any number of processes.
+
+    torchrun --nproc_per_node=4 -m dist_eval --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+
+The names below are the public API; they are loaded when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dist_eval.checkpoint import TunedCheckpoint
+    from dist_eval.collectives import Board, Launch
+    from dist_eval.config import EvaluationConfig
+    from dist_eval.errors import EvaluationError
+    from dist_eval.evaluator import evaluate_run
+    from dist_eval.metrics import Metrics, compute_metrics
+    from dist_eval.predictions import Coverage, Predictions, prove_coverage
+    from dist_eval.swarm.private import PrivateSwarm
+
+_HOMES = {
+    "Board": "collectives",
+    "Coverage": "predictions",
+    "EvaluationConfig": "config",
+    "EvaluationError": "errors",
+    "Launch": "collectives",
+    "Metrics": "metrics",
+    "Predictions": "predictions",
+    "PrivateSwarm": "swarm.private",
+    "TunedCheckpoint": "checkpoint",
+    "compute_metrics": "metrics",
+    "evaluate_run": "evaluator",
+    "prove_coverage": "predictions",
+}
+
+__all__ = [
+    "Board",
+    "Coverage",
+    "EvaluationConfig",
+    "EvaluationError",
+    "Launch",
+    "Metrics",
+    "Predictions",
+    "PrivateSwarm",
+    "TunedCheckpoint",
+    "compute_metrics",
+    "evaluate_run",
+    "prove_coverage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

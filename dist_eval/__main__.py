@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 from dist_eval.chatter import silence_libraries
 from dist_eval.config import EvaluationConfig, parse_args
 from dist_eval.errors import ConfigError, EvaluationError
-from dist_eval.lifetime import die_with_parent
+from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
 
 
 def main() -> NoReturn:
@@ -28,17 +29,19 @@ def main() -> NoReturn:
     if not config.verbose:
         silence_libraries()
     signal.signal(signal.SIGTERM, _interrupt)
-    code = run(config)
+    with workspace() as own, temporary_files_in(own):
+        code = run(config, own)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
 
 
-def run(config: EvaluationConfig) -> int:
+def run(config: EvaluationConfig, own: Path) -> int:
     """Runs one rank; of the ranks that fail, the first one speaks for all.
 
     Args:
         config: what to do.
+        own: this rank's private folder.
 
     Returns:
         The exit status: 0 when the run is complete, 1 when it failed, 130 when it was interrupted.
@@ -50,7 +53,7 @@ def run(config: EvaluationConfig) -> int:
     launch = Launch.from_environment()
     try:
         board = Board(launch)
-        evaluate_run(config, launch, board)
+        evaluate_run(config, launch, board, own)
         return 0
     except KeyboardInterrupt:
         message, details, code = "interrupted before the end", "", 130

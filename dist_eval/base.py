@@ -59,15 +59,17 @@ class Base:
 def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any) -> int:
     accepted = config.server_max_tokens or max_request_tokens(base)
     positions = getattr(base, "max_position_embeddings", None)
-    limits = {"servers accept in one request": accepted, "the base model has positions for": positions}
-    for what, limit in limits.items():
-        longest = None if limit is None else limit - tuned.pre_seq_len
-        if longest is not None and (config.max_length or 1) > longest:
-            raise ConfigError(
-                f"--max-length {config.max_length or 1} and {tuned.pre_seq_len} prompt tokens are more than the "
-                f"{limit} tokens that {what}: give --max-length of at most {longest}."
-            )
-    return config.max_length or min(limit for limit in limits.values() if limit) - tuned.pre_seq_len
+    limits = [(accepted, "servers accept in one request")]
+    if positions:
+        limits.append((positions, "the base model has positions for"))
+    limit, what = min(limits)
+    longest = limit - tuned.pre_seq_len
+    if (config.max_length or 1) > longest:
+        raise ConfigError(
+            f"--max-length {config.max_length or 1} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
+            f"tokens that {what}: give --max-length of at most {longest}."
+        )
+    return config.max_length or longest
 
 
 def default_dht_prefix(model: str, base: Any) -> str:

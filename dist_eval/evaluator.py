@@ -27,7 +27,6 @@ from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.errors import ConfigError
 from dist_eval.forward import TextClassifier, predict_batches
-from dist_eval.lifetime import workspace
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier, load_locally, load_on_swarm
 from dist_eval.plan import Plan, plan_batches, shard_batches
@@ -39,13 +38,14 @@ _PREPARATION_SECONDS = 6 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
 
 
-def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board) -> dict[str, Any] | None:
+def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Path) -> dict[str, Any] | None:
     """Evaluates a tuned classifier on a dataset; every rank calls it.
 
     Args:
         config: what to do.
         launch: where this process stands among the ranks.
         board: the ranks' store.
+        own: this rank's private folder for sockets and tokenized data (see `dist_eval.lifetime.workspace`).
 
     Returns:
         On the leader the metrics by name, else None.
@@ -59,7 +59,6 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board) -> dict
     torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
     np.random.seed(launch.rank)  # Petals draws routes from this generator: each rank should draw others
     with ExitStack() as stack:
-        own = stack.enter_context(workspace())
         tuned = TunedCheckpoint.load(str(config.checkpoint))
         base = Base.of(config, tuned)
         peers = stack.enter_context(open_swarm(config, base, launch, board))

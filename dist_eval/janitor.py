@@ -14,15 +14,17 @@ import time
 GRACE_SECONDS = 5.0
 
 
-def processes_naming(folder: str) -> list[int]:
-    """Lists this user's processes whose command line mentions `folder`, except this one."""
+def processes_of(folder: str) -> list[int]:
+    """Lists this user's processes whose command line or TMPDIR names `folder`, except this one."""
     needle, found = os.fsencode(folder), []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                if needle in file.read() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+            if os.stat(f"/proc/{name}").st_uid != os.getuid():
+                continue
+            with open(f"/proc/{name}/cmdline", "rb") as line, open(f"/proc/{name}/environ", "rb") as variables:
+                if needle in line.read() or b"TMPDIR=" + needle in variables.read():
                     found.append(int(name))
         except OSError:  # it ended meanwhile
             continue
@@ -39,7 +41,7 @@ def main() -> None:
             break
     deadline = time.monotonic() + GRACE_SECONDS
     while os.path.isdir("/proc") and time.monotonic() < deadline:
-        remaining = processes_naming(folder)
+        remaining = processes_of(folder)
         if not remaining:
             break
         for process in remaining:

@@ -5,13 +5,14 @@ both also work for SIGKILL):
 
 1. The kernel's parent-death signal ends forked helpers such as hivemind's DHT process (`helpers_die_with_us`).
 2. A *janitor*, one tiny process in a session of its own for each workspace, waits for the owner's end of a
-   pipe to close, then ends every process whose command line names the workspace and removes the folder.
+   pipe to close, then ends every process whose command line or TMPDIR names the workspace, and removes the folder.
 
 All sockets, identities and logs of a run lie in its workspace, so that the second means finds them all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -19,12 +20,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _JANITOR_END_SECONDS = 20
+_SESSION_END_SECONDS = 10.0
+_LONGEST_BASE = 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
 _bind_forks = False
@@ -34,9 +38,41 @@ _janitor_pipes: set[int] = set()
 
 def die_with_parent() -> None:
     """Asks the kernel to SIGKILL this process when the process (thread) that started it ends. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent ends, so that it can reap them. Linux only.
+
+    Without it they would go to process 1, which in many containers never reaps anything.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_session(leader: int, timeout: float = _SESSION_END_SECONDS) -> None:
+    """Kills all processes of a session that a child of this process leads, and reaps them.
+
+    The leader may be gone already while its helpers live: its id stays theirs until the last one ends.
+
+    Args:
+        leader: id of the child that was started with `start_new_session=True`.
+        timeout: seconds to wait for the end of processes that were adopted.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+        try:
+            ended, _ = os.waitpid(-leader, os.WNOHANG)
+        except ChildProcessError:  # nothing of the session is ours any more
+            return
+        if not ended:
+            time.sleep(0.01)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _install_fork_hook() -> None:
@@ -68,10 +104,32 @@ def helpers_die_with_us() -> Iterator[None]:
 
 
 @contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Within this context, temporary files of this process and of those it starts are made in a folder.
+
+    torch, multiprocessing and hivemind make sockets and folders that a killed process does not remove. For processes
+    that end with `os._exit`: otherwise multiprocessing misses at the end what went with the folder.
+
+    Args:
+        folder: an existing folder.
+    """
+    before, cached = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = cached
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
+@contextmanager
 def workspace(prefix: str = "dist_eval-") -> Iterator[Path]:
     """Opens a private temporary folder that disappears with this process, even if it is killed.
 
-    The path is short, because Unix sockets with at most 107 bytes of path are made in it.
+    The path is short, also where TMPDIR is long: Unix sockets are made in it, whose paths end at 107 bytes.
 
     Args:
         prefix: start of the folder's name.
@@ -79,7 +137,8 @@ def workspace(prefix: str = "dist_eval-") -> Iterator[Path]:
     Yields:
         The folder (mode 0700).
     """
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    base = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
     read_end, write_end = os.pipe()
     try:
         janitor = subprocess.Popen(

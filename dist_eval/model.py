@@ -10,8 +10,8 @@ Both backends share everything but the transformer blocks. Two things differ fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -290,15 +290,31 @@ def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoin
     return Classifier(backbone, tuned)
 
 
+@contextmanager
+def _no_pickle() -> Iterator[None]:
+    """Refuses weights that are no safetensors; transformers 4.34 takes `use_safetensors=True` as a wish only."""
+    from transformers import modeling_utils
+
+    original = modeling_utils.load_state_dict
+
+    def load_state_dict(checkpoint_file: Any) -> Any:
+        if not str(checkpoint_file).endswith(".safetensors"):
+            raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
+        return original(checkpoint_file)
+
+    modeling_utils.load_state_dict = load_state_dict
+    try:
+        yield
+    finally:
+        modeling_utils.load_state_dict = original
+
+
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
     try:
-        base, info = model_class.from_pretrained(
-            model,
-            torch_dtype=torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-            **kwargs,
-        )
+        with _no_pickle():
+            base, info = model_class.from_pretrained(
+                model, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
+            )
     except Exception as error:
         raise CheckpointError(
             f"The weights of the base model {model} cannot be loaded (only safetensors are read): {first_line(error)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from dist_eval.chatter import silence_libraries
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
-from dist_eval.lifetime import workspace
+from dist_eval.lifetime import temporary_files_in, workspace
 
 _WATCH_SECONDS = 0.5
 
@@ -69,6 +70,7 @@ def start(arguments: argparse.Namespace) -> None:
     spans = [_span(text) for text in arguments.blocks] if arguments.blocks else split_blocks(blocks, arguments.servers)
     with (
         workspace() as own,
+        temporary_files_in(own),
         PrivateSwarm(
             arguments.model,
             num_blocks=blocks,
@@ -103,7 +105,7 @@ def status(arguments: argparse.Namespace) -> bool:
     from dist_eval.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
 
-    with workspace() as own:
+    with workspace() as own, temporary_files_in(own):
         import_petals(sockets=own)
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import announced_models, look_up_coverage
@@ -175,4 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status_code)  # everything is closed; see `temporary_files_in`

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.lifetime import workspace
+from dist_eval.lifetime import adopt_orphans, end_session, workspace
 
-_STOP_SECONDS = 10.0
-_LOG_LINES_SHOWN = 5
+_LOG_LINES_SHOWN = 1
 SPEED_TEST_NEVER = "1"
 """Announced throughput; "auto" would measure for a minute and call out to the network."""
 
@@ -67,6 +64,7 @@ class PrivateSwarm:
     def __enter__(self) -> PrivateSwarm:
         with ExitStack() as stack:
             self.folder = stack.enter_context(workspace())
+            adopt_orphans()
             stack.callback(self._end_servers)
             self._start_servers()
             self._exit = stack.pop_all()
@@ -125,14 +123,18 @@ class PrivateSwarm:
                 stdout=None if self.echo else log,
                 stderr=None if self.echo else log,
                 start_new_session=True,
-                env={**_server_environment(), "OMP_NUM_THREADS": str(self.threads)},
+                env={
+                    **_server_environment(),
+                    "OMP_NUM_THREADS": str(self.threads),
+                    "TMPDIR": str(self.folder),
+                },
             )
         self.servers[number : number + 1] = [server]
 
     def kill_server(self, number: int) -> None:
         """Kills a server with SIGKILL, all its processes at once, and waits for its end."""
-        _end_session(self.servers[number], signal.SIGKILL)
-        self.servers[number].wait()
+        end_session(self.servers[number].pid)
+        self.servers[number].poll()
 
     def _start_servers(self) -> None:
         for number in range(len(self.spans)):
@@ -140,10 +142,8 @@ class PrivateSwarm:
 
     def _end_servers(self) -> None:
         # SIGKILL: a server holds nothing worth saving, and a gentle end leaves its helpers answering the swarm
-        for server in self.servers:
-            _end_session(server, signal.SIGKILL)
-        for server in self.servers:
-            server.wait(_STOP_SECONDS)
+        for number in range(len(self.servers)):
+            self.kill_server(number)
 
     def _port_of(self, number: int) -> int:
         return int(self.addresses[number].split("/")[4]) if number < len(self.addresses) else 0
@@ -201,13 +201,3 @@ class _reserved_port:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-
-
-def _end_session(server: subprocess.Popen[bytes], number: int) -> None:
-    # the session's leader may be gone while its helpers live: its id stays theirs until the last one ends
-    for _ in range(3):
-        try:
-            os.killpg(server.pid, number)
-        except ProcessLookupError:
-            return
-        time.sleep(0.01)

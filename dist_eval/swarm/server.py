@@ -1,7 +1,7 @@
 """One Petals server as a process: `python -m dist_eval.swarm.server WORKSPACE [petals.cli.run_server options]`.
 
-It is Petals' own server. Around it: the bridge to hivemind, no request to a package index for a newer version, and
-an end together with the process that started it.
+It is Petals' own server. Around it: the bridge to hivemind, no request to a package index for a newer version, patience
+with a first peer that is itself just starting, and an end together with the process that started it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from dist_eval.lifetime import die_with_parent, helpers_die_with_us
 
 WAIT_SECONDS = 120.0
+_RETRY_SECONDS = 0.5
 
 
 def main() -> None:
@@ -22,21 +23,24 @@ def main() -> None:
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=workspace)
+    from hivemind.p2p import P2PDaemonError
     from petals.cli import run_server
 
-    _wait_for_peers(sys.argv)
-
-    run_server.validate_version = lambda: None  # it calls out to the network without a time limit
-    with helpers_die_with_us():
-        run_server.main()
-
-
-def _wait_for_peers(arguments: list[str]) -> None:
-    """Servers of one private swarm start at the same time: the later ones wait for the first to listen."""
     from dist_eval.swarm.client import wait_until_listening
 
-    if "--initial_peers" in arguments:
-        wait_until_listening([arguments[arguments.index("--initial_peers") + 1]], time.monotonic() + WAIT_SECONDS)
+    run_server.validate_version = lambda: None  # it calls out to the network without a time limit
+    deadline = time.monotonic() + WAIT_SECONDS
+    if "--initial_peers" in sys.argv:
+        wait_until_listening([sys.argv[sys.argv.index("--initial_peers") + 1]], deadline)
+    with helpers_die_with_us():
+        while True:
+            try:
+                return run_server.main()
+            except P2PDaemonError as error:
+                # the first peer listens a moment before it answers
+                if "bootstrap" not in str(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""Real parts, shared between tests: tiny models of each family, and private swarms that serve them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fails to compile it for pytest)
+import pytest
+import torch
+
+from dist_eval import demo
+from dist_eval.chatter import silence_libraries
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.lifetime import workspace
+from dist_eval.model import Classifier, load_on_swarm
+from dist_eval.swarm.private import PrivateSwarm
+
+silence_libraries()
+
+TIMEOUT = 180.0
+VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
+FAMILIES = ("llama", "bloom", "falcon")
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random base models by name: the three families, and "wide", whose requests take Petals' streaming path."""
+    from transformers import BloomConfig, BloomModel, FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    llama: dict[str, Any] = {"vocab_size": VOCABULARY, "num_attention_heads": 4, "max_position_embeddings": 2048}
+    models = {
+        "llama": LlamaForCausalLM(
+            LlamaConfig(**llama, hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=LAYERS)
+        ),
+        "bloom": BloomModel(BloomConfig(vocab_size=VOCABULARY, hidden_size=HIDDEN, n_layer=LAYERS, n_head=4)),
+        "falcon": FalconForCausalLM(
+            FalconConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=HIDDEN,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                num_kv_heads=2,
+                new_decoder_architecture=True,
+                alibi=False,
+            )
+        ),
+        "wide": LlamaForCausalLM(LlamaConfig(**llama, hidden_size=512, intermediate_size=64, num_hidden_layers=1)),
+    }
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in models.items():
+        model.save_pretrained(folder / name, safe_serialization=True)
+    return {name: folder / name for name in models}
+
+
+@dataclass
+class SwarmClient:
+    """This process as a client of several swarms, with one DHT node for each."""
+
+    sockets: Path
+    nodes: dict[str, Any] = field(default_factory=dict)
+    classifiers: list[Classifier] = field(default_factory=list)
+
+    def join(self, swarm: PrivateSwarm) -> Any:
+        from dist_eval.swarm.client import join_swarm
+        from dist_eval.swarm.coverage import wait_until_covered
+
+        if swarm.dht_prefix not in self.nodes:
+            dht = join_swarm(swarm.initial_peers, TIMEOUT, check=swarm.require_alive)
+            self.nodes[swarm.dht_prefix] = dht
+            wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT, check=swarm.require_alive)
+        return self.nodes[swarm.dht_prefix]
+
+    def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint) -> Classifier:
+        classifier = load_on_swarm(
+            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=30.0, max_retries=3
+        )
+        self.classifiers.append(classifier)
+        return classifier
+
+
+@pytest.fixture(scope="session")
+def swarm_client() -> Iterator[SwarmClient]:
+    from dist_eval.swarm.bridge import import_petals
+
+    with workspace() as sockets:
+        import_petals(sockets=sockets)
+        client = SwarmClient(sockets)
+        yield client
+        for classifier in client.classifiers:
+            classifier.close()
+
+
+@pytest.fixture(scope="session")
+def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwarm]]:
+    """One swarm for each tiny model; the families' blocks are shared by two servers."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                PrivateSwarm(
+                    str(path),
+                    num_blocks=1 if name == "wide" else LAYERS,
+                    dht_prefix=f"tiny-{name}",
+                    spans=[(0, 1)] if name == "wide" else [(0, 2), (2, LAYERS)],
+                )
+            )
+            for name, path in tiny_models.items()
+        }
+
+
+@pytest.fixture(scope="session")
+def demo_swarm() -> Iterator[PrivateSwarm]:
+    """A swarm of two servers for the embedded example's base model."""
+    with PrivateSwarm(
+        str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)]
+    ) as swarm:
+        yield swarm
+
+
+@dataclass
+class Launcher:
+    """Starts programs of ours and can tell what they left behind.
+
+    Every process that descends from them carries a marker in its environment, and their temporary files go to a folder
+    of their own.
+    """
+
+    temporary: Path
+    marker: str = field(default_factory=lambda: f"DIST_EVAL_TEST_{uuid.uuid4().hex}")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, self.marker: "1", "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+
+    def start(self, *arguments: str, ranks: int | None = None, **kwargs: Any) -> subprocess.Popen[str]:
+        """Starts `python ARGUMENTS`, under torchrun if a number of ranks is given."""
+        torchrun = [] if ranks is None else ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+        kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **kwargs}
+        return subprocess.Popen([sys.executable, *torchrun, *arguments], env=self.environment, **kwargs)
+
+    def run(self, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end."""
+        process = self.start(*arguments, ranks=ranks)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def processes(self) -> dict[int, str]:
+        """Returns id and command line of all living processes that descend from what was started."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                ours = self.marker.encode() in (folder / "environ").read_bytes()
+                if ours and (folder / "stat").read_text().rsplit(") ", 1)[1][0] != "Z":
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def leftovers(self) -> dict[int, str] | list[str]:
+        """Waits a little for an end in good order and returns processes, else files, that are still there.
+
+        torchrun's own folder does not count: it stays when the run fails.
+        """
+        wait_for(lambda: not self.processes() and not self._files(), 15.0)
+        return self.processes() or self._files()
+
+    def _files(self) -> list[str]:
+        return [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchelastic_")]
+
+    def end(self) -> None:
+        for number in self.processes():
+            try:
+                os.kill(number, 9)
+            except OSError:
+                continue
+
+
+def wait_for(condition: Callable[[], Any], timeout: float) -> bool:
+    """Polls a condition; returns whether it came true in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    temporary = Path(tempfile.mkdtemp(prefix="t-"))  # short: Unix sockets are made below it
+    launcher = Launcher(temporary)
+    yield launcher
+    launcher.end()
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def make_tuned() -> Callable[..., TunedCheckpoint]:
+    """Makes random tuned checkpoints."""
+
+    def make(
+        mode: str | None,
+        *,
+        model_type: str = "llama",
+        hidden: int = HIDDEN,
+        layers: int = LAYERS,
+        labels: int = 3,
+        length: int = 5,
+        seed: int = 0,
+    ) -> TunedCheckpoint:
+        generator = torch.Generator().manual_seed(seed)
+        return TunedCheckpoint(
+            head=torch.randn(labels, hidden, generator=generator),
+            prompts=torch.randn(length, hidden, generator=generator) if mode else None,
+            deep_prompts=torch.randn(layers, length, hidden, generator=generator) if mode == "deep_ptune" else None,
+            label_names=[f"class-{i}" for i in range(labels)],
+            architecture={"model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers},
+        )
+
+    return make

@@ -1,0 +1,53 @@
+"""Joining a swarm within a set time."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from conftest import SwarmClient
+
+from dist_eval.errors import SwarmError
+from dist_eval.swarm.client import join_swarm, leave_swarm, wait_until_listening
+from dist_eval.swarm.private import PrivateSwarm
+
+PEER_ID = "QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+
+
+def test_waiting_ends_when_something_listens_and_when_time_is_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER_ID}"
+        assert wait_until_listening(["/ip4/127.0.0.1/tcp/9/p2p/x", address], time.monotonic() + 10)
+    assert not wait_until_listening([address], time.monotonic() + 0.5)
+
+
+def test_addresses_that_are_not_plain_tcp_are_left_to_the_daemon() -> None:
+    assert wait_until_listening([f"/dnsaddr/example.invalid/p2p/{PEER_ID}"], time.monotonic() + 1)
+
+
+def test_something_that_listens_but_is_no_peer_is_reported_in_time(swarm_client: SwarmClient) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{PEER_ID}"
+        start = time.monotonic()
+        with pytest.raises(SwarmError, match="None of the swarm's peers answered within 3 s") as caught:
+            join_swarm([address], 3.0)
+    assert address in str(caught.value)
+    assert time.monotonic() - start < 20
+
+
+def test_waiting_stops_as_soon_as_it_has_become_pointless(swarm_client: SwarmClient) -> None:
+    def check() -> None:
+        raise SwarmError("the server ended")
+
+    with pytest.raises(SwarmError, match="the server ended"):
+        join_swarm([f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"], 60.0, check=check)
+
+
+def test_a_swarm_can_be_left_and_joined_again(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+    for _ in range(2):
+        dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
+        assert dht.is_alive()
+        leave_swarm(dht)
+        assert not dht.is_alive()

@@ -1,0 +1,71 @@
+"""What a swarm covers."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import SwarmClient
+
+from dist_eval.errors import SwarmError
+from dist_eval.swarm.coverage import (
+    ServerSpan,
+    SwarmCoverage,
+    announced_models,
+    format_ranges,
+    look_up_coverage,
+    wait_until_covered,
+)
+from dist_eval.swarm.private import PrivateSwarm
+
+
+def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:
+    facts = {"dtype": "float32", "quantization": "none", "throughput": 1.0, "version": "2", "name": None, **changes}
+    return ServerSpan(f"Qm{start}to{end}", start, end, state, **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 9], "0, 2-3, 9")])
+def test_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
+    assert format_ranges(numbers) == text
+
+
+def test_replicas_count_online_servers_only() -> None:
+    coverage = SwarmCoverage("model", 6, (span(0, 3), span(1, 3), span(3, 5, "joining"), span(3, 4, "offline")))
+    assert coverage.replicas == [1, 2, 2, 0, 0, 0]
+    assert coverage.missing == [3, 4, 5]
+
+
+def test_the_description_shows_servers_replicas_and_what_is_missing() -> None:
+    text = SwarmCoverage(
+        "model", 4, (span(0, 2, quantization="nf4", dtype="float16", name="mine"), span(0, 3, "joining"))
+    ).describe()
+    assert "model: 4 blocks, 2 servers" in text
+    assert "float16 (nf4)" in text
+    assert "mine" in text
+    assert "joining" in text
+    assert "replicas per block: 0 (blocks 2-3), 1 (blocks 0-1)" in text
+    assert "missing blocks: 2-3" in text
+
+
+def test_a_real_swarm_tells_who_holds_what(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+    dht = swarm_client.join(demo_swarm)
+    coverage = look_up_coverage(dht, demo_swarm.dht_prefix, 4)
+    assert [(s.start, s.end, s.state, s.dtype) for s in coverage.servers] == [
+        (0, 2, "online", "float32"),
+        (2, 4, "online", "float32"),
+    ]
+    assert coverage.replicas == [1, 1, 1, 1]
+    assert [s.peer_id for s in coverage.servers] == [address.split("/")[-1] for address in demo_swarm.addresses]
+    assert announced_models(dht) == {demo_swarm.dht_prefix: 4}
+
+
+def test_waiting_for_a_model_that_nobody_serves_ends_in_time_and_names_what_is_served(
+    demo_swarm: PrivateSwarm, swarm_client: SwarmClient
+) -> None:
+    dht = swarm_client.join(demo_swarm)
+    with pytest.raises(SwarmError, match=r"no block of 'other'.*serves base \(4 blocks\).*--dht-prefix"):
+        wait_until_covered(dht, "other", 4, timeout=1.0)
+
+
+def test_waiting_names_the_blocks_that_are_missing(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+    dht = swarm_client.join(demo_swarm)
+    with pytest.raises(SwarmError, match=r"holds blocks 4-7 of base \(0-7\) after 1 s.*--swarm-timeout"):
+        wait_until_covered(dht, demo_swarm.dht_prefix, 8, timeout=1.0)

@@ -1,0 +1,64 @@
+"""`python -m dist_eval.swarm`, as a person uses it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import Launcher, wait_for
+
+from dist_eval import demo
+from dist_eval.swarm.private import PrivateSwarm
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
+    end: signal.Signals, launcher: Launcher, tmp_path: Path
+) -> None:
+    peers_file = tmp_path / "peers.txt"
+    options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
+    swarm = launcher.start("-m", "dist_eval.swarm", *options)
+    assert wait_for(lambda: peers_file.exists() or swarm.poll() is not None, 90.0)
+    peers = peers_file.read_text().split()
+    if end == signal.SIGINT:
+        status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
+        assert status.returncode == 0, status.stderr
+        assert "replicas per block: 1 (blocks 0, 3), 2 (blocks 1-2)" in status.stdout
+        assert "missing blocks: none" in status.stdout
+        assert status.stderr == ""
+    swarm.send_signal(end)
+    out, err = swarm.communicate(timeout=30)
+    assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
+    assert "base: 4 blocks, 2 servers" in out
+    assert peers[0] in out
+    assert err == ""
+    if end != signal.SIGKILL:
+        assert not peers_file.exists()
+    assert not launcher.leftovers()
+
+
+def test_the_status_names_missing_blocks_and_ends_with_status_1(
+    demo_swarm: PrivateSwarm, tiny_models: dict[str, Path], launcher: Launcher
+) -> None:
+    words = ["--initial-peers", *demo_swarm.initial_peers, "--model", str(tiny_models["llama"])]
+    status = launcher.run("-m", "dist_eval.swarm", "status", *words)
+    assert status.returncode == 1
+    assert "llama: 4 blocks, 0 servers" in status.stdout
+    assert "missing blocks: 0-3" in status.stdout
+
+
+def test_peers_that_do_not_answer_are_one_clear_message(launcher: Launcher) -> None:
+    peer = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+    status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", peer, "--timeout", "1")
+    assert status.returncode == 1
+    assert peer in status.stderr
+    assert len(status.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_that_does_not_exist_is_one_clear_message(launcher: Launcher, tmp_path: Path) -> None:
+    swarm = launcher.run("-m", "dist_eval.swarm", "--model", str(tmp_path / "nothing"))
+    assert swarm.returncode == 1
+    assert str(tmp_path / "nothing") in swarm.stderr
+    assert len(swarm.stderr.strip().splitlines()) == 1
+    assert not launcher.leftovers()

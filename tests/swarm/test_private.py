@@ -1,0 +1,71 @@
+"""A private swarm: starts, survives the loss and return of a server, and says what is wrong with its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SwarmClient, wait_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.swarm.private import PrivateSwarm, split_blocks
+
+
+@given(st.integers(1, 200), st.data())
+def test_blocks_are_shared_out_evenly_and_completely(blocks: int, data: st.DataObject) -> None:
+    servers = data.draw(st.integers(1, blocks))
+    spans = split_blocks(blocks, servers)
+    assert [block for start, end in spans for block in range(start, end)] == list(range(blocks))
+    sizes = [end - start for start, end in spans]
+    assert len(sizes) == servers
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("servers", [0, 5])
+def test_more_servers_than_blocks_are_refused(servers: int) -> None:
+    with pytest.raises(ConfigError, match="--servers 1 to 4"):
+        split_blocks(4, servers)
+
+
+@pytest.mark.parametrize("span", [(0, 5), (2, 2), (-1, 2)])
+def test_spans_outside_the_model_are_refused(span: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=f"{span[0]}:{span[1]} of a model with 4 blocks"):
+        PrivateSwarm("model", num_blocks=4, dht_prefix="m", spans=[span])
+
+
+def test_a_server_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16}')
+    with PrivateSwarm(str(tmp_path), num_blocks=2, dht_prefix="broken", spans=[(0, 2)]) as swarm:
+        assert wait_for(lambda: swarm.servers[0].poll() is not None, 60.0)
+        with pytest.raises(SwarmError, match=r"Server 0 .*blocks 0:2.* ended with status 1: \w*Error"):
+            swarm.require_alive()
+
+
+def test_a_killed_server_comes_back_under_its_old_address(
+    tiny_models: dict[str, Path], swarm_client: SwarmClient, make_tuned
+) -> None:
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    with PrivateSwarm(str(tiny_models["llama"]), num_blocks=4, dht_prefix="phoenix", spans=[(0, 2), (2, 4)]) as swarm:
+        classifier = swarm_client.classifier(swarm, make_tuned("ptune"))
+        batch = torch.arange(1, 9).view(1, 8), torch.tensor([8])
+        before, addresses = classifier.logits(*batch), list(swarm.addresses)
+        swarm.kill_server(1)
+        with pytest.raises(SwarmError, match="Server 1"):
+            swarm.require_alive()
+        with pytest.raises(Exception):  # noqa: B017 (whatever Petals raises after its retries)
+            classifier.logits(*batch)
+        swarm.start_server(1)
+        assert swarm.addresses == addresses
+        wait_until_covered(swarm_client.join(swarm), "phoenix", 4, 60.0, check=swarm.require_alive)
+
+        def answers() -> bool:
+            try:
+                return torch.equal(classifier.logits(*batch), before)
+            except Exception:
+                return False
+
+        assert wait_for(answers, 60.0)

@@ -1,0 +1,304 @@
+"""The main job as people run it: exact on any number of ranks, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from conftest import Launcher, wait_for
+
+from dist_eval import demo
+from dist_eval.__main__ import run
+from dist_eval.config import EvaluationConfig
+from dist_eval.swarm.private import PrivateSwarm
+
+WORKER = str(Path(__file__).parent / "workers" / "world_size_worker.py")
+SIZES = (1, 2, 3, 4, 5, 97)
+DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def by_world_size(
+    demo_swarm: PrivateSwarm, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, tuple[Path, subprocess.CompletedProcess[str]]]:
+    """Folders with the results of 1 to 4 ranks."""
+    folders = {}
+    for ranks in (1, 2, 3, 4):
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        temporary = Path("/tmp") / f"w-{os.getpid()}-{ranks}"
+        temporary.mkdir()
+        try:
+            result = Launcher(temporary).run(
+                WORKER, str(folder), demo_swarm.initial_peers[0], *map(str, SIZES), ranks=ranks
+            )
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        folders[ranks] = (folder, result)
+    return folders
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ranks(
+    ranks: int, n: int, by_world_size: dict[int, tuple[Path, subprocess.CompletedProcess[str]]]
+) -> None:
+    folder, result = by_world_size[ranks]
+    assert result.returncode == 0, result.stderr
+    facts = json.loads((folder / f"{n}.json").read_text())
+    assert facts["seen"] == n == sum(facts["samples_of_ranks"]) == sum(map(sum, facts["confusion"]))
+    if n == 97:
+        assert facts["batches"] > 2 * ranks
+        assert min(facts["samples_of_ranks"]) > 0
+    alone = by_world_size[1][0]
+    assert (folder / f"{n}.parquet").read_bytes() == (alone / f"{n}.parquet").read_bytes()
+    assert facts["metrics"] == json.loads((alone / f"{n}.json").read_text())["metrics"]
+
+
+def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Path) -> None:
+    output = tmp_path / "demo"
+    result = launcher.run("-m", "dist_eval", "--demo", "--output", str(output), ranks=2)
+    assert result.returncode == 0, result.stderr
+    results = results_of(output)
+    assert results["status"] == "complete"
+    assert results["metrics"]["accuracy"] >= 0.90
+    assert results["majority_share"] < 0.12
+    assert f"accuracy              {results['metrics']['accuracy']:.4f}" in result.stdout
+    assert f"most frequent class: {results['majority_share']:.4f}" in result.stdout
+    n = results["data"]["examples"]
+    assert results["coverage"] == {"expected": n, "seen": n, "duplicates": 0, "missing": 0, "failed": 0}
+    assert [work["samples"] > 0 for work in results["ranks"]] == [True, True]
+    assert sum(work["samples"] for work in results["ranks"]) == n
+    assert [(s["start"], s["end"], s["state"]) for s in results["swarm"]["servers"]] == [
+        (0, 2, "online"),
+        (2, 4, "online"),
+    ]
+    table = pandas.read_parquet(output / "predictions.parquet")
+    assert table["index"].tolist() == list(range(n))
+    assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["metrics"]["accuracy"])
+    assert (output / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert "Traceback" not in result.stdout + result.stderr
+    assert f"evaluating: {n} of {n} examples" in result.stderr
+    assert not launcher.leftovers()
+
+
+def swarm_options(swarm: PrivateSwarm, output: Path) -> list[str]:
+    return [
+        *("--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA)),
+        *("--initial-peers", *swarm.initial_peers, "--output", str(output)),
+    ]
+
+
+def test_the_command_gives_the_same_files_on_one_and_on_three_ranks(
+    launcher: Launcher, tmp_path: Path, demo_swarm: PrivateSwarm
+) -> None:
+    for ranks in (None, 3):
+        output = tmp_path / str(ranks)
+        result = launcher.run("-m", "dist_eval", *swarm_options(demo_swarm, output), ranks=ranks)
+        assert result.returncode == 0, result.stderr
+    alone, three = (tmp_path / "None"), (tmp_path / "3")
+    assert len(results_of(three)["ranks"]) == 3
+    assert (alone / "predictions.parquet").read_bytes() == (three / "predictions.parquet").read_bytes()
+    for section in ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan"):
+        assert json.dumps(results_of(alone)[section]) == json.dumps(results_of(three)[section])
+    assert demo_swarm.initial_peers[0] not in (three / "results.json").read_text()
+
+
+@pytest.mark.parametrize("victim", ["agent", "rank 0", "rank 1"])
+def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: Launcher, tmp_path: Path) -> None:
+    header, *rows = demo.TEST_DATA.read_text().splitlines()
+    data = tmp_path / "long.csv"
+    data.write_text("\n".join([header, *rows * 40]) + "\n")  # minutes of work
+    options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
+    output = tmp_path / "out"
+    agent = launcher.start("-m", "dist_eval", *options, "--swarm", "embedded", "--output", str(output), ranks=2)
+    assert agent.stderr
+    for line in agent.stderr:
+        if "evaluating:" in line:
+            break
+    ours = launcher.processes()
+    assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
+    os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)
+    assert wait_for(lambda: not launcher.processes(), 60.0), launcher.processes()
+    agent.communicate()
+    assert not launcher.leftovers()
+
+
+def _ranks(processes: dict[int, str]) -> dict[str, int]:
+    """Process of each rank: the one that torchrun started, not what forked from it."""
+    ranks = {}
+    for pid in sorted(processes):
+        variables = dict(
+            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+        )
+        if "-m dist_eval " in processes[pid] and "LOCAL_RANK" in variables:
+            ranks.setdefault(variables["RANK"], pid)
+    return ranks
+
+
+def config_for(tmp_path: Path, **changes: Any) -> EvaluationConfig:
+    options: dict[str, Any] = {
+        "model": str(demo.BASE_MODEL),
+        "checkpoint": str(demo.CHECKPOINT),
+        "dataset": str(demo.TEST_DATA),
+        "initial_peers": [DEAD_PEER],
+        "swarm_timeout": 3.0,
+        "output": str(tmp_path / "out"),
+    }
+    return EvaluationConfig(**{**options, **changes})
+
+
+def csv_file(tmp_path: Path, *rows: str) -> str:
+    path = tmp_path / "data.csv"
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return str(path)
+
+
+def fails_with(config: EvaluationConfig, capfd: pytest.CaptureFixture[str], *words: str) -> None:
+    """The run ends with status 1 and says the same, once, to the person and to results.json."""
+    folder = config.output_folder.parent / "own"
+    folder.mkdir(exist_ok=True)
+    assert run(config, folder) == 1
+    printed = capfd.readouterr()
+    results = results_of(config.output_folder)
+    assert results["status"] == "failed"
+    assert "metrics" not in results
+    message = results["error"]["message"]
+    for word in words:
+        assert word in message, message
+    assert printed.err.count(message) == 1
+    assert "Traceback" not in printed.err + printed.out
+
+
+def test_no_such_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails_with(config_for(tmp_path, dataset="/nowhere/data.csv"), capfd, "There is no file /nowhere/data.csv")
+
+
+def test_missing_column(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, text_column=["sentence"])
+    fails_with(config, capfd, "'sentence'", "It has: text, label", "--text-column")
+
+
+def test_a_label_that_the_head_does_not_know(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "..1,1", "..2,eleven"))
+    fails_with(config, capfd, "data.csv, row 1", "'eleven'", "0, 1, 2")
+
+
+def test_an_empty_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails_with(config_for(tmp_path, dataset=csv_file(tmp_path)), capfd, "data.csv has no rows")
+
+
+def copied_checkpoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo.CHECKPOINT, tmp_path / "tuned"))
+
+
+def test_a_checkpoint_without_a_head(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = copied_checkpoint(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    fails_with(config_for(tmp_path, checkpoint=str(folder)), capfd, str(folder), "no classification head")
+
+
+def test_a_checkpoint_for_a_base_model_of_another_size(
+    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(tmp_path, model=str(tiny_models["llama"]))
+    fails_with(config, capfd, "hidden_size 96", str(tiny_models["llama"]), "64")
+
+
+def test_a_checkpoint_for_another_family(
+    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails_with(config_for(tmp_path, model=str(tiny_models["bloom"])), capfd, "model_type llama", "bloom")
+
+
+def test_a_model_that_petals_cannot_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config().save_pretrained(tmp_path / "gpt2")
+    fails_with(config_for(tmp_path, model=str(tmp_path / "gpt2")), capfd, "cannot serve", "'gpt2'", "llama")
+
+
+def test_peers_that_do_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails_with(config_for(tmp_path), capfd, "within 3 s", DEAD_PEER, "--swarm-timeout")
+
+
+def test_a_text_longer_than_the_limit_is_an_error_if_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "12345678,1"), max_length=5, strict=True)
+    fails_with(config, capfd, "data.csv, row 1", "9 tokens", "--max-length 5")
+
+
+def test_a_text_longer_than_the_limit_is_cut_counted_and_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = csv_file(tmp_path, "123,1", "12345678,1", "1234567,2")
+    assert run(config_for(tmp_path, dataset=dataset, max_length=5, initial_peers=[], backend="local"), tmp_path) == 0
+    data = results_of(tmp_path / "out")["data"]
+    assert (data["truncated"], data["longest"], data["max_length"]) == (2, 9, 5)
+    assert "2 texts cut to 5 tokens" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_length": 4000}, ("--max-length 4000", "16 prompt tokens", "at most 496")),
+        ({"max_length": 300, "server_max_tokens": 256}, ("256 tokens that servers accept", "at most 240")),
+    ],
+)
+def test_a_sequence_over_the_limits_is_refused_before_any_request(
+    options: dict[str, Any], words: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails_with(config_for(tmp_path, **options), capfd, *words)
+
+
+def test_blocks_that_no_server_holds(
+    tmp_path: Path, launcher: Launcher, demo_swarm: PrivateSwarm, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = swarm_options(demo_swarm, tmp_path / "out")
+    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "2", ranks=2)
+    assert result.returncode == 1
+    message = results_of(tmp_path / "out")["error"]["message"]
+    assert "serves no block of 'elsewhere'" in message
+    assert "base (4 blocks)" in message
+    assert result.stderr.count(f"dist_eval: {message}") == 1
+    assert not launcher.leftovers()
+
+
+def test_an_embedded_swarm_is_refused_on_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    config = config_for(tmp_path, initial_peers=[], swarm="embedded")
+    fails_with(config, capfd, "--swarm embedded", "--initial-peers")
+
+
+def test_a_complete_run_is_not_replaced_by_accident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "3,2"), initial_peers=[], backend="local")
+    assert run(config, tmp_path) == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    assert run(config, tmp_path) == 1
+    assert "--overwrite" in capfd.readouterr().err
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+
+
+def test_options_that_make_no_sense_end_with_status_2(launcher: Launcher) -> None:
+    result = launcher.run("-m", "dist_eval", "--modle", "x", ranks=2)
+    assert result.returncode == 1  # torchrun's own
+    assert result.stderr.count("There is no option --modle. Did you mean --model?") == 1
+    alone = launcher.run("-m", "dist_eval")
+    assert alone.returncode == 2
+    assert len(alone.stderr.strip().splitlines()) == 3
+    assert "--demo" in alone.stderr

@@ -1,0 +1,305 @@
+"""Batches through a classifier: the first alone, then a window of them, each answer with its rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from dist_eval import demo
+from dist_eval.data import TokenizedDataset, tokenize_dataset
+from dist_eval.errors import ModelOutputError, SwarmError
+from dist_eval.forward import predict_batches
+from dist_eval.plan import Plan
+from dist_eval.predictions import Predictions
+
+ROWS, CLASSES, PATIENCE = 24, 3, 10.0
+
+
+class Classifier:
+    """Scores texts by their own tokens alone, and keeps a record of its calls.
+
+    Args:
+        during: called within each call with the number of calls before it; what it returns replaces the answer.
+    """
+
+    num_labels = CLASSES
+
+    def __init__(self, during: Callable[[int], torch.Tensor | None] = lambda call: None) -> None:
+        self.during = during
+        self.lengths: list[list[int]] = []
+        self.events: list[str] = []
+        self.active = self.most_active = 0
+        self._lock = threading.Lock()
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        with self._lock:
+            call = len(self.lengths)
+            self.lengths.append(lengths.tolist())
+            self.events.append(f"begin {call}")
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+        try:
+            answer = self.during(call)
+            return scores(input_ids, lengths) if answer is None else answer
+        finally:
+            with self._lock:
+                self.active -= 1
+                self.events.append(f"end {call}")
+
+
+def scores(input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    real = torch.arange(input_ids.shape[1]) < lengths[:, None]
+    weights = torch.arange(1, input_ids.shape[1] + 1)
+    return torch.stack([(input_ids * real).sum(1), (input_ids * real * weights).sum(1), lengths], dim=1).float() / 100
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
+    folder = tmp_path_factory.mktemp("data")
+    lines = [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row},{row % CLASSES}" for row in range(ROWS)]
+    (folder / "test.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return tokenize_dataset(
+        str(folder / "test.csv"),
+        folder,
+        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
+        text_columns=["text"],
+        label_column="label",
+        label_names=["a", "b", "c"],
+        max_length=100,
+    )
+
+
+def equal_batches(dataset: TokenizedDataset, size: int) -> Plan:
+    starts = np.arange(0, ROWS + 1, size)
+    tokens = np.full(len(starts) - 1, size * int(dataset.lengths.max()))
+    order = np.random.default_rng(0).permutation(ROWS)
+    return Plan(order=order, starts=starts, tokens=tokens, prefix=0, real_tokens=int(dataset.lengths.sum()))
+
+
+@pytest.fixture(scope="module")
+def plan(dataset: TokenizedDataset) -> Plan:
+    """Twelve batches of two rows."""
+    return equal_batches(dataset, 2)
+
+
+@pytest.fixture(scope="module")
+def large_batches(dataset: TokenizedDataset) -> Plan:
+    """Two batches of twelve rows."""
+    return equal_batches(dataset, 12)
+
+
+def named(plan: Plan, number: int) -> str:
+    rows = plan.batch(number).tolist()
+    return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+
+
+def run(classifier: Classifier, dataset: TokenizedDataset, plan: Plan, in_flight: int) -> dict[int, Predictions]:
+    return dict(predict_batches(classifier, dataset, plan, range(len(plan)), in_flight=in_flight))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5, 50])
+def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+    found = run(Classifier(lambda call: time.sleep(0.002 * (call % 3))), dataset, plan, in_flight)
+
+    assert sorted(found) == list(range(len(plan)))
+    for number, predictions in found.items():
+        assert predictions.index.tolist() == plan.batch(number).tolist()
+        for position, row in enumerate(predictions.index):
+            ids = torch.from_numpy(dataset.input_ids(row).astype(np.int64))[None]
+            expected = scores(ids, torch.tensor([ids.shape[1]]))[0]
+            assert predictions.logits[position].tolist() == expected.tolist()
+            assert predictions.label[position] == row % CLASSES
+
+
+def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: Plan) -> None:
+    classifier, numbers = Classifier(), [7, 2, 11, 0, 5]
+    found = [number for number, _ in predict_batches(classifier, dataset, plan, numbers, in_flight=1)]
+    assert found == numbers
+    assert classifier.lengths == [dataset.lengths[plan.batch(number)].tolist() for number in numbers]
+
+
+def test_only_the_batches_given_are_sent(dataset: TokenizedDataset, plan: Plan) -> None:
+    classifier = Classifier()
+    assert list(predict_batches(classifier, dataset, plan, [], in_flight=3)) == []
+    assert classifier.lengths == []
+
+
+@pytest.mark.parametrize("in_flight", [2, 4, 20])
+def test_the_first_batch_goes_alone(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+    classifier = Classifier(lambda call: time.sleep(0.1 if call == 0 else 0))
+    run(classifier, dataset, plan, in_flight)
+    assert classifier.events[:2] == ["begin 0", "end 0"]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_later_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+    together = threading.Barrier(in_flight)
+
+    def during(call: int) -> None:
+        if 1 <= call <= in_flight:
+            together.wait(PATIENCE)
+        time.sleep(0.005)
+
+    classifier = Classifier(during)
+    found = run(classifier, dataset, plan, in_flight)
+    assert len(found) == len(plan)
+    assert classifier.most_active == in_flight
+
+
+def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDataset, plan: Plan) -> None:
+    drawn: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(len(plan)):
+            drawn.append(number)
+            yield number
+
+    for done, _ in enumerate(predict_batches(Classifier(), dataset, plan, numbers(), in_flight=3)):
+        assert len(drawn) <= done + 1 + 3
+
+
+def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, plan: Plan) -> None:
+    others_are_done = threading.Event()
+    in_time: list[bool] = []
+
+    def during(call: int) -> None:
+        if call == 1:
+            in_time.append(others_are_done.wait(PATIENCE))
+
+    order = []
+    for number, _ in predict_batches(Classifier(during), dataset, plan, range(len(plan)), in_flight=2):
+        order.append(number)
+        if len(order) == len(plan) - 1:
+            others_are_done.set()
+    assert in_time == [True]
+    assert sorted(order) == list(range(len(plan)))
+    assert order[-1] in (1, 2)
+
+
+def raising(error: Exception, at: int = 0) -> Callable[[int], None]:
+    def during(call: int) -> None:
+        if call == at:
+            raise error
+
+    return during
+
+
+def test_a_failed_request_names_batch_file_and_rows(dataset: TokenizedDataset, plan: Plan) -> None:
+    error = ConnectionError("block 3 is not reachable\nand many more lines")
+    with pytest.raises(SwarmError) as caught:
+        run(Classifier(raising(error, at=4)), dataset, plan, 1)
+    batch = f"Batch 4 ({dataset.facts.source}, rows {named(plan, 4)})"
+    assert str(caught.value) == f"{batch} got no answer from the swarm: block 3 is not reachable"
+    assert caught.value.__cause__ is error
+
+
+def test_of_many_rows_only_the_first_are_named(dataset: TokenizedDataset, large_batches: Plan) -> None:
+    with pytest.raises(SwarmError) as caught:
+        run(Classifier(raising(TimeoutError("late"), at=1)), dataset, large_batches, 2)
+    assert f"rows {named(large_batches, 1)}) got no answer" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "  \n "])
+def test_an_error_without_words_is_called_by_its_type(dataset: TokenizedDataset, plan: Plan, text: str) -> None:
+    with pytest.raises(SwarmError, match=r"got no answer from the swarm: TimeoutError$"):
+        run(Classifier(raising(TimeoutError(text))), dataset, plan, 2)
+
+
+def test_a_long_error_is_shortened(dataset: TokenizedDataset, plan: Plan) -> None:
+    with pytest.raises(SwarmError) as caught:
+        run(Classifier(raising(RuntimeError("x" * 100_000))), dataset, plan, 2)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", [ModelOutputError, SwarmError])
+def test_an_error_of_ours_keeps_its_kind_and_gets_the_rows(
+    dataset: TokenizedDataset, large_batches: Plan, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind) as caught:
+        run(Classifier(raising(kind("Values are not finite."))), dataset, large_batches, 2)
+    rows = named(large_batches, 0)
+    assert str(caught.value) == f"Batch 0 ({dataset.facts.source}, rows {rows}): Values are not finite."
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_answers_of_another_number_than_texts_are_refused(dataset: TokenizedDataset, plan: Plan, answers: int) -> None:
+    with pytest.raises(ModelOutputError, match=rf"Batch 0 \(.*rows {named(plan, 0)}\): {answers} answers for 2 texts"):
+        run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 2)
+
+
+def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Plan) -> None:
+    under_way, failed = threading.Barrier(3), threading.Event()
+
+    def during(call: int) -> None:
+        if call > 0:
+            under_way.wait(PATIENCE)
+            if call == 1:
+                raise ConnectionError("gone")
+            failed.wait(PATIENCE)
+
+    classifier = Classifier(during)
+    with pytest.raises(SwarmError, match="gone"):
+        run(classifier, dataset, plan, 3)
+    failed.set()
+    wait_until(lambda: classifier.active == 0)
+    assert len(classifier.lengths) == 4
+
+
+def test_an_error_does_not_wait_for_batches_under_way(dataset: TokenizedDataset, plan: Plan) -> None:
+    release = threading.Event()
+
+    def during(call: int) -> None:
+        if call == 1:
+            raise ConnectionError("gone")
+        if call > 1:
+            release.wait(PATIENCE)
+
+    start = time.monotonic()
+    with pytest.raises(SwarmError):
+        run(Classifier(during), dataset, plan, 3)
+    assert time.monotonic() - start < PATIENCE / 2
+    release.set()
+
+
+def test_whoever_stops_listening_stops_the_sending(dataset: TokenizedDataset, plan: Plan) -> None:
+    classifier = Classifier()
+    answers = predict_batches(classifier, dataset, plan, range(len(plan)), in_flight=2)
+    next(answers)
+    next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    wait_until(lambda: classifier.active == 0)
+    assert len(classifier.lengths) <= 3
+    assert list(answers) == []
+
+
+def test_padding_stands_on_the_right_and_lengths_are_true(dataset: TokenizedDataset, large_batches: Plan) -> None:
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Recorder(Classifier):
+        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            seen.append((input_ids, lengths))
+            return super().logits(input_ids, lengths)
+
+    run(Recorder(), dataset, large_batches, 1)
+
+    for number, (ids, lengths) in enumerate(seen):
+        rows = large_batches.batch(number)
+        assert (ids.dtype, lengths.dtype) == (torch.int64, torch.int64)
+        assert lengths.tolist() == dataset.lengths[rows].tolist()
+        assert ids.shape == (len(rows), max(lengths))
+        for position, row in enumerate(rows):
+            assert ids[position, : lengths[position]].tolist() == dataset.input_ids(row).tolist()
+    assert len(seen) == 2

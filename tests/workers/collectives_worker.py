@@ -1,0 +1,68 @@
+"""Run by torchrun: every rank exchanges what it has and writes what it then knows to FOLDER/rank-N.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from dist_eval.collectives import (
+    Board,
+    Launch,
+    all_gather,
+    gather_predictions,
+    process_group,
+    require_agreement,
+    sum_over_ranks,
+)
+from dist_eval.errors import ExactnessError, RunError
+from dist_eval.metrics import Totals
+from dist_eval.predictions import Predictions
+
+CLASSES = 3
+
+
+def share(launch: Launch) -> Predictions:
+    """Rank r has r examples, so rank 0 has none; positions are dealt from the end."""
+    index = np.arange(launch.rank) + sum(range(launch.rank))
+    generator = np.random.default_rng(launch.rank)
+    logits = generator.normal(size=(launch.rank, CLASSES))
+    return Predictions.from_logits(index[::-1], index % CLASSES, logits)
+
+
+def main() -> None:
+    folder, launch = Path(sys.argv[1]), Launch.from_environment()
+    board = Board(launch)
+    if launch.is_leader:
+        board.publish("word", "shared before any process group")
+    known = {"word": board.wait_for("word", 60.0), "claimed": board.claim("speaker")}
+    try:
+        board.wait_for("nobody-writes-this", 1.0)
+    except RunError as error:
+        known["missing"] = str(error)
+    local = share(launch)
+    with process_group(launch, board, 60.0):
+        totals = sum_over_ranks(Totals.of(local))
+        gathered = gather_predictions(local)
+        known["ranks"] = all_gather(launch.rank)
+        require_agreement({"plan": "same"})
+        try:
+            require_agreement({"plan": "same", "weights": "odd" if launch.rank == launch.world_size - 1 else "even"})
+        except ExactnessError as error:
+            known["disagreement"] = str(error)
+    known |= {
+        "samples": totals.samples,
+        "dtypes": [str(totals.counts.dtype), str(totals.confusion.dtype), str(totals.loss.dtype)],
+        "confusion": totals.confusion.tolist(),
+        "loss": float(totals.loss[0]),
+        "index": gathered.index.tolist(),
+        "same_confusion": Totals.of(gathered).confusion.tolist(),
+        "same_loss": float(gathered.loss.sum()),
+    }
+    (folder / f"rank-{launch.rank}.json").write_text(json.dumps(known))
+
+
+if __name__ == "__main__":
+    main()
