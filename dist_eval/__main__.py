@@ -28,7 +28,8 @@ def main() -> NoReturn:
         die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
     if not config.verbose:
         silence_libraries()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     with workspace() as own, temporary_files_in(own):
         code = run(config, own)
     sys.stdout.flush()
@@ -62,7 +63,7 @@ def run(config: EvaluationConfig, own: Path) -> int:
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), 1
     try:
-        speaks = board.claim("error")
+        speaks = board.claim_failure()
     except (EvaluationError, RuntimeError, UnboundLocalError):
         speaks = launch.is_leader
     if speaks:
@@ -81,6 +82,8 @@ def _with_demo(config: EvaluationConfig) -> EvaluationConfig:
 
 
 def _interrupt(number: int, frame: object) -> None:
+    for further in (signal.SIGTERM, signal.SIGINT):  # a terminal's Ctrl-C reaches us twice, from torchrun again
+        signal.signal(further, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -26,6 +26,16 @@ DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
 BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
 """What stands before the names of the prompts in a Petals model of each family."""
 
+_FIELD_TYPES = {
+    "model_type": str,
+    "hidden_size": int,
+    "num_hidden_layers": int,
+    "pre_seq_len": int,
+    "num_labels": int,
+    "id2label": dict,
+    "base_model_name_or_path": str,
+    "base_model_fingerprint": str,
+}
 _ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
@@ -200,6 +210,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for key in ("model_type", "hidden_size", "num_hidden_layers"):
         if config.get(key) is None:
             raise CheckpointError(f"{path} lacks {key!r}, which tells what base model the checkpoint is for.")
+    for key, kind in _FIELD_TYPES.items():
+        value = config.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise CheckpointError(f"{path}: {key} should be of type {kind.__name__}, not {value!r:.80}.")
     return config
 
 

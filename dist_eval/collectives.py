@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ from dist_eval.errors import ExactnessError, RunError
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Predictions
 
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS, _POLL_SECONDS = 60.0, 0.1
+_FAILURE = "failure"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Board:
     def __init__(self, launch: Launch, run: str = "run") -> None:
         self._launch = launch
         self._prefix = f"dist_eval/{run}/{launch.attempt}"
+        self._groups = 0
         self._own = dist.HashStore() if launch.world_size == 1 else None
         if launch.is_leader and self._own is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             self._server = _tcp_store(is_master=True, timeout=_CONNECT_SECONDS)  # launched by hand: nobody keeps one
@@ -107,6 +110,11 @@ class Board:
             return
         yield dist.PrefixStore(self._prefix, _tcp_store(is_master=False, timeout=timeout))
 
+    def next_group(self) -> str:
+        """Returns a name for a process group that no earlier one of this board had, the same on all ranks."""
+        self._groups += 1
+        return f"group-{self._groups}"
+
     def publish(self, key: str, value: str) -> None:
         """Writes a value that other ranks wait for."""
         with self.connect() as store:
@@ -123,21 +131,29 @@ class Board:
             The value.
 
         Raises:
-            RunError: nobody published it in time.
+            RunError: nobody published it in time, or a rank has failed.
         """
-        with self.connect(timeout) as store:
-            try:
-                return store.get(key).decode()
-            except (RuntimeError, dist.DistStoreError) as error:
-                raise RunError(
-                    f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
-                    "from another rank."
-                ) from error
-
-    def claim(self, key: str) -> bool:
-        """Returns whether this rank is the first to ask for `key`; used so that one rank speaks for all."""
+        deadline = time.monotonic() + timeout
         with self.connect() as store:
-            return store.add(key, 1) == 1
+            while time.monotonic() < deadline:
+                if store.check([key]):
+                    return store.get(key).decode()
+                self.require_no_failure(store)
+                time.sleep(_POLL_SECONDS)
+        raise RunError(
+            f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
+            "from another rank."
+        )
+
+    def require_no_failure(self, store: dist.Store) -> None:
+        """Raises a `RunError` if a rank has failed; asked of an open connection while waiting for others."""
+        if store.check([_FAILURE]):
+            raise RunError(f"Rank {self._launch.rank} gave up, because another rank failed.")
+
+    def claim_failure(self) -> bool:
+        """Returns whether this rank is the first to fail, the one that speaks for all; the others stop waiting."""
+        with self.connect() as store:
+            return store.add(_FAILURE, 1) == 1
 
 
 def _tcp_store(*, is_master: bool, timeout: float) -> dist.Store:
@@ -167,7 +183,7 @@ def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None
     with board.connect(timeout) as store:
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore("group", store),
+            store=dist.PrefixStore(board.next_group(), store),
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=timeout),

@@ -23,6 +23,8 @@ MAX_TOKEN_BUDGET = 1024
 """Tokens in one request: Petals' client splits anything larger into requests of this size (its
 `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once."""
 
+_LONGEST_WAIT = 30 * 24 * 3600.0
+
 PROGRAM = "torchrun --nproc_per_node=N -m dist_eval"
 
 NOTHING_ASKED = f"""\
@@ -106,7 +108,7 @@ class EvaluationConfig:
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="how", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each part of a request before the run stops", group="how")
     collective_timeout: float = option(
-        600.0, "longest wait for another rank once this one is done", group="how", metavar="SECONDS"
+        600.0, "longest wait for a rank that makes no progress, once this one is done", group="how", metavar="SECONDS"
     )
 
     output: str | None = option(None, "folder for the results (default: runs/ and the dataset's name)", group="output")
@@ -114,6 +116,10 @@ class EvaluationConfig:
     verbose: bool = option(False, "show what Petals, hivemind and the servers say, and tracebacks", group="output")
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata["extra"].get("choices"), getattr(self, field.name)
+            if choices and value is not None and value not in choices:
+                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {value!r}.")
         if not self.demo:
             self._require(self.dataset, "--dataset", "the data to evaluate on")
             self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts")
@@ -124,8 +130,11 @@ class EvaluationConfig:
             if getattr(self, name) is not None:
                 self._check_range(name, 1)
         for name in ("swarm_timeout", "request_timeout", "collective_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{flag(name)} must be more than 0 seconds, not {getattr(self, name)}.")
+            if not 0 < getattr(self, name) <= _LONGEST_WAIT:
+                raise ConfigError(
+                    f"{flag(name)} must be more than 0 and at most {_LONGEST_WAIT:g} seconds, "
+                    f"not {getattr(self, name)}."
+                )
         if not 1 <= len(self.text_column) <= 2:
             raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
         if self.label_column in self.text_column:
@@ -242,7 +251,10 @@ def build_parser() -> argparse.ArgumentParser:
         help_text = field.metadata["help"]
         if scalar is bool:
             names = [flag(field.name), "-v"] if field.name == "verbose" else [flag(field.name)]
-            groups[field.metadata["group"]].add_argument(*names, action="store_true", help=help_text)
+            group = groups[field.metadata["group"]]
+            group.add_argument(*names, action="store_true", help=help_text)
+            # so that the command line can also win over a YAML file that sets it
+            group.add_argument("--no-" + names[0][2:], dest=field.name, action="store_false", help=argparse.SUPPRESS)
             continue
         if default not in (None, ""):
             help_text += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"

@@ -19,6 +19,7 @@ import pyarrow as pa
 from dist_eval.errors import DataError
 from dist_eval.readers import RowSource, integer_text, open_rows
 
+_SHOWN = 60
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 
 
@@ -148,6 +149,11 @@ def tokenize_dataset(
                 for i, shorter in zip(too_long, again, strict=True):
                     ids[i] = shorter
             kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+            if kept.max(initial=0) > max_length:
+                raise DataError(
+                    f"--max-length {max_length} is too low: the tokens that the tokenizer itself adds to every text "
+                    f"are more. Give at least {int(kept.max()) + 1}."
+                )
             values = np.fromiter((token for tokens in ids for token in tokens), dtype=np.int32, count=int(kept.sum()))
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
@@ -254,6 +260,12 @@ class LabelReader:
             DataError: a value is no class of the head, or the column is ambiguous; the message names a row.
         """
         by_name = {name: number for number, name in enumerate(self._names)}
+        doubled = next((text for text in self._code if self._names.count(text) > 1), None)
+        if doubled is not None:
+            raise DataError(
+                f"{self._where(self._first_row[doubled])}: the label in column {self._column!r} is {_short(doubled)}, "
+                "the name of more than one class of the head. Use class numbers, or give the classes different names."
+            )
         as_name = {text: by_name.get(text) for text in self._code}
         as_number = {text: self._number(text) for text in self._code}
         for text in self._code:
@@ -284,8 +296,12 @@ class LabelReader:
 
     def _unknown(self, text: str) -> str:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
-        what = repr(text) if text else "empty"
+        what = _short(text) if text else "empty"
         return (
             f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {what}, but the head knows "
             f"only the classes {shown} (0 to {len(self._names) - 1})."
         )
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
         with process_group(launch, board, config.collective_timeout), progress.shown():
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             combined = predict_and_combine(
-                classifier, data, plan, launch, in_flight=config.in_flight, on_batch=progress.add
+                classifier, data, plan, launch, progress, in_flight=config.in_flight, patience=config.collective_timeout
             )
         if not launch.is_leader:
             return None
@@ -211,9 +211,10 @@ def predict_and_combine(
     data: TokenizedDataset,
     plan: Plan,
     launch: Launch,
+    progress: Progress,
     *,
     in_flight: int,
-    on_batch: Callable[[int], None] = lambda examples: None,
+    patience: float,
 ) -> Combined:
     """Sends this rank's shard through the classifier and combines what all ranks found; every rank calls it.
 
@@ -222,8 +223,9 @@ def predict_and_combine(
         data: the tokenized examples, the same on all ranks.
         plan: all batches, the same on all ranks.
         launch: where this process stands. The process group is open.
+        progress: told of each batch that is done, and asked to wait for the other ranks.
         in_flight: most batches of this rank under way at a time.
-        on_batch: told the number of examples of each batch that is done.
+        patience: seconds without progress after which the ranks that are late are given up.
 
     Returns:
         What all ranks found.
@@ -232,7 +234,7 @@ def predict_and_combine(
     shard = shard_batches(plan, rank=launch.rank, world_size=launch.world_size)
     for _, predictions in predict_batches(classifier, data, plan, shard, in_flight=in_flight):
         parts.append(predictions)
-        on_batch(len(predictions))
+        progress.add(len(predictions))
     local = Predictions.concatenate(parts)
     work = {
         "rank": launch.rank,
@@ -242,6 +244,7 @@ def predict_and_combine(
         "tokens": plan.tokens_of(shard),
         "seconds": time.monotonic() - start,
     }
+    progress.wait_for_all(patience)
     return Combined(gather_predictions(local), sum_over_ranks(Totals.of(local)), all_gather(work))
 
 

@@ -122,6 +122,7 @@ def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Met
     undefined: dict[str, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns of what `undefined` reports
+        values["mcc"] = float(sk.matthews_corrcoef(label, prediction))
         values["balanced_accuracy"] = float(sk.balanced_accuracy_score(label, prediction))
         for average in ("macro", "micro", "weighted"):
             figures = sk.precision_recall_fscore_support(
@@ -130,7 +131,6 @@ def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Met
             for name, value in zip(("precision", "recall", "f1"), figures[:3], strict=True):
                 values[f"{name}_{average}"] = float(value)
     _withdraw_undefined_averages(values, undefined, confusion, present, label_names)
-    values["mcc"] = float(sk.matthews_corrcoef(label, prediction))
     if len(np.unique(label)) < 2 or len(np.unique(prediction)) < 2:
         values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
     _add_probability_metrics(values, undefined, label, probabilities, classes, label_names)
@@ -178,6 +178,10 @@ def _add_probability_metrics(
 ) -> None:
     from sklearn import metrics as sk
 
+    if len(classes) < 2:
+        for name in ("log_loss", "roc_auc"):
+            values[name], undefined[name] = None, "the head has only one class"
+        return
     # the loss is exact, scikit-learn's log loss clips probabilities away from 0
     values["log_loss"] = float(sk.log_loss(label, probabilities, labels=classes))
     absent = np.setdiff1d(classes, label)

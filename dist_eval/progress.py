@@ -1,4 +1,4 @@
-"""One progress display for all ranks: a bar on a terminal, plain lines elsewhere."""
+"""How far all ranks are: one display for all of them, and the wait for the slowest before they combine."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from dist_eval.collectives import Board, Launch
+from dist_eval.errors import RunError
 
-_REPORT_SECONDS = 0.5
+_REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.05
 _PLAIN_LINE_SECONDS = 10.0
+_LATE_RANKS_NAMED = 5
+_DONE, _HOST, _FINISHED = "examples_done", "host", "finished"
 
 
 class Progress:
-    """Counts this rank's finished examples and lets the leader see everybody's.
+    """Counts this rank's finished examples and knows everybody's.
 
     Args:
         launch: where this process stands.
         board: the ranks' store.
         total: examples of the whole run.
-        stream: where the leader shows the progress.
+        stream: where the leader shows the progress; by default stderr.
     """
 
     def __init__(self, launch: Launch, board: Board, total: int, stream: TextIO | None = None) -> None:
         self._launch, self._board, self._total = launch, board, total
         self._stream = stream or sys.stderr
         self._done = self._reported = 0
-        self._ended, self._complete = threading.Event(), False
+        self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
 
     def add(self, examples: int) -> None:
         """Notes that this rank has finished some more examples."""
@@ -50,16 +53,69 @@ class Progress:
             self._ended.set()
             thread.join(_REPORT_SECONDS * 4)
 
+    def wait_for_all(self, patience: float) -> None:
+        """Waits until all ranks have finished their shards, however long that takes, as long as they get on.
+
+        Collectives have a fixed time limit, which would either be too short for a slow rank or hide a dead one.
+
+        Args:
+            patience: seconds without a finished example on any other rank after which the late ones are given up.
+
+        Raises:
+            RunError: the remaining ranks made no progress; the message names them and their hosts.
+        """
+        with self._board.connect() as store:
+            self._open_counts(store)
+            self._report(store)
+            store.set(f"{_FINISHED}/{self._launch.rank}", "")
+            counts, since = self._counts(store), time.monotonic()
+            while late := self._late(store):
+                self._board.require_no_failure(store)
+                time.sleep(_WAIT_SECONDS)
+                now = self._counts(store)
+                if now != counts:
+                    counts, since = now, time.monotonic()
+                elif time.monotonic() - since > patience:
+                    raise RunError(self._complaint(store, late, counts, patience))
+
+    def _late(self, store: Any) -> list[int]:
+        return [rank for rank in range(self._launch.world_size) if not store.check([f"{_FINISHED}/{rank}"])]
+
+    def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
+        hosts = {r: store.get(f"{_HOST}/{r}").decode() for r in late if store.check([f"{_HOST}/{r}"])}
+        named = ", ".join(
+            f"rank {rank} on {hosts.get(rank, 'an unknown host')} ({counts[rank]} examples done)"
+            for rank in late[:_LATE_RANKS_NAMED]
+        )
+        more = f" and {len(late) - _LATE_RANKS_NAMED} more" if len(late) > _LATE_RANKS_NAMED else ""
+        return (
+            f"Rank {self._launch.rank} is done, but for {patience:g} s there was no progress on {named}{more}. "
+            "A longer patience is set with --collective-timeout."
+        )
+
+    def _open_counts(self, store: Any) -> None:
+        for rank in range(self._launch.world_size):
+            store.add(f"{_DONE}/{rank}", 0)  # reading all at once needs all to exist
+
+    def _counts(self, store: Any) -> list[int]:
+        return [int(n) for n in store.multi_get([f"{_DONE}/{rank}" for rank in range(self._launch.world_size)])]
+
+    def _report(self, store: Any) -> None:
+        with self._lock:  # the thread and the waiting rank both report
+            delta, self._reported = self._done - self._reported, self._done
+            store.add(f"{_DONE}/{self._launch.rank}", delta)
+
     def _run(self) -> None:
         display = _display(self._total, self._stream) if self._launch.is_leader else None
         try:
             with self._board.connect() as store:
+                store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
+                self._open_counts(store)
                 while True:
                     last = self._ended.wait(_REPORT_SECONDS)
-                    delta, self._reported = self._done - self._reported, self._done
-                    everybody = store.add("examples_done", delta)
+                    self._report(store)
                     if display:
-                        display.show(self._total if self._complete else everybody)
+                        display.show(self._total if self._complete else sum(self._counts(store)))
                     if last:
                         break
         except Exception:  # the display is a courtesy: losing the store here shows elsewhere, if it matters

@@ -23,6 +23,7 @@ ROWS_PER_BATCH = 2048
 _BLOCK_BYTES = (1 << 22, 1 << 28)
 """Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that."""
 
+_ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 
 
@@ -68,28 +69,26 @@ def open_rows(
         raise DataError(f"{dataset} is a file and has neither subsets nor splits: leave out --subset and --split.")
     if path.stat().st_size == 0:
         raise DataError(f"{dataset} is empty.")
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in _COMPRESSIONS]
-    kind = suffixes[-1] if suffixes else ""
-    reader = {
-        ".csv": _read_csv,
-        ".tsv": _read_csv,
-        ".jsonl": _read_json_lines,
-        ".ndjson": _read_json_lines,
-        ".json": _read_json,
-        ".parquet": _read_parquet,
-    }.get(kind)
+    reader = _READERS.get(_kind(path))
     if reader is None:
         raise DataError(f"{dataset}: unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.")
-    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns), kind)))
+    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))))
+
+
+def _kind(path: Path) -> str:
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in _COMPRESSIONS]
+    return suffixes[-1] if suffixes else ""
 
 
 def _looks_like_file(dataset: str) -> bool:
-    return Path(dataset).suffix != "" or dataset.startswith((".", "/", "~")) or dataset.count("/") > 1
+    return _kind(Path(dataset)) in _READERS or dataset.startswith((".", "/", "~")) or dataset.count("/") > 1
 
 
 def _translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
-        yield from batches
+        for batch in batches:
+            batch.validate(full=True)  # files can hold bytes that are no text
+            yield batch
     except pa.ArrowInvalid as error:
         raise DataError(f"{name} cannot be read: {_plain(error)}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
@@ -122,7 +121,8 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
             yield batch
     except pa.ArrowInvalid as error:
         if "straddling" not in str(error) and "block" not in str(error):
-            raise
+            # the readers count from the start of the block
+            raise pa.ArrowInvalid(_ROW_IN_BLOCK.sub(lambda m: f"{m[1]}{int(m[2]) + given}", str(error))) from error
         skip = given
         for batch in read(_BLOCK_BYTES[1]):
             if skip >= batch.num_rows:
@@ -132,10 +132,10 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
             skip = 0
 
 
-def _read_csv(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import csv
 
-    parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True)
+    parse = csv.ParseOptions(delimiter="\t" if _kind(path) == ".tsv" else ",", newlines_in_values=True)
     with pa.input_stream(path, compression="detect") as stream:
         header = _csv_header(path, stream, parse)
     _require_columns(str(path), columns, header)
@@ -152,7 +152,7 @@ def _read_csv(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBa
 
 
 def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
-    from csv import reader
+    from csv import Error, reader
 
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
@@ -161,30 +161,38 @@ def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
         raise DataError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it to UTF-8."
         ) from error
+    except Error as error:
+        raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
 
 
-def _read_json_lines(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import json as pa_json
+
+    # without a schema, texts that look like dates would become dates
+    first = _first_object(path)
+    are_text = [*columns[:-1], *(columns[-1:] if isinstance(first.get(columns[-1]), str) else ())]
+    parse = pa_json.ParseOptions(explicit_schema=pa.schema([(c, pa.string()) for c in are_text if c in first]))
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
         with pa.input_stream(path, compression="detect") as stream:
-            for batch in pa_json.open_json(stream, read_options=pa_json.ReadOptions(block_size=block_size)):
-                _require_columns(str(path), columns, batch.schema.names)
+            options = pa_json.ReadOptions(block_size=block_size)
+            for batch in pa_json.open_json(stream, read_options=options, parse_options=parse):
+                _require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
                 yield batch.select(columns)
 
     yield from _with_growing_blocks(read)
 
 
-def _read_json(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if not head.startswith(b"["):  # one object a line, whatever the file is called
-        yield from _read_json_lines(path, columns, kind)
+        yield from _read_json_lines(path, columns)
         return
     with pa.input_stream(path, compression="detect") as stream:
         try:
-            rows = json.loads(stream.read().decode("utf-8-sig"))
-        except ValueError as error:
+            rows = json.loads(stream.read().decode("utf-8-sig"), object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is no valid JSON: {error}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -192,20 +200,50 @@ def _read_json(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordB
     iterator = iter(rows)
     while chunk := list(itertools.islice(iterator, ROWS_PER_BATCH)):
         _require_columns(str(path), columns, list(chunk[0]))
-        try:
-            arrays = [pa.array([row.get(column) for row in chunk]) for column in columns]
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"{path}: a column mixes types ({_plain(error)}).") from error
+        arrays = []
+        for column in columns:
+            try:
+                arrays.append(pa.array([row.get(column) for row in chunk]))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+                raise DataError(f"{path}: column {column!r} cannot be read ({_plain(error)}).") from error
         yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
-def _read_parquet(path: Path, columns: list[str], kind: str) -> Iterator[pa.RecordBatch]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"an object has {next(n for n in names if names.count(n) > 1)!r} more than once")
+    return dict(pairs)
+
+
+def _first_object(path: Path) -> dict[str, Any]:
+    with pa.input_stream(path, compression="detect") as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
+        line = next((line for line in text if line.strip()), "{}")
+    try:
+        first = json.loads(line)
+    except ValueError:  # the reader proper says what is wrong
+        return {}
+    return first if isinstance(first, dict) else {}
+
+
+def _read_parquet(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
         _require_columns(str(path), columns, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
             yield batch.select(columns)
+
+
+_READERS = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
 
 
 def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None, split: str | None) -> RowSource:
@@ -237,7 +275,7 @@ def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None
     return RowSource(dataset, _translating_errors(dataset, batches), names)
 
 
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 def integer_text(value: str) -> int | None:

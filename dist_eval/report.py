@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -43,6 +44,7 @@ from dist_eval.predictions import Predictions
 SCHEMA_VERSION = 1
 RESULTS, PREDICTIONS, CONFUSION_MATRIX = "results.json", "predictions.parquet", "confusion_matrix.png"
 _PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datasets", "numpy", "scikit-learn")
+_PEER_ID = re.compile(r"/p2p/[1-9A-HJ-NP-Za-km-z]{40,}")
 _CELLS_WITH_NUMBERS, _CLASSES_IN_TABLE = 20, 40
 
 
@@ -98,7 +100,9 @@ class RunFolder:
         """
         results = self._read()
         if results.get("status") == "running":  # never touch what an earlier, complete run left
-            error = {"message": message, "rank": rank, "host": host}
+            for address in self._config.initial_peers:
+                message = message.replace(address, "(peer address, not recorded)")
+            error = {"message": _PEER_ID.sub("/p2p/(not recorded)", message), "rank": rank, "host": host}
             self._write({**results, "status": "failed", "error": error, "finished": _now()})
 
     def complete(self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any]) -> None:
@@ -225,6 +229,8 @@ def draw_confusion_matrix(path: Path, metrics: Metrics) -> None:
         include_values=classes <= _CELLS_WITH_NUMBERS,
         xticks_rotation="horizontal" if max(map(len, metrics.label_names)) <= 3 else "vertical",
     )
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)
     total, hits = int(metrics.confusion.sum()), int(metrics.confusion.trace())
     axes.set_title(f"{hits} of {total} right (accuracy {hits / total:.4f})")
     axes.set_xlabel("predicted class")
@@ -263,6 +269,8 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
     for average in _AVERAGES:
         precision, recall, f1 = (values[f"{name}_{average}"] for name in ("precision", "recall", "f1"))
         lines.append(_class_line(f"{average} avg", precision, recall, f1, data["examples"], width))
+    shown = {*_HEADLINES, "log_loss", *auc}
+    lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
     throughput, ranks = facts["throughput"], len(facts["ranks"])
     lines += [
         "",

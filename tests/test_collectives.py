@@ -35,6 +35,7 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert knowledge["loss"] == pytest.approx(knowledge["same_loss"], rel=1e-12)
         assert knowledge["dtypes"] == ["int64", "int64", "float64"]
         assert "nobody-writes-this" in knowledge["missing"]
+        assert "another rank failed" in knowledge["gave_up"]
     assert sum(knowledge["claimed"] for knowledge in known) == 1
     if world_size > 1:
         for knowledge in known:
@@ -56,7 +57,7 @@ def test_without_torchrun_the_process_is_the_only_rank() -> None:
     board = Board(launch)
     board.publish("key", "value")
     assert board.wait_for("key", 1.0) == "value"
-    assert [board.claim("once"), board.claim("once")] == [True, False]
+    assert [board.claim_failure(), board.claim_failure()] == [True, False]
 
 
 def test_ranks_without_an_address_of_the_store_are_told_to_use_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

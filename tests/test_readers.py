@@ -129,6 +129,17 @@ def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", TEXT_FORMATS)
+@pytest.mark.parametrize("position", [0, 100, 400, 999])
+def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
+    name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.readers._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
+    rows = [(f"{number:0100}", "a") for number in range(1000)]
+    rows.insert(position, ("x" * 10_000, "long"))
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
 def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path: Path) -> None:
     rows = [("a", "0"), ("b", "1")]
     assert read(write(tmp_path, name, BOM + FORMATS[name](rows))) == rows

@@ -37,7 +37,7 @@ def main() -> None:
     board = Board(launch)
     if launch.is_leader:
         board.publish("word", "shared before any process group")
-    known = {"word": board.wait_for("word", 60.0), "claimed": board.claim("speaker")}
+    known = {"word": board.wait_for("word", 60.0), "word_again": board.wait_for("word", 60.0)}
     try:
         board.wait_for("nobody-writes-this", 1.0)
     except RunError as error:
@@ -61,6 +61,13 @@ def main() -> None:
         "same_confusion": Totals.of(gathered).confusion.tolist(),
         "same_loss": float(gathered.loss.sum()),
     }
+    with process_group(launch, board, 60.0):
+        known["claimed"] = board.claim_failure()
+        all_gather("everybody has claimed")
+        try:
+            board.wait_for("nobody-writes-this", 60.0)
+        except RunError as error:
+            known["gave_up"] = str(error)
     (folder / f"rank-{launch.rank}.json").write_text(json.dumps(known))
 
 

@@ -24,6 +24,7 @@ from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import load_on_swarm
 from dist_eval.plan import plan_batches
 from dist_eval.predictions import prove_coverage
+from dist_eval.progress import Progress
 from dist_eval.report import write_predictions
 from dist_eval.swarm.bridge import import_petals
 
@@ -65,7 +66,9 @@ def main() -> None:
                     max_length=200,
                 )
                 plan = plan_batches(data.lengths, token_budget=TOKEN_BUDGET, prefix=tuned.pre_seq_len)
-                combined = predict_and_combine(classifier, data, plan, launch, in_flight=3)
+                progress = Progress(launch, Board(launch, str(n)), n)
+                with progress.shown():
+                    combined = predict_and_combine(classifier, data, plan, launch, progress, in_flight=3, patience=60.0)
                 coverage = prove_coverage(combined.predictions.index, n)
                 require_same_totals(combined.totals, Totals.of(combined.predictions))
                 if launch.is_leader:
