@@ -100,6 +100,8 @@ def read_base_config(model: str) -> Any:
     """
     from transformers import AutoConfig
 
+    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(f"There is no folder {model} with a base model.")
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client

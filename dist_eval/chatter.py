@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 
-_LOUD = ("hivemind", "petals", "asyncio", "transformers", "datasets", "torch.distributed")
+_LOUD = ("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed")
 
 
 def silence_libraries() -> None:
@@ -16,6 +16,7 @@ def silence_libraries() -> None:
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns when a process forks after tokenizing
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)

@@ -20,6 +20,8 @@ import pyarrow as pa
 from dist_eval.errors import DataError
 
 ROWS_PER_BATCH = 2048
+"""Most rows in a batch that is given on: what the tokenizer holds of a row is a hundred times its text."""
+
 _BLOCK_BYTES = (1 << 22, 1 << 28)
 """Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that."""
 
@@ -88,7 +90,8 @@ def _translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterato
     try:
         for batch in batches:
             batch.validate(full=True)  # files can hold bytes that are no text
-            yield batch
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers give as many rows as fit into their block
+                yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
         raise DataError(f"{name} cannot be read: {_plain(error)}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
