@@ -12,41 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dist_eval.checkpoint import TunedCheckpoint
-    from dist_eval.collectives import Board, Launch
     from dist_eval.config import EvaluationConfig
     from dist_eval.errors import EvaluationError
-    from dist_eval.evaluator import evaluate_run
     from dist_eval.metrics import Metrics, compute_metrics
     from dist_eval.predictions import Coverage, Predictions, prove_coverage
     from dist_eval.swarm.private import PrivateSwarm
 
 _HOMES = {
-    "Board": "collectives",
     "Coverage": "predictions",
     "EvaluationConfig": "config",
     "EvaluationError": "errors",
-    "Launch": "collectives",
     "Metrics": "metrics",
     "Predictions": "predictions",
     "PrivateSwarm": "swarm.private",
     "TunedCheckpoint": "checkpoint",
     "compute_metrics": "metrics",
-    "evaluate_run": "evaluator",
     "prove_coverage": "predictions",
 }
 
 __all__ = [
-    "Board",
     "Coverage",
     "EvaluationConfig",
     "EvaluationError",
-    "Launch",
     "Metrics",
     "Predictions",
     "PrivateSwarm",
     "TunedCheckpoint",
     "compute_metrics",
-    "evaluate_run",
     "prove_coverage",
 ]
 

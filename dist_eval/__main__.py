@@ -6,32 +6,40 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from dist_eval.chatter import silence_libraries
-from dist_eval.config import EvaluationConfig, parse_args
-from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.commandline import parse_args
+from dist_eval.config import EvaluationConfig
+from dist_eval.errors import ConfigError, CoverageError, EvaluationError
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+
+INTERRUPTED = 130
 
 
 def main() -> NoReturn:
     """Runs one rank and ends the process."""
-    is_leader = os.environ.get("RANK", "0") == "0"
     try:
-        config = _with_demo(parse_args(sys.argv[1:]))
+        config = parse_args(sys.argv[1:])
     except ConfigError as error:
-        if is_leader:
+        if os.environ.get("RANK", "0") == "0":
             print(error, file=sys.stderr)
         sys.exit(2)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
-    if not config.verbose:
-        silence_libraries()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    with workspace() as own, temporary_files_in(own):
-        code = run(config, own)
+    code = INTERRUPTED
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _interrupt)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
+        if not config.verbose:
+            silence_libraries()
+        with workspace() as own, temporary_files_in(own):
+            code = run(config, own)
+            _ignore_signals()  # torchrun ends the other ranks once the first is gone
+    except KeyboardInterrupt:
+        _ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
@@ -51,40 +59,45 @@ def run(config: EvaluationConfig, own: Path) -> int:
     from dist_eval.evaluator import evaluate_run
     from dist_eval.report import RunFolder, print_error
 
-    launch = Launch.from_environment()
+    launch, board, coverage, details = None, None, None, ""
     try:
+        launch = Launch.from_environment()
         board = Board(launch)
         evaluate_run(config, launch, board, own)
         return 0
     except KeyboardInterrupt:
-        message, details, code = "interrupted before the end", "", 130
+        message, code = "interrupted before the end", INTERRUPTED
     except EvaluationError as error:
-        message, details, code = str(error), traceback.format_exc() if config.verbose else "", 1
+        message, code = str(error), 1
+        details = traceback.format_exc() if config.verbose else ""
+        coverage = asdict(error.coverage) if isinstance(error, CoverageError) else None  # type: ignore[call-overload]
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), 1
+    launch = launch or Launch(rank=int(os.environ.get("RANK", 0)))
+    reason = {"message": message, "rank": launch.rank, "host": launch.host, "coverage": coverage}
     try:
-        speaks = board.claim_failure()
-    except (EvaluationError, RuntimeError, UnboundLocalError):
-        speaks = launch.is_leader
+        speaks = board is None or board.claim_failure(reason)
+        first = reason if speaks or board is None else board.failure() or reason
+    except (EvaluationError, RuntimeError):  # the store went with torchrun: better twice than not at all
+        speaks, first = True, reason
     if speaks:
         print_error(details + message)
-        RunFolder(config).fail(message, rank=launch.rank, host=launch.host)
+    if speaks or launch.is_leader:  # the leader too: the rank that failed may be on a host with other disks
+        try:
+            RunFolder(config).fail(**first)
+        except OSError as error:
+            print_error(f"results.json could not be marked as failed: {error}")
     return code
 
 
-def _with_demo(config: EvaluationConfig) -> EvaluationConfig:
-    if config.demo:
-        from dist_eval.demo import OPTIONS
-
-        for name, value in OPTIONS.items():
-            setattr(config, name, value)
-    return config
-
-
 def _interrupt(number: int, frame: object) -> None:
-    for further in (signal.SIGTERM, signal.SIGINT):  # a terminal's Ctrl-C reaches us twice, from torchrun again
-        signal.signal(further, signal.SIG_IGN)
+    _ignore_signals()  # a terminal's Ctrl-C reaches us twice, from torchrun again
     raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

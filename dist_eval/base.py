@@ -10,6 +10,7 @@ from dist_eval.checkpoint import BASE_PREFIX, TunedCheckpoint
 from dist_eval.config import EvaluationConfig
 from dist_eval.errors import CheckpointError, ConfigError
 
+_LONGEST_TEXT = 1 << 20
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
@@ -22,12 +23,14 @@ class Base:
         config: its `transformers` config.
         dht_prefix: name under which a swarm announces it.
         max_length: most tokens of a text.
+        token_budget: most tokens of a request.
     """
 
     name: str
     config: Any
     dht_prefix: str
     max_length: int
+    token_budget: int
 
     @classmethod
     def of(cls, config: EvaluationConfig, tuned: TunedCheckpoint) -> Base:
@@ -42,7 +45,15 @@ class Base:
             raise ConfigError(f"--model is missing, and the checkpoint {config.checkpoint} names no base model.")
         base = read_base_config(name)
         tuned.require_base(name, base)
-        return cls(name, base, config.dht_prefix or default_dht_prefix(name, base), _max_length(config, tuned, base))
+        _require_safetensors(name)
+        accepted = None if config.backend == "local" else config.server_max_tokens or max_request_tokens(base)
+        return cls(
+            name=name,
+            config=base,
+            dht_prefix=config.dht_prefix or default_dht_prefix(name, base),
+            max_length=_max_length(config, tuned, base, accepted),
+            token_budget=min(config.token_budget, accepted or config.token_budget),
+        )
 
     def facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""
@@ -56,17 +67,22 @@ class Base:
         }
 
 
-def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any) -> int:
-    accepted = config.server_max_tokens or max_request_tokens(base)
-    positions = getattr(base, "max_position_embeddings", None)
-    limits = [(accepted, "servers accept in one request")]
-    if positions:
+def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any, accepted: int | None) -> int:
+    limits = [(accepted, "servers accept in one request")] if accepted else []
+    if positions := getattr(base, "max_position_embeddings", None):
         limits.append((positions, "the base model has positions for"))
+    if not limits:
+        return config.max_length or _LONGEST_TEXT
     limit, what = min(limits)
     longest = limit - tuned.pre_seq_len
+    if longest < 1:
+        raise CheckpointError(
+            f"The checkpoint {tuned.folder} has {tuned.pre_seq_len} prompt tokens, which leave no room for a text in "
+            f"the {limit} tokens that {what}."
+        )
     if (config.max_length or 1) > longest:
         raise ConfigError(
-            f"--max-length {config.max_length or 1} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
+            f"--max-length {config.max_length} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
             f"tokens that {what}: give --max-length of at most {longest}."
         )
     return config.max_length or longest
@@ -118,6 +134,12 @@ def read_base_config(model: str) -> Any:
             "servers. Falcon models with new_decoder_architecture (40B, 180B) work."
         )
     return config
+
+
+def _require_safetensors(model: str) -> None:
+    # before a server of ours would read them
+    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+        raise CheckpointError(f"The base model {model} has no weights as safetensors, the only kind that is read.")
 
 
 def max_request_tokens(config: Any) -> int:

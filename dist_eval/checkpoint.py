@@ -20,9 +20,11 @@ from dist_eval.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 HEAD = "score.weight"
 PROMPTS = "prompt_embeddings.weight"
 DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
+_TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
 BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
 """What stands before the names of the prompts in a Petals model of each family."""
 
@@ -109,7 +111,10 @@ class TunedCheckpoint:
         length = config.get("pre_seq_len") or 0
         if mode and length < 1:
             raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode} needs pre_seq_len of at least 1.")
-        names = _label_names(config, folder)
+        if HEAD not in tensors:
+            raise CheckpointError(f"The checkpoint {folder} has no classification head: it lacks {HEAD!r}.")
+        names = _label_names(config, folder, tensors[HEAD].shape[0])
+        _require_all_used(tensors, mode, folder)
         head = _take(tensors, HEAD, (len(names), hidden), folder, config)
         prompts = _take(tensors, PROMPTS, (length, hidden), folder, config) if mode else None
         deep = _take(tensors, DEEP_PROMPTS, (length, layers * hidden), folder, config) if mode == "deep_ptune" else None
@@ -218,35 +223,55 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the tuned tensors by the name they have without the model's prefix, from one file or several."""
     from safetensors import SafetensorError, safe_open
 
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        pickles = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
-        raise CheckpointError(
-            f"The checkpoint {folder} has no {WEIGHTS_FILE}."
-            + (f" {pickles[0]} is a pickle, which could run code and is not read." if pickles else "")
-        )
-    tensors = {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                if name.endswith((HEAD, PROMPTS, DEEP_PROMPTS)):
-                    tensors[name] = file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+    index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
+    if index.is_file() and not single.is_file():
+        try:
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, OSError) as error:
+            raise CheckpointError(f"{index} cannot be read: {error}") from error
+    else:
+        files = [WEIGHTS_FILE]
+    tensors: dict[str, torch.Tensor] = {}
+    for path in (folder / name for name in files):
+        if not path.is_file():
+            pickles = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+            raise CheckpointError(
+                f"The checkpoint {folder} has no {path.name}."
+                + (f" {pickles[0]} is a pickle, which could run code and is not read." if pickles else "")
+            )
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (no mapping)
+                    short = ".".join(name.split(".")[-2:])
+                    if short in _TUNED or "lora_" in name:
+                        tensors[short if short in _TUNED else name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     return tensors
+
+
+def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
+    """Refuses to leave out anything that was tuned: the result would be that of another model."""
+    used = {None: {HEAD}, "ptune": {HEAD, PROMPTS}, "deep_ptune": {HEAD, PROMPTS, DEEP_PROMPTS}}[mode]
+    for name in tensors:
+        if name not in used:
+            why = "dist_eval cannot use it" if name not in (PROMPTS, DEEP_PROMPTS) else (
+                f"tuning_mode {mode or 'none'} in {CONFIG_FILE} does not use it"
+            )  # fmt: skip
+            raise CheckpointError(f"The checkpoint {folder} holds the tuned tensor {name!r}, but {why}.")
 
 
 def _take(
     tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...], folder: Path, config: Mapping[str, Any]
 ) -> torch.Tensor:
-    found = next((t for n, t in tensors.items() if n.rsplit(".", 2)[-2:] == name.rsplit(".", 1)), None)
+    found = tensors.get(name)
     if found is None:
-        what = {HEAD: "no classification head", PROMPTS: "no prompts", DEEP_PROMPTS: "no deep prompts"}[name]
+        what = {PROMPTS: "no prompts", DEEP_PROMPTS: "no deep prompts"}[name]
         raise CheckpointError(
-            f"The checkpoint {folder} has {what}: {WEIGHTS_FILE} lacks {name!r}"
-            + (f", which tuning_mode {config['tuning_mode']} needs." if name != HEAD else ".")
+            f"The checkpoint {folder} has {what}: it lacks {name!r}, which tuning_mode {config['tuning_mode']} needs."
         )
     if tuple(found.shape) != shape:
         raise CheckpointError(
@@ -257,11 +282,9 @@ def _take(
     return found.to(torch.float32)
 
 
-def _label_names(config: Mapping[str, Any], folder: Path) -> list[str]:
+def _label_names(config: Mapping[str, Any], folder: Path, width: int) -> list[str]:
     names = config.get("id2label")
-    count = config.get("num_labels", len(names) if names else None)
-    if count is None:
-        raise CheckpointError(f"{folder / CONFIG_FILE} has neither num_labels nor id2label.")
+    count = config.get("num_labels", len(names) if names else width)  # transformers leaves out what is its default
     if not names:
         return [f"LABEL_{i}" for i in range(count)]
     if sorted(map(str, names)) != sorted(map(str, range(count))):

@@ -10,6 +10,7 @@ Two means, in this order:
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -55,14 +56,32 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
-        """Reads torchrun's variables; without them the process is the only rank."""
+        """Reads torchrun's variables; without them the process is the only rank.
+
+        Raises:
+            RunError: the environment names several ranks, but was not made by torchrun, or asks for restarts that
+                cannot be told apart.
+        """
         world_size = int(environment.get("WORLD_SIZE", 1))
+        missing = [
+            n for n in ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in environment
+        ]
+        if world_size > 1 and missing:
+            raise RunError(
+                f"The environment names {world_size} ranks but no {missing[0]}: start the run with torchrun."
+            )
+        hosts = int(environment.get("GROUP_WORLD_SIZE", 1))
+        if hosts > 1 and int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
+            raise RunError(
+                "On several hosts, start torchrun with --max-restarts=0: its hosts count restarts differently, so the "
+                "ranks could not agree on which start they are in. Let the scheduler start the run again."
+            )
         return cls(
             rank=int(environment.get("RANK", 0)),
             world_size=world_size,
             local_rank=int(environment.get("LOCAL_RANK", 0)),
             node=int(environment.get("GROUP_RANK", 0)),
-            hosts=int(environment.get("GROUP_WORLD_SIZE", 1)),
+            hosts=hosts,
             attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
             host=socket.gethostname(),
         )
@@ -91,8 +110,6 @@ class Board:
         self._prefix = f"dist_eval/{run}/{launch.attempt}"
         self._groups = 0
         self._own = dist.HashStore() if launch.world_size == 1 else None
-        if launch.is_leader and self._own is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            self._server = _tcp_store(is_master=True, timeout=_CONNECT_SECONDS)  # launched by hand: nobody keeps one
 
     @contextmanager
     def connect(self, timeout: float = _CONNECT_SECONDS) -> Iterator[dist.Store]:
@@ -108,7 +125,7 @@ class Board:
             self._own.set_timeout(timedelta(seconds=timeout))
             yield dist.PrefixStore(self._prefix, self._own)
             return
-        yield dist.PrefixStore(self._prefix, _tcp_store(is_master=False, timeout=timeout))
+        yield dist.PrefixStore(self._prefix, _torchrun_store(timeout))
 
     def next_group(self) -> str:
         """Returns a name for a process group that no earlier one of this board had, the same on all ranks."""
@@ -150,20 +167,58 @@ class Board:
         if store.check([_FAILURE]):
             raise RunError(f"Rank {self._launch.rank} gave up, because another rank failed.")
 
-    def claim_failure(self) -> bool:
-        """Returns whether this rank is the first to fail, the one that speaks for all; the others stop waiting."""
+    def claim_failure(self, reason: Mapping[str, Any]) -> bool:
+        """Announces that this rank has failed, so that the others stop waiting.
+
+        Args:
+            reason: what `failure` gives to the other ranks, ready for JSON.
+
+        Returns:
+            Whether this rank is the first to fail, the one that speaks for all.
+        """
         with self.connect() as store:
-            return store.add(_FAILURE, 1) == 1
+            first = store.add(f"{_FAILURE}/claims", 1) == 1
+            if first:
+                store.set(_FAILURE, json.dumps(reason))
+            return first
+
+    def failure(self) -> dict[str, Any] | None:
+        """Returns the reason of the rank that failed first, or None if none has."""
+        with self.connect() as store:
+            return json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
+
+    def meet(self, name: str, timeout: float) -> None:
+        """Waits until all ranks have come to the same point.
+
+        Unlike a collective it can be interrupted, ends when a rank fails, and can name who is missing.
+
+        Args:
+            name: the point's name, used once.
+            timeout: seconds.
+
+        Raises:
+            RunError: a rank has failed, or did not come in time; the message names the missing ones.
+        """
+        world_size, deadline = self._launch.world_size, time.monotonic() + timeout
+        with self.connect() as store:
+            store.set(f"{name}/{self._launch.rank}", self._launch.host)
+            store.add(name, 1)
+            while store.add(name, 0) < world_size:
+                self.require_no_failure(store)
+                if time.monotonic() > deadline:
+                    missing = [rank for rank in range(world_size) if not store.check([f"{name}/{rank}"])]
+                    raise RunError(
+                        f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s for all ranks to be "
+                        f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
+                    )
+                time.sleep(_POLL_SECONDS)
 
 
-def _tcp_store(*, is_master: bool, timeout: float) -> dist.Store:
-    try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    except (KeyError, ValueError) as error:
-        raise RunError(f"The environment names several ranks but not {error}: start the run with torchrun.") from error
+def _torchrun_store(timeout: float) -> dist.Store:
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         return dist.TCPStore(
-            host, port, is_master=is_master, timeout=timedelta(seconds=timeout), wait_for_workers=False
+            host, int(port), is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False
         )
     except (RuntimeError, ValueError) as error:
         raise RunError(f"The store at MASTER_ADDR={host} MASTER_PORT={port} does not answer: {error}") from error

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from dist_eval.errors import DataError
-from dist_eval.readers import RowSource, integer_text, open_rows
+from dist_eval.labels import LabelReader
+from dist_eval.readers import open_rows
 
-_SHOWN = 60
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 
 
@@ -32,6 +32,7 @@ class DataFacts:
         examples: number of rows.
         truncated: rows whose text was cut to `max_length` tokens.
         longest: tokens of the longest text, before it was cut.
+        multiline: rows with a text of several lines; an odd quote in a CSV file makes such rows, and swallows others.
         max_length: most tokens kept of a text.
         digest: hash of the token ids and labels.
     """
@@ -40,6 +41,7 @@ class DataFacts:
     examples: int
     truncated: int
     longest: int
+    multiline: int
     max_length: int
     digest: str
 
@@ -103,6 +105,8 @@ def tokenize_dataset(
     label_column: str,
     label_names: Sequence[str],
     max_length: int,
+    vocab_size: int | None = None,
+    labels: str = "auto",
     strict: bool = False,
     subset: str | None = None,
     split: str | None = None,
@@ -117,6 +121,8 @@ def tokenize_dataset(
         label_column: the column with the labels.
         label_names: names of the head's classes.
         max_length: most tokens kept of a text.
+        vocab_size: number of token ids that the base model knows; None leaves that unchecked.
+        labels: how the label column is meant (see `LabelReader`).
         strict: treat a longer text as an error instead of cutting it.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
@@ -129,8 +135,8 @@ def tokenize_dataset(
             `strict`) too many tokens; the message names the row.
     """
     source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
-    labels = LabelReader(source, label_column, label_names)
-    digest, lengths, codes, truncated, longest = hashlib.sha256(), [], [], 0, 0
+    reader = LabelReader(source, label_column, label_names, labels)
+    digest, lengths, codes, truncated, longest, multiline = hashlib.sha256(), [], [], 0, 0, 0
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         row = 0
@@ -155,20 +161,26 @@ def tokenize_dataset(
                     f"are more. Give at least {int(kept.max()) + 1}."
                 )
             values = np.fromiter((token for tokens in ids for token in tokens), dtype=np.int32, count=int(kept.sum()))
+            if vocab_size is not None and values.max(initial=0) >= vocab_size:
+                raise DataError(
+                    f"The tokenizer gives the token id {values.max()}, but the base model knows only {vocab_size} ids: "
+                    "the tokenizer in the checkpoint's or the base model's folder belongs to another model."
+                )
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
-            codes.append(labels.codes(batch.column(len(text_columns)), row))
+            codes.append(reader.codes(batch.column(len(text_columns)), row))
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
             truncated, longest = truncated + len(too_long), max(longest, int(full.max(initial=0)))
+            multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             row += len(ids)
     if row == 0:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
-    label_ids = labels.ids(np.concatenate(codes))
+    label_ids = reader.ids(np.concatenate(codes))
     digest.update(label_ids.tobytes())
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _LABELS_FILE, label_ids)
-    facts = DataFacts(source.name, row, truncated, longest, max_length, digest.hexdigest())
+    facts = DataFacts(source.name, row, truncated, longest, multiline, max_length, digest.hexdigest())
     (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     return TokenizedDataset(folder)
 
@@ -194,114 +206,3 @@ def _check_lengths(source: str, first_row: int, lengths: np.ndarray, max_length:
             f"{source}, row {row} (counted from 0): the text has {lengths[row - first_row]} tokens, more than "
             f"--max-length {max_length}, and --strict forbids to cut it."
         )
-
-
-class LabelReader:
-    """Maps the label column to class ids: a value that is the name of a class means that class, else its number.
-
-    Values are collected first and mapped at the end, so that the column is read one way throughout: a column in which
-    some values are only names and others only numbers is ambiguous and refused.
-
-    Args:
-        source: where the rows come from.
-        column: the label column's name.
-        label_names: names of the head's classes.
-    """
-
-    def __init__(self, source: RowSource, column: str, label_names: Sequence[str]) -> None:
-        self._source, self._column, self._names = source.name, column, list(label_names)
-        self._class_names = source.class_names
-        self._first_row: dict[str, int] = {}
-        self._code: dict[str, int] = {}
-
-    def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Collects a chunk of labels.
-
-        Args:
-            array: the chunk.
-            first_row: position of its first row.
-
-        Returns:
-            A code for each distinct value, int32 of the chunk's shape.
-
-        Raises:
-            DataError: a label is missing or of a type that labels cannot have.
-        """
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if array.null_count:
-            row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
-        if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
-            raise DataError(
-                f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
-            )
-        encoded = array.dictionary_encode()
-        positions = encoded.indices.to_numpy()
-        local = np.empty(len(encoded.dictionary), dtype=np.int32)
-        for position, value in enumerate(encoded.dictionary.to_pylist()):
-            text = self._as_text(value)
-            if text not in self._code:
-                self._code[text] = len(self._code)
-                self._first_row[text] = first_row + int(np.argmax(positions == position))
-            local[position] = self._code[text]
-        return local[positions]
-
-    def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Maps all codes to class ids.
-
-        Args:
-            codes: what `codes` returned for all chunks, int32 of shape [n].
-
-        Returns:
-            Classes in 0..num_labels-1, int64 of shape [n].
-
-        Raises:
-            DataError: a value is no class of the head, or the column is ambiguous; the message names a row.
-        """
-        by_name = {name: number for number, name in enumerate(self._names)}
-        doubled = next((text for text in self._code if self._names.count(text) > 1), None)
-        if doubled is not None:
-            raise DataError(
-                f"{self._where(self._first_row[doubled])}: the label in column {self._column!r} is {_short(doubled)}, "
-                "the name of more than one class of the head. Use class numbers, or give the classes different names."
-            )
-        as_name = {text: by_name.get(text) for text in self._code}
-        as_number = {text: self._number(text) for text in self._code}
-        for text in self._code:
-            if as_name[text] is None and as_number[text] is None:
-                raise DataError(self._unknown(text))
-        mapping = as_name if all(v is not None for v in as_name.values()) else as_number
-        if any(v is None for v in mapping.values()):
-            name = next(t for t, v in as_number.items() if v is None)
-            number = next(t for t, v in as_name.items() if v is None)
-            raise DataError(
-                f"{self._source}: column {self._column!r} is ambiguous: {name!r} (row {self._first_row[name]}) is the "
-                f"name of a class, {number!r} (row {self._first_row[number]}) only a number. Use names or numbers."
-            )
-        table = np.asarray([mapping[text] for text in self._code], dtype=np.int64)
-        return table[codes]
-
-    def _as_text(self, value: Any) -> str:
-        declared = self._class_names or []
-        is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(declared)
-        return declared[value] if is_number and set(declared) <= set(self._names) else str(value)
-
-    def _number(self, text: str) -> int | None:
-        number = integer_text(text)
-        return number if number is not None and 0 <= number < len(self._names) else None
-
-    def _where(self, row: int) -> str:
-        return f"{self._source}, row {row} (counted from 0)"
-
-    def _unknown(self, text: str) -> str:
-        shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
-        what = _short(text) if text else "empty"
-        return (
-            f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {what}, but the head knows "
-            f"only the classes {shown} (0 to {len(self._names) - 1})."
-        )
-
-
-def _short(text: str) -> str:
-    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"

@@ -31,5 +31,18 @@ class ExactnessError(EvaluationError):
     """Something that must agree does not: coverage, the two roads to a total, or the ranks among each other."""
 
 
+class CoverageError(ExactnessError):
+    """The predictions do not cover the dataset exactly once.
+
+    Args:
+        message: what is wrong.
+        coverage: the counts, a `dist_eval.predictions.Coverage`.
+    """
+
+    def __init__(self, message: str, coverage: object) -> None:
+        super().__init__(message)
+        self.coverage = coverage
+
+
 class RunError(EvaluationError):
     """The run's folder or the group of ranks is in a state in which the run cannot go on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_eval.base import Base
+from dist_eval.base import Base, first_line
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.collectives import (
     Board,
@@ -25,7 +25,7 @@ from dist_eval.collectives import (
 )
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import ConfigError
+from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.forward import TextClassifier, predict_batches
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier, load_locally, load_on_swarm
@@ -34,6 +34,7 @@ from dist_eval.predictions import Predictions, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import RunFolder, format_results
 
+_OPENING_SECONDS = 120.0
 _PREPARATION_SECONDS = 6 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
 
@@ -56,19 +57,22 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
     folder = RunFolder(config)
     if launch.is_leader:
         folder.open()
+        board.publish("opened", "")
+    board.wait_for("opened", _OPENING_SECONDS)  # before that, a failing rank could not mark the run as failed
     torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
     np.random.seed(launch.rank)  # Petals draws routes from this generator: each rank should draw others
     with ExitStack() as stack:
         tuned = TunedCheckpoint.load(str(config.checkpoint))
         base = Base.of(config, tuned)
-        peers = stack.enter_context(open_swarm(config, base, launch, board))
+        peers, check = stack.enter_context(open_swarm(config, base, launch, board))
         if launch.is_host_leader:
             board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
-        classifier, swarm = load_classifier(config, base, tuned, peers, own)
+        classifier, swarm = load_classifier(config, base, tuned, peers, own, check)
         stack.callback(classifier.close)
         data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
-        plan = plan_batches(data.lengths, token_budget=config.token_budget, prefix=tuned.pre_seq_len)
+        plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
         progress = Progress(launch, board, len(data))
+        board.meet("ready", _PREPARATION_SECONDS)
         with process_group(launch, board, config.collective_timeout), progress.shown():
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             combined = predict_and_combine(
@@ -94,30 +98,27 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
 
 
 @contextmanager
-def open_swarm(config: EvaluationConfig, base: Base, launch: Launch, board: Board) -> Iterator[list[str]]:
+def open_swarm(
+    config: EvaluationConfig, base: Base, launch: Launch, board: Board
+) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
 
     Yields:
-        Addresses of peers; none for the local backend.
+        Addresses of peers (none for the local backend and, because Petals knows them, for the public swarm), and a
+        function that raises a `SwarmError` when a server of an embedded swarm has ended.
 
     Raises:
         ConfigError: an embedded swarm was asked for on several hosts.
     """
-    if config.backend == "local":
-        yield []
-    elif config.initial_peers:
-        yield config.initial_peers
-    elif config.swarm == "public":
-        from petals.constants import PUBLIC_INITIAL_PEERS
-
-        yield list(PUBLIC_INITIAL_PEERS)
+    if config.backend == "local" or config.swarm == "public" or config.initial_peers:
+        yield config.initial_peers, lambda: None
     elif launch.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
             "swarm with `python -m dist_eval.swarm` and name it with --initial-peers."
         )
     elif not launch.is_leader:
-        yield board.wait_for("peers", config.swarm_timeout).split()
+        yield board.wait_for("peers", config.swarm_timeout).split(), lambda: None
     else:
         from dist_eval.swarm.private import PrivateSwarm, split_blocks
 
@@ -130,7 +131,11 @@ def open_swarm(config: EvaluationConfig, base: Base, launch: Launch, board: Boar
             echo=config.verbose,
         ) as swarm:
             board.publish("peers", " ".join(swarm.initial_peers))
-            yield swarm.initial_peers
+            try:
+                yield swarm.initial_peers, swarm.require_alive
+            except SwarmError:
+                swarm.require_alive()  # if a server of ours ended, that is the reason
+                raise
 
 
 def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
@@ -138,7 +143,12 @@ def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, f
     from transformers import AutoTokenizer
 
     own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(tuned.folder if own_tokenizer else base.name, trust_remote_code=False)
+    place = str(tuned.folder) if own_tokenizer else base.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
+        also = "" if own_tokenizer else f" (the checkpoint {tuned.folder} has none of its own)"
+        raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
     tokenize_dataset(
         str(config.dataset),
         folder,
@@ -147,6 +157,8 @@ def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, f
         label_column=config.label_column,
         label_names=tuned.label_names,
         max_length=base.max_length,
+        vocab_size=base.config.vocab_size,
+        labels=config.labels,
         strict=config.strict,
         subset=config.subset,
         split=config.split,
@@ -155,7 +167,12 @@ def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, f
 
 
 def load_classifier(
-    config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, peers: list[str], sockets: Path
+    config: EvaluationConfig,
+    base: Base,
+    tuned: TunedCheckpoint,
+    peers: list[str],
+    sockets: Path,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Classifier, dict[str, Any] | None]:
     """Builds the classifier, for a swarm after waiting until all blocks have a server.
 
@@ -171,12 +188,13 @@ def load_classifier(
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=sockets)
-    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
     from dist_eval.swarm.coverage import wait_until_covered
 
-    dht = join_swarm(peers, config.swarm_timeout)
+    dht = join_swarm(peers or public_peers(), config.swarm_timeout, check=check)
     try:
-        coverage = wait_until_covered(dht, base.dht_prefix, base.config.num_hidden_layers, config.swarm_timeout)
+        blocks = base.config.num_hidden_layers
+        coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
         classifier = load_on_swarm(
             base.name,
             tuned,
@@ -241,7 +259,8 @@ def predict_and_combine(
         "host": launch.host,
         "batches": len(shard),
         "samples": len(local),
-        "tokens": plan.tokens_of(shard),
+        "tokens": int(plan.real_tokens[shard].sum()),
+        "padded_tokens": int(plan.tokens[shard].sum()),
         "seconds": time.monotonic() - start,
     }
     progress.wait_for_all(patience)

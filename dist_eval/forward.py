@@ -83,7 +83,7 @@ def _predict_batch(classifier: TextClassifier, dataset: TokenizedDataset, rows: 
         raise type(error)(f"{_name(dataset, rows, number)}: {error}") from error
     except Exception as error:  # whatever Petals and hivemind raise once their retries are used up
         reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
-        raise SwarmError(f"{_name(dataset, rows, number)} got no answer from the swarm: {reason}") from error
+        raise SwarmError(f"{_name(dataset, rows, number)} got no answer: {reason}") from error
     if logits.shape[0] != len(rows):
         raise ModelOutputError(f"{_name(dataset, rows, number)}: {logits.shape[0]} answers for {len(rows)} texts.")
     return Predictions.from_logits(rows, dataset.labels[rows], logits.numpy())

@@ -1,4 +1,4 @@
-"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD FOLDER` (started by `lifetime.py`).
+"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD FOLDER [FILE...]`, by `lifetime.py`.
 
 Runs without site-packages, so it must import nothing but the standard library. It outlives signals sent to
 the run's process group, because it is in a session of its own, and ends when the owner closes its pipe.
@@ -32,7 +32,7 @@ def processes_of(folder: str) -> list[int]:
 
 
 def main() -> None:
-    """Waits for the owner's end, then ends what it left and removes the folder."""
+    """Waits for the owner's end, then ends what it left and removes the folder and the files."""
     descriptor, folder = int(sys.argv[1]), sys.argv[2]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -49,6 +49,9 @@ def main() -> None:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
+    for path in sys.argv[3:]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 if __name__ == "__main__":

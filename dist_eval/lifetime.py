@@ -28,10 +28,14 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _JANITOR_END_SECONDS = 20
 _SESSION_END_SECONDS = 10.0
-_LONGEST_BASE = 60
+_PREFIX, _LONGEST_BASE = "dist_eval-", 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
+"""Loaded now: in a process that was just forked from one with threads, loading could wait for a lock for ever."""
+
 _bind_forks = False
+_forker = 0
 _hook_installed = False
 _janitor_pipes: set[int] = set()
 
@@ -71,15 +75,20 @@ def end_session(leader: int, timeout: float = _SESSION_END_SECONDS) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    if _LIBC is not None:
+        _LIBC.prctl(option, value, 0, 0, 0)
 
 
 def _install_fork_hook() -> None:
     global _hook_installed
     if not _hook_installed:
-        os.register_at_fork(after_in_child=_after_fork_in_child)
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
         _hook_installed = True
+
+
+def _before_fork() -> None:
+    global _forker
+    _forker = os.getpid()
 
 
 def _after_fork_in_child() -> None:
@@ -87,8 +96,14 @@ def _after_fork_in_child() -> None:
     for descriptor in _janitor_pipes:
         os.close(descriptor)
     _janitor_pipes.clear()
-    if _bind_forks:
-        die_with_parent()
+    if not _bind_forks:
+        return
+    die_with_parent()
+    if os.getppid() != _forker:  # it ended before it could be asked to take us along
+        os._exit(1)
+    # our handlers are about the run, not about a helper, which its owner ends with SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
@@ -126,23 +141,31 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def workspace(prefix: str = "dist_eval-") -> Iterator[Path]:
+def workspace(*also_removed: Path) -> Iterator[Path]:
     """Opens a private temporary folder that disappears with this process, even if it is killed.
 
     The path is short, also where TMPDIR is long: Unix sockets are made in it, whose paths end at 107 bytes.
 
     Args:
-        prefix: start of the folder's name.
+        *also_removed: files elsewhere that disappear too.
 
     Yields:
         The folder (mode 0700).
     """
     base = tempfile.gettempdir()
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
     read_end, write_end = os.pipe()
     try:
         janitor = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_JANITOR), str(read_end), str(folder)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                str(_JANITOR),
+                str(read_end),
+                str(folder),
+                *map(os.path.abspath, also_removed),
+            ],
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -151,9 +151,7 @@ class SwarmBackbone:
         """Stops the routing thread, then leaves the swarm."""
         from dist_eval.swarm.client import leave_swarm
 
-        routes = self.model.h.sequence_manager
-        routes.shutdown()
-        leave_swarm(self.dht, routes.state.p2p)
+        leave_swarm(self.dht, self.model.h.sequence_manager)
 
 
 class LocalBackbone:

@@ -22,15 +22,15 @@ class Plan:
         order: positions in the dataset, sorted by length, int64 of shape [n].
         starts: where each batch begins in `order`, with a final n, int64 of shape [batches + 1].
         tokens: tokens of each batch, padding and prompts included, int64 of shape [batches].
+        real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens in front of every example.
-        real_tokens: tokens of all batches, prompts included, padding not.
     """
 
     order: np.ndarray
     starts: np.ndarray
     tokens: np.ndarray
+    real_tokens: np.ndarray
     prefix: int
-    real_tokens: int
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -39,16 +39,12 @@ class Plan:
         """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def tokens_of(self, numbers: np.ndarray) -> int:
-        """Returns the tokens of some batches, padding and prompts included."""
-        return int(self.tokens[numbers].sum())
-
     def facts(self) -> dict[str, Any]:
         """Returns the section `plan` of `results.json`."""
         return {
             "batches": len(self),
             "padded_tokens": int(self.tokens.sum()),
-            "real_tokens": self.real_tokens,
+            "real_tokens": int(self.real_tokens.sum()),
             "digest": self.digest(),
         }
 
@@ -81,12 +77,13 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
         tokens.append((end - start) * width)
         starts.append(end)
         start = end
+    cumulative = np.concatenate([[0], np.cumsum(lengths[order] + prefix)])
     return Plan(
         order=order,
         starts=np.asarray(starts, dtype=np.int64),
         tokens=np.asarray(tokens, dtype=np.int64),
         prefix=prefix,
-        real_tokens=int(lengths.sum()) + prefix * len(lengths),
+        real_tokens=np.diff(cumulative[starts]),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.errors import ExactnessError
+from dist_eval.errors import CoverageError
 
 _NAMED_AT_MOST = 10
 
@@ -144,8 +144,7 @@ def prove_coverage(index: np.ndarray, expected: int) -> Coverage:
         The coverage, which is exact.
 
     Raises:
-        ExactnessError: a position is repeated, missing, or outside the dataset; the message names the first ones,
-            the attribute `coverage` holds the counts.
+        CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
     """
     outside = index[(index < 0) | (index >= expected)]
     counts = np.bincount(index[(index >= 0) & (index < expected)], minlength=expected)
@@ -163,7 +162,6 @@ def prove_coverage(index: np.ndarray, expected: int) -> Coverage:
         if len(rows)
     ]
     if problems:
-        error = ExactnessError(f"The predictions do not cover the dataset's {expected} rows: {'; '.join(problems)}.")
-        error.coverage = coverage  # type: ignore[attr-defined]
-        raise error
+        message = f"The predictions do not cover the dataset's {expected} rows: {'; '.join(problems)}."
+        raise CoverageError(message, coverage)
     return coverage

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from dist_eval.collectives import Board, Launch
 from dist_eval.errors import RunError
 
-_REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.05
+_REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.1
 _PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
 _DONE, _HOST, _FINISHED = "examples_done", "host", "finished"
@@ -68,20 +68,19 @@ class Progress:
             self._open_counts(store)
             self._report(store)
             store.set(f"{_FINISHED}/{self._launch.rank}", "")
+            store.add(_FINISHED, 1)
             counts, since = self._counts(store), time.monotonic()
-            while late := self._late(store):
+            while store.add(_FINISHED, 0) < self._launch.world_size:
                 self._board.require_no_failure(store)
                 time.sleep(_WAIT_SECONDS)
                 now = self._counts(store)
                 if now != counts:
                     counts, since = now, time.monotonic()
                 elif time.monotonic() - since > patience:
-                    raise RunError(self._complaint(store, late, counts, patience))
+                    raise RunError(self._complaint(store, counts, patience))
 
-    def _late(self, store: Any) -> list[int]:
-        return [rank for rank in range(self._launch.world_size) if not store.check([f"{_FINISHED}/{rank}"])]
-
-    def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
+    def _complaint(self, store: Any, counts: list[int], patience: float) -> str:
+        late = [rank for rank in range(self._launch.world_size) if not store.check([f"{_FINISHED}/{rank}"])]
         hosts = {r: store.get(f"{_HOST}/{r}").decode() for r in late if store.check([f"{_HOST}/{r}"])}
         named = ", ".join(
             f"rank {rank} on {hosts.get(rank, 'an unknown host')} ({counts[rank]} examples done)"
@@ -102,27 +101,31 @@ class Progress:
 
     def _report(self, store: Any) -> None:
         with self._lock:  # the thread and the waiting rank both report
-            delta, self._reported = self._done - self._reported, self._done
+            delta = self._done - self._reported
             store.add(f"{_DONE}/{self._launch.rank}", delta)
+            self._reported += delta
 
     def _run(self) -> None:
         display = _display(self._total, self._stream) if self._launch.is_leader else None
-        try:
-            with self._board.connect() as store:
-                store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
-                self._open_counts(store)
-                while True:
-                    last = self._ended.wait(_REPORT_SECONDS)
-                    self._report(store)
-                    if display:
-                        display.show(self._total if self._complete else sum(self._counts(store)))
-                    if last:
-                        break
-        except Exception:  # the display is a courtesy: losing the store here shows elsewhere, if it matters
-            pass
-        finally:
-            if display:
-                display.close()
+        while not self._ended.is_set():
+            try:
+                self._keep_reporting(display)
+            except Exception:  # others judge by our reports whether we get on: try again
+                self._ended.wait(_REPORT_SECONDS)
+        if display:
+            display.close()
+
+    def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
+        with self._board.connect() as store:
+            store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
+            self._open_counts(store)
+            while True:
+                last = self._ended.wait(_REPORT_SECONDS)
+                self._report(store)
+                if display:
+                    display.show(self._total if self._complete else sum(self._counts(store)))
+                if last:
+                    return
 
 
 class _Bar:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dist_eval.errors import DataError
 
@@ -26,6 +27,7 @@ _BLOCK_BYTES = (1 << 22, 1 << 28)
 """Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
+_LARGEST_ARRAY_BYTES = 64 << 20
 _COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
 
 
@@ -74,7 +76,8 @@ def open_rows(
     reader = _READERS.get(_kind(path))
     if reader is None:
         raise DataError(f"{dataset}: unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.")
-    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))))
+    names = _parquet_class_names(path, columns[-1]) if reader is _read_parquet else None
+    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))), names)
 
 
 def _kind(path: Path) -> str:
@@ -138,7 +141,8 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
 def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     from pyarrow import csv
 
-    parse = csv.ParseOptions(delimiter="\t" if _kind(path) == ".tsv" else ",", newlines_in_values=True)
+    is_tsv = _kind(path) == ".tsv"
+    parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
     with pa.input_stream(path, compression="detect") as stream:
         header = _csv_header(path, stream, parse)
     _require_columns(str(path), columns, header)
@@ -151,7 +155,24 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
             options = csv.ReadOptions(block_size=block_size, use_threads=False)
             yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
 
-    yield from _with_growing_blocks(read)
+    row = 0
+    for batch in _with_growing_blocks(read):
+        if is_tsv:
+            _require_no_swallowed_rows(path, batch, row)
+        row += batch.num_rows
+        yield batch
+
+
+def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
+    """Many TSV files use quotes as plain characters; read as quoting, an odd one swallows all up to the next."""
+    for column in batch.columns:
+        suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
+        if pc.any(suspicious).as_py():
+            row = first_row + suspicious.to_pylist().index(True)
+            raise DataError(
+                f"{path}, row {row} (counted from 0): a text in quotes spans several lines and columns. An odd quote "
+                "seems to have swallowed rows. Double the quotes that are meant as characters, or convert to JSONL."
+            )
 
 
 def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
@@ -192,6 +213,11 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     if not head.startswith(b"["):  # one object a line, whatever the file is called
         yield from _read_json_lines(path, columns)
         return
+    if path.stat().st_size > _LARGEST_ARRAY_BYTES:
+        raise DataError(
+            f"{path} is one JSON array of {path.stat().st_size >> 20} MiB, which can only be read as a whole. "
+            "Convert it to JSONL (one object a line), which is read piece by piece."
+        )
     with pa.input_stream(path, compression="detect") as stream:
         try:
             rows = json.loads(stream.read().decode("utf-8-sig"), object_pairs_hook=_object)
@@ -239,6 +265,18 @@ def _read_parquet(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
             yield batch.select(columns)
 
 
+def _parquet_class_names(path: Path, column: str) -> list[str] | None:
+    """Returns the names of a ClassLabel column, which `datasets` writes into the file's metadata."""
+    from pyarrow import parquet
+
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return list(features[column]["names"])
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError):  # the reader proper says what is wrong
+        return None
+
+
 _READERS = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
@@ -276,11 +314,3 @@ def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()
     )
     return RowSource(dataset, _translating_errors(dataset, batches), names)
-
-
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
-
-
-def integer_text(value: str) -> int | None:
-    """Returns the integer that a text writes, or None if it writes none."""
-    return int(value) if _INTEGER.fullmatch(value.strip()) else None

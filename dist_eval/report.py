@@ -13,11 +13,13 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     per_class         [{label, precision, recall, f1, support}]
     confusion_matrix  {labels, matrix}: rows are true classes, columns predicted ones
     coverage          {expected, seen, duplicates, missing, failed}
-    data              {source, examples, truncated, longest, max_length, digest}
+    data              {source, examples, truncated, longest, multiline, max_length, digest}
     model             {base, checkpoint, tuning_mode, pre_seq_len, num_labels, weights_digest}
     plan              {batches, padded_tokens, real_tokens, digest}
-    ranks             [{rank, host, batches, samples, tokens, seconds}]
-    throughput        {seconds, examples_per_second, tokens_per_second} of the forwards, the slowest rank's time
+    ranks             [{rank, host, batches, samples, tokens, padded_tokens, seconds}]; tokens include prompts,
+                      padded_tokens also padding
+    throughput        {seconds, examples_per_second, tokens_per_second} of the forwards: tokens without padding, the
+                      slowest rank's time
     swarm             null, or {dht_prefix, num_blocks, missing_blocks, replicas_per_block, servers}
     config            all options; peer addresses are counted, not written
     environment       {python, platform, packages, git_commit}
@@ -90,23 +92,28 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
 
-    def fail(self, message: str, *, rank: int, host: str) -> None:
+    def fail(self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None) -> None:
         """Marks the run as failed, on whichever rank knows why.
 
         Args:
             message: the reason.
             rank: the rank that failed.
             host: its host.
+            coverage: the counts, if the reason is that the dataset is not covered.
+
+        Raises:
+            OSError: the folder cannot be written any more.
         """
         results = self._read()
         if results.get("status") == "running":  # never touch what an earlier, complete run left
             for address in self._config.initial_peers:
                 message = message.replace(address, "(peer address, not recorded)")
             error = {"message": _PEER_ID.sub("/p2p/(not recorded)", message), "rank": rank, "host": host}
-            self._write({**results, "status": "failed", "error": error, "finished": _now()})
+            failed = {**results, "status": "failed", "error": error, "finished": _now()}
+            self._write(failed if coverage is None else {**failed, "coverage": coverage})
 
     def complete(self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any]) -> None:
-        """Writes all files of a complete run; `results.json` comes last.
+        """Writes all files of a complete run; the picture comes last, because no result depends on it.
 
         Args:
             predictions: one for each example, in dataset order.
@@ -114,7 +121,6 @@ class RunFolder:
             facts: the further sections of `results.json`.
         """
         write_predictions(self.path / PREDICTIONS, predictions)
-        draw_confusion_matrix(self.path / CONFUSION_MATRIX, metrics)
         self._write(
             {
                 **self._read(),
@@ -128,6 +134,10 @@ class RunFolder:
                 **facts,
             }
         )
+        try:
+            draw_confusion_matrix(self.path / CONFUSION_MATRIX, metrics)
+        except Exception as error:  # fonts, memory: whatever it is, the numbers stand
+            print_error(f"{CONFUSION_MATRIX} could not be drawn ({error}); all numbers are in {RESULTS}.")
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -275,7 +285,8 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
     lines += [
         "",
         f"coverage: {coverage['seen']} of {coverage['expected']} examples, each exactly once"
-        + (f"; {data['truncated']} texts cut to {data['max_length']} tokens" if data["truncated"] else ""),
+        + (f"; {data['truncated']} texts cut to {data['max_length']} tokens" if data["truncated"] else "")
+        + (f"; {data['multiline']} texts have several lines" if data["multiline"] else ""),
         f"speed: {throughput['examples_per_second']:.1f} examples/s, {throughput['tokens_per_second']:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
         "files:",

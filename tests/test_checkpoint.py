@@ -134,9 +134,20 @@ def test_the_names_of_classes_may_be_missing(folder: Path) -> None:
     assert TunedCheckpoint.load(folder).label_names == [f"LABEL_{number}" for number in range(CLASSES)]
 
 
-def test_the_number_of_classes_may_be_missing(folder: Path) -> None:
-    edit_config(folder, num_labels=...)
+@pytest.mark.parametrize("missing", [..., None])
+def test_the_number_of_classes_may_be_missing(folder: Path, missing: Any) -> None:
+    edit_config(folder, num_labels=missing)
     assert TunedCheckpoint.load(folder).label_names == tuned().label_names
+
+
+@pytest.mark.parametrize("missing", [..., None])
+@pytest.mark.parametrize("classes", [1, 2, CLASSES])
+def test_number_and_names_of_classes_follow_from_the_head(folder: Path, missing: Any, classes: int) -> None:
+    edit_config(folder, num_labels=missing, id2label=missing)
+    edit_tensor(folder, "score.weight", lambda tensor: tensor[:classes])
+    loaded = TunedCheckpoint.load(folder)
+    assert loaded.label_names == [f"LABEL_{number}" for number in range(classes)]
+    assert loaded.num_labels == classes
 
 
 def test_blooms_older_names_of_sizes_are_understood(folder: Path) -> None:
@@ -145,10 +156,12 @@ def test_blooms_older_names_of_sizes_are_understood(folder: Path) -> None:
     assert loaded.architecture == {**tuned(family="bloom").architecture}
 
 
-@pytest.mark.parametrize("mode", ["none", "", None])
-def test_no_tuning_mode_means_the_head_alone(folder: Path, mode: str | None) -> None:
-    edit_config(folder, tuning_mode=mode)
-    loaded = TunedCheckpoint.load(folder)
+@pytest.mark.parametrize("mode", ["none", "", None, ...])
+@pytest.mark.parametrize("length", [0, LENGTH, None, ...])
+def test_no_tuning_mode_means_the_head_alone(tmp_path: Path, mode: Any, length: Any) -> None:
+    tuned(None).save(tmp_path)
+    edit_config(tmp_path, tuning_mode=mode, pre_seq_len=length)
+    loaded = TunedCheckpoint.load(tmp_path)
     assert (loaded.tuning_mode, loaded.pre_seq_len, loaded.prompts) == (None, 0, None)
 
 
@@ -167,6 +180,170 @@ def test_of_an_export_of_a_whole_model_only_the_tuned_tensors_are_taken(tmp_path
     for file in (tmp_path / "again").iterdir():
         assert b"p2p" not in file.read_bytes()
     assert "initial_peers" not in json.loads((tmp_path / "again" / "config.json").read_text())
+
+
+def edit_tensors(folder: Path, **others: torch.Tensor) -> None:
+    """Adds tensors under names with `__` for a dot."""
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), **{name.replace("__", "."): value for name, value in others.items()}}, path)
+
+
+@pytest.mark.parametrize("mode", ["none", "", None, ...])
+def test_prompts_without_a_tuning_mode_are_named(folder: Path, mode: Any) -> None:
+    edit_config(folder, tuning_mode=mode)
+    message = error_of(folder)
+    assert message.startswith(f"The checkpoint {folder} holds the tuned tensor ")
+    assert "prompt_embeddings.weight'" in message
+    assert message.endswith("but tuning_mode none in config.json does not use it.")
+
+
+def test_deep_prompts_that_the_tuning_mode_does_not_use_are_named(folder: Path) -> None:
+    edit_config(folder, tuning_mode="ptune")
+    assert error_of(folder) == (
+        f"The checkpoint {folder} holds the tuned tensor 'intermediate_prompt_embeddings.weight', but tuning_mode "
+        "ptune in config.json does not use it."
+    )
+
+
+@all_modes
+@pytest.mark.parametrize(
+    "name",
+    [
+        "score.bias",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.1.mlp.lora_B.default.weight",
+        "transformer.h.0.mlp.lora_embedding_A",
+    ],
+)
+def test_a_tuned_tensor_that_cannot_be_used_is_named(tmp_path: Path, mode: str | None, name: str) -> None:
+    tuned(mode).save(tmp_path)
+    edit_tensors(tmp_path, **{name.replace(".", "__"): torch.zeros(CLASSES)})
+    assert error_of(tmp_path) == (
+        f"The checkpoint {tmp_path} holds the tuned tensor {name!r}, but dist_eval cannot use it."
+    )
+
+
+def save_with_transformers(folder: Path, *, shard: str = "10GB", **config: Any) -> torch.Tensor:
+    """Writes a classifier as transformers does; returns the weight of its head."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 31, "hidden_size": HIDDEN, "intermediate_size": 8, "num_hidden_layers": LAYERS}
+    model = LlamaForSequenceClassification(LlamaConfig(**sizes, num_attention_heads=2, **config))
+    model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
+    return model.score.weight.detach()
+
+
+@pytest.mark.parametrize("shard", ["10GB", "1KB"])
+def test_a_classifier_that_transformers_saved_is_loaded(tmp_path: Path, shard: str) -> None:
+    head = save_with_transformers(tmp_path, shard=shard)
+    assert (tmp_path / "model.safetensors").exists() == (shard == "10GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard != "10GB")
+
+    loaded = TunedCheckpoint.load(tmp_path)
+
+    assert torch.equal(loaded.head, head)
+    assert (loaded.tuning_mode, loaded.prompts, loaded.deep_prompts) == (None, None, None)
+    assert loaded.label_names == ["LABEL_0", "LABEL_1"]
+    assert loaded.architecture == tuned().architecture
+
+
+@pytest.mark.parametrize("shard", ["10GB", "1KB"])
+def test_a_classifier_that_transformers_saved_keeps_the_names_of_its_classes(tmp_path: Path, shard: str) -> None:
+    names = ["neg", "neutral", "pos"]
+    save_with_transformers(tmp_path / "named", shard=shard, id2label=dict(enumerate(names)))
+    save_with_transformers(tmp_path / "counted", shard=shard, num_labels=3)
+    assert TunedCheckpoint.load(tmp_path / "named").label_names == names
+    assert TunedCheckpoint.load(tmp_path / "counted").label_names == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Spreads the tensors over one file each, with an index, as transformers does; returns file by tensor."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {
+        name: f"model-{number:05}-of-{len(tensors):05}.safetensors" for number, name in enumerate(sorted(tensors), 1)
+    }
+    for name, file in files.items():
+        save_file({name: tensors[name]}, folder / file)
+    write_index(folder, {"metadata": {"total_size": 1}, "weight_map": files})
+    return files
+
+
+def write_index(folder: Path, content: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+@all_modes
+@all_families
+def test_tensors_in_several_files_are_brought_together(tmp_path: Path, mode: str | None, family: str) -> None:
+    tuned(mode, family).save(tmp_path)
+    shard(tmp_path)
+    loaded = TunedCheckpoint.load(tmp_path)
+    assert loaded.digest() == tuned(mode, family).digest()
+    assert loaded.tuning_mode == mode
+
+
+def test_one_file_beside_an_index_goes_before_it(folder: Path) -> None:
+    write_index(folder, {"weight_map": {"score.weight": "model-00001-of-00002.safetensors"}})
+    assert TunedCheckpoint.load(folder).digest() == tuned().digest()
+
+
+def test_a_missing_one_of_several_files_is_named(folder: Path) -> None:
+    missing = shard(folder)["score.weight"]
+    (folder / missing).unlink()
+    assert error_of(folder) == f"The checkpoint {folder} has no {missing}."
+
+
+def test_a_damaged_one_of_several_files_is_named(folder: Path) -> None:
+    damaged = folder / shard(folder)["score.weight"]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert error_of(folder).startswith(f"{damaged} is damaged or no safetensors file")
+
+
+def test_a_tuned_tensor_that_cannot_be_used_is_named_also_among_several_files(tmp_path: Path) -> None:
+    tuned(None).save(tmp_path)
+    edit_tensors(tmp_path, score__bias=torch.zeros(CLASSES))
+    shard(tmp_path)
+    assert "holds the tuned tensor 'score.bias', but dist_eval cannot use it." in error_of(tmp_path)
+
+
+def test_several_files_without_a_head_are_named(folder: Path) -> None:
+    edit_tensor(folder, "score.weight", None)
+    shard(folder)
+    assert error_of(folder).startswith(f"The checkpoint {folder} has no classification head")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"caf\xe9",
+        b"{}",
+        b"[]",
+        b"null",
+        b"7",
+        b'{"weight_map": []}',
+        b'{"weight_map": null}',
+        b'{"weight_map": {"score.weight": 7}}',
+        b'{"weight_map": {"score.weight": null}}',
+        b'{"weight_map": {"score.weight": []}}',
+        b'{"weight_map": {"score.weight": "a.safetensors", "other.weight": 7}}',
+    ],
+)
+def test_a_damaged_index_is_named(folder: Path, content: bytes) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_bytes(content)
+    assert "model.safetensors.index.json" in error_of(folder)
+
+
+def test_an_index_of_pickles_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    shard(folder)
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(CreatesFile(tmp_path / "executed")))
+    write_index(folder, {"weight_map": {"score.weight": "pytorch_model.bin"}})
+    assert str(folder) in error_of(folder)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -196,12 +373,11 @@ def test_a_config_that_does_not_tell_the_base_is_named(folder: Path, field: str)
         ({"tuning_mode": "lora"}, "tuning_mode 'lora'"),
         ({"pre_seq_len": 0}, "pre_seq_len"),
         ({"pre_seq_len": ...}, "pre_seq_len"),
-        ({"num_labels": ..., "id2label": ...}, "num_labels"),
         ({"id2label": {str(number): "x" for number in range(CLASSES) if number != 5}}, "id2label"),
         ({"id2label": {str(number + 1): "x" for number in range(CLASSES)}}, "id2label"),
         ({"id2label": [f"class {number}" for number in range(CLASSES)]}, "id2label"),
     ],
-    ids=["unknown mode", "no prompts", "length missing", "no classes", "a hole", "counted from 1", "a list of names"],
+    ids=["unknown mode", "no prompts", "length missing", "a hole", "counted from 1", "a list of names"],
 )
 def test_a_config_that_contradicts_itself_is_named(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit_config(folder, **changes)
@@ -278,7 +454,8 @@ def test_truncated_weights_are_named(folder: Path, kept: int) -> None:
 def test_a_missing_tensor_is_named(folder: Path, name: str, what: str) -> None:
     edit_tensor(folder, name, None)
     message = error_of(folder)
-    assert message.startswith(f"The checkpoint {folder} has {what}: model.safetensors lacks '{name}'")
+    assert message.startswith(f"The checkpoint {folder} has {what}: it lacks '{name}'")
+    assert (", which tuning_mode deep_ptune needs." in message) == (name != "score.weight")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +463,7 @@ def test_a_missing_tensor_is_named(folder: Path, name: str, what: str) -> None:
     [
         ("score.weight", lambda t: t[:-1], "[11, 4], but config.json asks for [12, 4]"),
         ("score.weight", lambda t: t.T, "[4, 12], but config.json asks for [12, 4]"),
+        ("score.weight", lambda t: t.sum(), "[], but config.json asks for [12, 4]"),
         ("prompt_embeddings.weight", lambda t: t[:1], "[1, 4], but config.json asks for [2, 4]"),
         ("intermediate_prompt_embeddings.weight", lambda t: t[:, :-4], "[2, 8], but config.json asks for [2, 12]"),
         ("intermediate_prompt_embeddings.weight", lambda t: t.view(6, 4), "[6, 4], but config.json asks for [2, 12]"),

@@ -37,6 +37,8 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert "nobody-writes-this" in knowledge["missing"]
         assert "another rank failed" in knowledge["gave_up"]
     assert sum(knowledge["claimed"] for knowledge in known) == 1
+    first = next(rank for rank, knowledge in enumerate(known) if knowledge["claimed"])
+    assert {knowledge["reason"] for knowledge in known} == {f"rank {first} failed"}
     if world_size > 1:
         for knowledge in known:
             assert "weights differs between ranks" in knowledge["disagreement"]
@@ -57,14 +59,39 @@ def test_without_torchrun_the_process_is_the_only_rank() -> None:
     board = Board(launch)
     board.publish("key", "value")
     assert board.wait_for("key", 1.0) == "value"
-    assert [board.claim_failure(), board.claim_failure()] == [True, False]
+    board.meet("here", 1.0)
+    assert board.failure() is None
+    assert [board.claim_failure({"message": text}) for text in ("first", "second")] == [True, False]
+    assert board.failure() == {"message": "first"}
 
 
-def test_ranks_without_an_address_of_the_store_are_told_to_use_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RunError, match="start the run with torchrun"):
-        Board(Launch.from_environment({"RANK": "0", "WORLD_SIZE": "2"}))
+TORCHRUN = {
+    "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "TORCHELASTIC_MAX_RESTARTS": "0",
+}
+
+
+@pytest.mark.parametrize("missing", ["LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(missing: str) -> None:
+    assert Launch.from_environment(TORCHRUN).node == 1
+    with pytest.raises(RunError, match=f"no {missing}: start the run with torchrun"):
+        Launch.from_environment({name: value for name, value in TORCHRUN.items() if name != missing})
+
+
+def test_restarts_across_hosts_are_refused() -> None:
+    with pytest.raises(RunError, match="--max-restarts=0"):
+        Launch.from_environment({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"})
+
+
+def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    board = Board(Launch(rank=1, world_size=3, host="here"))
+    with pytest.raises(RunError, match=r"Rank 1 on here waited 0\.5 s for all ranks to be ready; missing are ranks 0, 2"):
+        board.meet("ready", 0.5)
 
 
 def test_runs_of_one_process_do_not_see_each_others_values() -> None:

@@ -157,6 +157,27 @@ def test_a_pair_is_cut_at_its_longer_text(tokenize: Tokenize) -> None:
     assert all_ids(data) == [[2, 2, 4]]
 
 
+@pytest.mark.parametrize("row", [0, ROWS_PER_BATCH + 3])
+def test_a_token_that_the_base_model_does_not_know_accuses_the_tokenizer(tokenize: Tokenize, row: int) -> None:
+    texts = ["good"] * (ROWS_PER_BATCH + 10)
+    texts[row] = "bad film bad"
+    table = pa.table({"text": texts, "label": [0] * len(texts)})
+    assert tokenize(table, vocab_size=5).facts == tokenize(table, vocab_size=None).facts
+    with pytest.raises(DataError) as caught:
+        tokenize(table, vocab_size=4)
+    assert "The tokenizer gives the token id 4, but the base model knows only 4 ids" in str(caught.value)
+    assert "belongs to another model" in str(caught.value)
+
+
+def test_the_shipped_base_knows_the_shipped_tokenizers_tokens(tokenize: Tokenize) -> None:
+    from transformers import AutoConfig
+
+    size = AutoConfig.from_pretrained(demo.BASE_MODEL).vocab_size
+    content = demo.TEST_DATA.read_bytes()
+    names = list("0123456789")
+    assert len(tokenize(content, tokenizer=DIGITS, label_names=names, vocab_size=size)) > 500
+
+
 @pytest.mark.parametrize("columns", [["text"], ["text", "other"]])
 @pytest.mark.parametrize("max_length", [1, 2, 3])
 def test_no_text_is_longer_than_the_limit_however_low_it_is(
@@ -189,8 +210,29 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "examples": 2,
         "truncated": 0,
         "longest": 2,
+        "multiline": 0,
         "max_length": 100,
     }
+
+
+def test_rows_with_a_text_of_several_lines_are_counted(tokenize: Tokenize) -> None:
+    content = 'text,label\n"good\nfilm",pos\nbad,neg\n"odd\ngood\nfilm",pos\n'
+    data = tokenize(content)
+    assert data.facts.multiline == 2
+    assert all_ids(data) == [[2, 4], [3], [0, 2, 4]]
+
+
+def test_a_pair_of_texts_with_several_lines_is_one_row(tokenize: Tokenize) -> None:
+    content = (
+        'text,other,label\n"good\nfilm","bad\nfilm",pos\ngood,"bad\nfilm",neg\n"good\nbad",film,neg\ngood,bad,pos\n'
+    )
+    assert tokenize(content, text_columns=["text", "other"]).facts.multiline == 3
+
+
+def test_rows_with_several_lines_are_counted_over_all_chunks(tokenize: Tokenize) -> None:
+    texts = ["good\nfilm" if row % 5 == 0 else "bad" for row in range(2 * ROWS_PER_BATCH)]
+    data = tokenize(pa.table({"text": texts, "label": [0] * len(texts)}))
+    assert data.facts.multiline == len(range(0, 2 * ROWS_PER_BATCH, 5))
 
 
 def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> None:
@@ -207,62 +249,21 @@ def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> 
     assert tokenize([("good film", 1), ("bad", 0)]).facts.digest == digests["original"]
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes"),
-    [
-        (["neg", "pos", "neg"], [0, 1, 0]),
-        ([0, 1, 0], [0, 1, 0]),
-        (["0", "1", "01"], [0, 1, 1]),
-        ([" 1", "0 ", "+1"], [1, 0, 1]),
-    ],
-)
-def test_labels_are_names_or_numbers(tokenize: Tokenize, labels: list[Any], classes: list[int]) -> None:
-    assert tokenize([("good", label) for label in labels]).labels.tolist() == classes
+@pytest.mark.parametrize(("labels", "classes"), [("names", [2, 1, 1]), ("numbers", [1, 2, 2])])
+def test_labels_are_read_as_someone_says(tokenize: Tokenize, labels: str, classes: list[int]) -> None:
+    content = "text,label\ngood,1\nbad,2\nfilm,2\n"
+    assert tokenize(content, label_names=["3", "2", "1"], labels=labels).labels.tolist() == classes
+    with pytest.raises(DataError, match=r"test\.csv: column 'label' is ambiguous.*--labels"):
+        tokenize(content, label_names=["3", "2", "1"])
 
 
-def test_the_name_of_a_class_goes_before_its_number(tokenize: Tokenize) -> None:
-    data = tokenize("text,label\ngood,1\ngood,2\ngood,3\n", label_names=["3", "2", "1"])
-    assert data.labels.tolist() == [2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pa.array([0, 1], pa.int8()),
-        pa.array([0, 1], pa.uint64()),
-        pa.array(["neg", "pos"], pa.large_string()),
-        pa.array(["neg", "pos"]).dictionary_encode(),
-    ],
-    ids=lambda array: str(array.type),
-)
-def test_labels_of_all_arrow_types(tokenize: Tokenize, labels: pa.Array) -> None:
-    texts = pa.array(["good", "bad"]).dictionary_encode()
-    data = tokenize(pa.table({"text": texts, "label": labels}))
-    assert data.labels.tolist() == [0, 1]
-    assert all_ids(data) == [[2], [3]]
-
-
-def test_a_label_keeps_its_meaning_in_every_chunk(tokenize: Tokenize) -> None:
-    names = [f"class {number}" for number in range(50)]
-    labels = [names[(7 * row) % 50] for row in range(2 * ROWS_PER_BATCH + 100)]
-    data = tokenize(pa.table({"text": ["good"] * len(labels), "label": labels}), label_names=names)
+def test_labels_stay_with_their_texts_in_every_chunk(tokenize: Tokenize) -> None:
+    names = [f"class {number}" for number in range(5)]
+    labels = [names[(7 * row) % 5] for row in range(2 * ROWS_PER_BATCH + 100)]
+    texts = ["good " * (names.index(label) + 1) for label in labels]
+    data = tokenize(pa.table({"text": texts, "label": labels}), label_names=names)
     assert [names[number] for number in data.labels] == labels
-
-
-def test_an_unknown_label_names_the_row_and_the_classes(tokenize: Tokenize) -> None:
-    with pytest.raises(DataError) as caught:
-        tokenize("text,label\ngood,pos\nbad,neutral\n")
-    assert str(caught.value).endswith(
-        "test.csv, row 1 (counted from 0): the label in column 'label' is 'neutral', but the head knows only the "
-        "classes neg, pos (0 to 1)."
-    )
-
-
-@pytest.mark.parametrize("label", ["2", "-1", "0.0", "Pos", "True", "1" * 5000], ids=lambda text: text[:8])
-def test_a_label_outside_the_head_names_the_row(tokenize: Tokenize, label: str) -> None:
-    with pytest.raises(DataError, match=r"row 1 \(counted from 0\): the label in column 'label' is") as caught:
-        tokenize(f"text,label\ngood,1\nbad,{label}\n")
-    assert label[:50] in str(caught.value)
+    assert (data.labels + 1).tolist() == data.lengths.tolist()
 
 
 def test_an_unknown_label_in_a_later_chunk_names_its_row(tokenize: Tokenize) -> None:
@@ -272,30 +273,6 @@ def test_an_unknown_label_in_a_later_chunk_names_its_row(tokenize: Tokenize) -> 
         tokenize(pa.table({"text": ["good"] * len(labels), "label": labels}))
 
 
-def test_an_empty_label_is_called_empty(tokenize: Tokenize) -> None:
-    with pytest.raises(DataError, match=r"row 1 .*the label in column 'label' is empty"):
-        tokenize("text,label\ngood,pos\nbad,\n")
-
-
-def test_a_long_unknown_label_is_not_printed_as_a_whole(tokenize: Tokenize) -> None:
-    with pytest.raises(DataError, match="row 0 ") as caught:
-        tokenize(f"text,label\ngood,{'bad film ' * 10_000}\n")
-    assert len(str(caught.value)) < 2000
-
-
-def test_a_column_of_some_names_and_some_numbers_is_ambiguous(tokenize: Tokenize) -> None:
-    with pytest.raises(DataError) as caught:
-        tokenize("text,label\ngood,1\nbad,neg\nfilm,0\n")
-    message = str(caught.value)
-    assert "column 'label' is ambiguous" in message
-    assert "'neg' (row 1) is the name of a class, '1' (row 0) only a number" in message
-
-
-def test_a_name_that_two_classes_share_is_refused(tokenize: Tokenize) -> None:
-    with pytest.raises(DataError, match="'pos'"):
-        tokenize("text,label\ngood,pos\n", label_names=["pos", "pos", "neg"])
-
-
 @pytest.mark.parametrize("name", ["text", "label"])
 @pytest.mark.parametrize("row", [0, ROWS_PER_BATCH + 2])
 def test_a_null_names_row_and_column(tokenize: Tokenize, name: str, row: int) -> None:
@@ -303,15 +280,6 @@ def test_a_null_names_row_and_column(tokenize: Tokenize, name: str, row: int) ->
     columns[name][row] = None  # type: ignore[call-overload]
     with pytest.raises(DataError, match=rf"row {row} \(counted from 0\): the {name} in column '{name}' is missing"):
         tokenize(pa.table(columns))
-
-
-@pytest.mark.parametrize("labels", [[0.0, 1.0], [[0], [1]], [{"id": 0}, {"id": 1}]])
-def test_labels_that_are_no_classes_name_the_column_and_its_type(tokenize: Tokenize, labels: list[Any]) -> None:
-    table = pa.table({"text": ["good", "bad"], "label": labels})
-    with pytest.raises(DataError) as caught:
-        tokenize(table)
-    kind = str(table.schema.field("label").type).partition("<")[0]
-    assert f"column 'label' holds {kind}" in str(caught.value)
 
 
 @pytest.mark.parametrize("texts", [[1, 2], [[1], [2]], [True, False], [b"good", b"bad"]])
@@ -375,41 +343,3 @@ def test_a_huge_text_is_cut_like_any_other(tokenize: Tokenize) -> None:
     data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 5_000_000},neg\nbad,pos\n", max_length=10)
     assert data.lengths.tolist() == [1, 10, 1]
     assert (data.facts.longest, data.facts.truncated) == (11, 1)
-
-
-def saved_folder(folder: Path, names: list[str]) -> str:
-    import datasets
-
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
-    rows = {"text": ["bad", "good"], "label": [names.index("neg"), names.index("pos")]}
-    saved = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(str(folder / "saved"))
-    return str(folder / "saved")
-
-
-def test_class_names_of_a_dataset_are_matched_with_the_heads(tmp_path: Path) -> None:
-    path = saved_folder(tmp_path, ["pos", "neg"])
-    assert tokenized(path, tmp_path, split="train").labels.tolist() == [0, 1]
-    assert tokenized(path, tmp_path, split="test").labels.tolist() == [1]
-
-
-def test_class_numbers_of_a_dataset_count_where_the_head_has_other_names(tmp_path: Path) -> None:
-    path = saved_folder(tmp_path, ["pos", "neg"])
-    data = tokenized(path, tmp_path, split="train", label_names=["LABEL_0", "LABEL_1"])
-    assert data.labels.tolist() == [1, 0]
-
-
-def test_a_dataset_with_more_classes_than_the_head_is_refused_where_they_occur(tmp_path: Path) -> None:
-    path = saved_folder(tmp_path, ["none", "mixed", "neg", "pos"])
-    with pytest.raises(DataError, match=r"row 0 \(counted from 0\): the label in column 'label' is '2'"):
-        tokenized(path, tmp_path, split="train")
-
-
-def test_an_unlabelled_row_of_a_dataset_is_no_class(tmp_path: Path) -> None:
-    import datasets
-
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
-    rows = datasets.Dataset.from_dict({"text": ["good", "bad"], "label": [1, -1]}, features=features)
-    rows.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match=r"row 1 .*the label in column 'label' is '-1'"):
-        tokenized(str(tmp_path / "saved"), tmp_path)

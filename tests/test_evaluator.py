@@ -12,11 +12,14 @@ from typing import Any
 
 import pandas
 import pytest
-from conftest import Launcher, wait_for
+from conftest import Launcher, SwarmClient, wait_for
 
 from dist_eval import demo
 from dist_eval.__main__ import run
+from dist_eval.base import Base
+from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.config import EvaluationConfig
+from dist_eval.errors import SwarmError
 from dist_eval.swarm.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parent / "workers" / "world_size_worker.py")
@@ -55,14 +58,17 @@ def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ra
 ) -> None:
     folder, result = by_world_size[ranks]
     assert result.returncode == 0, result.stderr
-    facts = json.loads((folder / f"{n}.json").read_text())
-    assert facts["seen"] == n == sum(facts["samples_of_ranks"]) == sum(map(sum, facts["confusion"]))
+    results, alone = results_of(folder / str(n)), by_world_size[1][0] / str(n)
+    samples = [work["samples"] for work in results["ranks"]]
+    assert results["coverage"] == {"expected": n, "seen": n, "duplicates": 0, "missing": 0, "failed": 0}
+    assert sum(samples) == n == sum(map(sum, results["confusion_matrix"]["matrix"]))
+    assert len(samples) == ranks
     if n == 97:
-        assert facts["batches"] > 2 * ranks
-        assert min(facts["samples_of_ranks"]) > 0
-    alone = by_world_size[1][0]
-    assert (folder / f"{n}.parquet").read_bytes() == (alone / f"{n}.parquet").read_bytes()
-    assert facts["metrics"] == json.loads((alone / f"{n}.json").read_text())["metrics"]
+        assert results["plan"]["batches"] > 2 * ranks
+        assert min(samples) > 0
+    assert (folder / str(n) / "predictions.parquet").read_bytes() == (alone / "predictions.parquet").read_bytes()
+    for section in ("metrics", "undefined", "per_class", "confusion_matrix"):
+        assert json.dumps(results[section]) == json.dumps(results_of(alone)[section])
 
 
 def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Path) -> None:
@@ -126,12 +132,14 @@ def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: 
     for line in agent.stderr:
         if "evaluating:" in line:
             break
+    shared_before = set(os.listdir("/dev/shm"))
     ours = launcher.processes()
     assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
     os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)
     assert wait_for(lambda: not launcher.processes(), 60.0), launcher.processes()
     agent.communicate()
     assert not launcher.leftovers()
+    assert set(os.listdir("/dev/shm")) <= shared_before
 
 
 def _ranks(processes: dict[int, str]) -> dict[str, int]:
@@ -291,6 +299,89 @@ def test_an_embedded_swarm_is_refused_on_several_hosts(
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     config = config_for(tmp_path, initial_peers=[], swarm="embedded")
     fails_with(config, capfd, "--swarm embedded", "--initial-peers")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [(1, "empty"), (2, "empty"), (3, "empty"), (4, "empty"), (4, "no checkpoint"), (2, "unknown label")],
+)
+def test_of_several_ranks_one_speaks_once_and_the_run_is_marked_as_failed(
+    ranks: int, case: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    rows, checkpoint, words = {
+        "empty": ([], str(demo.CHECKPOINT), "data.csv has no rows"),
+        "no checkpoint": (["123,1"], "/nowhere", "The checkpoint folder /nowhere does not exist"),
+        "unknown label": (["123,1", "45,eleven"], str(demo.CHECKPOINT), "row 1 (counted from 0): the label"),
+    }[case]
+    options = ["--model", str(demo.BASE_MODEL), "--checkpoint", checkpoint, "--dataset", csv_file(tmp_path, *rows)]
+    result = launcher.run(
+        "-m", "dist_eval", *options, "--initial-peers", DEAD_PEER, "--output", str(tmp_path / "out"), ranks=ranks
+    )
+    assert result.returncode == 1
+    results = results_of(tmp_path / "out")
+    assert results["status"] == "failed"
+    assert words in results["error"]["message"]
+    assert result.stderr.count(words) == 1
+    ours = result.stderr.split("torch/distributed")[0]
+    assert "Traceback" not in ours
+    assert not launcher.leftovers()
+
+
+def test_the_public_swarm_is_joined_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swarm_client: SwarmClient
+) -> None:
+    from dist_eval.swarm import client
+
+    asked: list[list[str]] = []
+
+    def join_swarm(peers: list[str], *_: Any, **__: Any) -> None:
+        asked.append(list(peers))
+        raise SwarmError("not joined in a test")
+
+    monkeypatch.setattr(client, "join_swarm", join_swarm)
+    assert run(config_for(tmp_path, initial_peers=[], swarm="public"), tmp_path) == 1
+    assert run(config_for(tmp_path, output=str(tmp_path / "other")), tmp_path) == 1
+    assert asked == [client.public_peers(), [DEAD_PEER]]
+    assert len(client.public_peers()) > 1
+
+
+def test_requests_stay_within_what_servers_accept(tmp_path: Path) -> None:
+    config = config_for(tmp_path, server_max_tokens=256, max_length=100)
+    base = Base.of(config, TunedCheckpoint.load(demo.CHECKPOINT))
+    assert base.token_budget == 256
+    assert Base.of(config_for(tmp_path), TunedCheckpoint.load(demo.CHECKPOINT)).token_budget == 1024
+
+
+def test_a_checkpoint_and_a_base_without_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folders = {}
+    for name, source in (("base", demo.BASE_MODEL), ("tuned", demo.CHECKPOINT)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy(source / file, folders[name] / file)
+    config = config_for(tmp_path, model=str(folders["base"]), checkpoint=str(folders["tuned"]))
+    fails_with(config, capfd, "tokenizer", str(folders["base"]), str(folders["tuned"]))
+
+
+def test_a_server_of_the_embedded_swarm_that_cannot_start_is_named(
+    tmp_path: Path, launcher: Launcher, tiny_models: dict[str, Path], make_tuned: Any
+) -> None:
+    broken = shutil.copytree(tiny_models["llama"], tmp_path / "broken")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(broken / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers.3." not in name}
+    save_file(kept, broken / "model.safetensors", metadata={"format": "pt"})
+    make_tuned(None).save(tmp_path / "tuned")
+    for file in demo.BASE_MODEL.glob("*token*"):
+        shutil.copy(file, broken / file.name)
+    result = launcher.run(
+        *("-m", "dist_eval", "--model", str(broken), "--checkpoint", str(tmp_path / "tuned")),
+        *("--dataset", csv_file(tmp_path, "123,class-1"), "--swarm", "embedded", "--output", str(tmp_path / "out")),
+    )
+    assert result.returncode == 1
+    assert "Server 1 of the private swarm (blocks 2:4" in results_of(tmp_path / "out")["error"]["message"]
+    assert not launcher.leftovers()
 
 
 def test_a_complete_run_is_not_replaced_by_accident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,8 @@ def equal_batches(dataset: TokenizedDataset, size: int) -> Plan:
     starts = np.arange(0, ROWS + 1, size)
     tokens = np.full(len(starts) - 1, size * int(dataset.lengths.max()))
     order = np.random.default_rng(0).permutation(ROWS)
-    return Plan(order=order, starts=starts, tokens=tokens, prefix=0, real_tokens=int(dataset.lengths.sum()))
+    real_tokens = dataset.lengths[order].reshape(-1, size).sum(axis=1)
+    return Plan(order=order, starts=starts, tokens=tokens, prefix=0, real_tokens=real_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +203,7 @@ def test_a_failed_request_names_batch_file_and_rows(dataset: TokenizedDataset, p
     with pytest.raises(SwarmError) as caught:
         run(Classifier(raising(error, at=4)), dataset, plan, 1)
     batch = f"Batch 4 ({dataset.facts.source}, rows {named(plan, 4)})"
-    assert str(caught.value) == f"{batch} got no answer from the swarm: block 3 is not reachable"
+    assert str(caught.value) == f"{batch} got no answer: block 3 is not reachable"
     assert caught.value.__cause__ is error
 
 
@@ -214,7 +215,7 @@ def test_of_many_rows_only_the_first_are_named(dataset: TokenizedDataset, large_
 
 @pytest.mark.parametrize("text", ["", "  \n "])
 def test_an_error_without_words_is_called_by_its_type(dataset: TokenizedDataset, plan: Plan, text: str) -> None:
-    with pytest.raises(SwarmError, match=r"got no answer from the swarm: TimeoutError$"):
+    with pytest.raises(SwarmError, match=r"got no answer: TimeoutError$"):
         run(Classifier(raising(TimeoutError(text))), dataset, plan, 2)
 
 

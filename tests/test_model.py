@@ -81,16 +81,26 @@ def test_a_text_alone_gets_the_logits_it_gets_in_a_padded_batch(
         torch.testing.assert_close(alone, together[row : row + 1])
 
 
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
-    tmp_path: Path, family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: MakeTuned
+    family: str,
+    mode: str,
+    tmp_path: Path,
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
 ) -> None:
-    swarm, tuned = family_swarms["llama"], make_tuned("deep_ptune")
+    swarm, tuned = family_swarms[family], make_tuned(mode, model_type=family)
     tuned.save(tmp_path)
-    ours = swarm_client.classifier(swarm, tuned)
+    ours = swarm_client.classifier(swarm, TunedCheckpoint.load(tmp_path))
     import petals
     from safetensors.torch import load_file
 
-    theirs = petals.DistributedLlamaForSequenceClassification.from_pretrained(
+    from dist_eval.swarm.client import leave_swarm
+
+    name = {"llama": "Llama", "bloom": "Bloom", "falcon": "Falcon"}[family]
+    theirs = getattr(petals, f"Distributed{name}ForSequenceClassification").from_pretrained(
         swarm.model,
         initial_peers=swarm.initial_peers,
         dht_prefix=swarm.dht_prefix,
@@ -101,18 +111,18 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
     )
     try:
         unexpected = theirs.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).unexpected_keys
-        theirs.config.pad_token_id = None
+        theirs.config.pad_token_id = None  # a single text: the last token is the right one
         ids, lengths = ragged_batch([9])
         with torch.no_grad():
             expected = theirs(input_ids=ids).logits
         torch.testing.assert_close(ours.logits(ids, lengths), expected)
         assert unexpected == []
+        theirs.save_pretrained(tmp_path / "export", safe_serialization=True)
+        exported = TunedCheckpoint.load(tmp_path / "export")
+        assert exported.digest() == tuned.digest()
     finally:
-        from dist_eval.swarm.client import leave_swarm
-
         routes = theirs.transformer.h.sequence_manager
-        routes.shutdown()
-        leave_swarm(routes.dht, routes.state.p2p)
+        leave_swarm(routes.dht, routes)
 
 
 def test_a_request_that_takes_the_streaming_path_equals_the_local_model(

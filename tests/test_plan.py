@@ -63,13 +63,26 @@ def test_longest_first_and_equal_lengths_in_dataset_order(lengths: np.ndarray, b
 def test_tokens_are_counted_with_padding_and_prompts(lengths: np.ndarray, budget: int, prefix: int) -> None:
     plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
     padded = [int(len(batch) * (prefix + lengths[batch].max())) for batch in batches_of(plan)]
-    odd = np.arange(1, len(plan), 2)
+    real = [int((lengths[batch] + prefix).sum()) for batch in batches_of(plan)]
     assert plan.tokens.tolist() == padded
-    assert plan.tokens_of(odd) == sum(padded[1::2])
+    assert plan.real_tokens.tolist() == real
+    assert plan.tokens.dtype == plan.real_tokens.dtype == np.int64
     facts = plan.facts()
     assert facts["batches"] == len(padded)
     assert facts["padded_tokens"] == sum(padded)
     assert facts["real_tokens"] == sum(int(length) + prefix for length in lengths)
+    assert all(type(facts[name]) is int for name in ("batches", "padded_tokens", "real_tokens"))
+
+
+@quickly
+@given(text_lengths, budgets, prefixes, world_sizes)
+def test_the_tokens_of_all_ranks_add_up_to_the_plans(
+    lengths: np.ndarray, budget: int, prefix: int, world_size: int
+) -> None:
+    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    shards = shards_of(plan, world_size)
+    assert sum(int(plan.real_tokens[shard].sum()) for shard in shards) == plan.facts()["real_tokens"]
+    assert sum(int(plan.tokens[shard].sum()) for shard in shards) == plan.facts()["padded_tokens"]
 
 
 @quickly
@@ -116,6 +129,7 @@ def test_no_examples_make_an_empty_plan() -> None:
     plan = plan_batches(np.empty(0, dtype=np.int32), token_budget=100, prefix=3)
     assert len(plan) == 0
     assert plan.facts()["padded_tokens"] == plan.facts()["real_tokens"] == 0
+    assert plan.real_tokens.tolist() == plan.tokens.tolist() == []
     assert shard_batches(plan, rank=1, world_size=2).tolist() == []
 
 
@@ -127,7 +141,7 @@ def test_prompts_take_their_part_of_the_budget() -> None:
 
 def test_lengths_of_a_narrow_dtype_do_not_overflow() -> None:
     plan = plan_batches(np.full(4000, 120, dtype=np.int8), token_budget=1_000_000)
-    assert plan.tokens.tolist() == [480_000]
+    assert plan.tokens.tolist() == plan.real_tokens.tolist() == [480_000]
 
 
 def test_equal_plans_and_only_they_have_equal_digests() -> None:
@@ -142,8 +156,9 @@ def test_equal_plans_and_only_they_have_equal_digests() -> None:
     assert len({plan.digest() for plan in plans.values()}) == len(plans)
 
 
-def test_the_digest_tells_prompts_apart_also_where_they_change_no_batch() -> None:
+@pytest.mark.parametrize("prompts", [4, 256])
+def test_the_digest_tells_prompts_apart_also_where_they_change_no_batch(prompts: int) -> None:
     lengths = np.array([5, 3, 9])
-    with_prompts, without = (plan_batches(lengths, token_budget=1000, prefix=prefix) for prefix in (4, 0))
+    with_prompts, without = (plan_batches(lengths, token_budget=1000, prefix=prefix) for prefix in (prompts, 0))
     assert with_prompts.starts.tolist() == without.starts.tolist()
     assert with_prompts.digest() != without.digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dist_eval.errors import ExactnessError
+from dist_eval.errors import CoverageError, ExactnessError
 from dist_eval.predictions import Coverage, Predictions, cross_entropy, prove_coverage
 
 quickly = settings(max_examples=100, deadline=None)
@@ -166,10 +167,11 @@ def test_any_corruption_is_found_counted_and_named(
 ) -> None:
     rows, expected, dropped, repeated, outside = corruption
 
-    with pytest.raises(ExactnessError, match=f"do not cover the dataset's {expected} rows") as caught:
+    with pytest.raises(CoverageError, match=f"do not cover the dataset's {expected} rows") as caught:
         prove_coverage(rows, expected)
 
-    coverage = caught.value.coverage  # type: ignore[attr-defined]
+    coverage = caught.value.coverage
+    assert isinstance(coverage, Coverage)
     assert coverage == Coverage(expected, seen=expected - len(dropped), duplicates=len(repeated), missing=len(dropped))
     assert coverage.exact == (not dropped and not repeated)
     message = str(caught.value)
@@ -177,13 +179,21 @@ def test_any_corruption_is_found_counted_and_named(
         assert (f"{len(named)} {what} (" in message) == bool(named)
 
 
+def test_a_lack_of_coverage_is_a_lack_of_exactness_with_its_counts() -> None:
+    with pytest.raises(ExactnessError) as caught:
+        prove_coverage(np.asarray([0, 1, 1, 3]), 6)
+    assert isinstance(caught.value, CoverageError)
+    counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
+    assert dataclasses.asdict(caught.value.coverage) == counts  # type: ignore[call-overload]
+
+
 def test_the_first_rows_concerned_are_named() -> None:
     rows = np.asarray([0, 1, 1, 3, 9, *range(6, 9)])
-    with pytest.raises(ExactnessError) as caught:
+    with pytest.raises(CoverageError) as caught:
         prove_coverage(rows, 9)
     assert "1 repeated (1); 3 missing (2, 4, 5); 1 outside the dataset (9)." in str(caught.value)
 
 
 def test_many_missing_rows_are_not_all_listed() -> None:
-    with pytest.raises(ExactnessError, match=r"1000 missing \(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.\)"):
+    with pytest.raises(CoverageError, match=r"1000 missing \(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.\)"):
         prove_coverage(np.empty(0, dtype=np.int64), 1000)

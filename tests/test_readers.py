@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dist_eval.errors import DataError
-from dist_eval.readers import ROWS_PER_BATCH, integer_text, open_rows
+from dist_eval.readers import ROWS_PER_BATCH, open_rows
 
 Rows = list[tuple[str, str]]
 COLUMNS = ("text", "label")
@@ -100,9 +100,14 @@ any_rows = st.lists(st.tuples(texts, texts), min_size=1, max_size=8)
 @given(rows=any_rows)
 @example(rows=[(text, "a") for text in AWKWARD])
 @example(rows=[("a", text) for text in AWKWARD])
+@example(rows=[("a", "0"), ("several\tcolumns\nand lines", "1")])
+@example(rows=[("a", "0"), ("b", "\n\t")])
 def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = write(tmp_path_factory.mktemp("rows"), name, FORMATS[name](rows))
-    assert read(path) == rows
+    if name == "rows.tsv" and any("\n" in cell and "\t" in cell for row in rows for cell in row):
+        assert "An odd quote seems to have swallowed rows." in error_of(path)
+    else:
+        assert read(path) == rows
 
 
 @all_formats
@@ -248,6 +253,48 @@ def test_a_header_with_an_open_quote_is_an_error_that_names_the_file(tmp_path: P
     assert "a.csv" in error_of(write(tmp_path, "a.csv", 'text,"label\n' + "a,0\n" * 50_000))
 
 
+ODD_QUOTES = {
+    "in the text": ['"odd\t0', 'even"\t1'],
+    "in the label": ['odd\t"0', 'even\t"'],
+    "many rows apart": ['"odd\t0', *["b\t1"] * 100, 'even"\t1'],
+}
+
+
+@pytest.mark.parametrize("lines", ODD_QUOTES.values(), ids=ODD_QUOTES)
+@pytest.mark.parametrize("before", [0, 3, 3 * ROWS_PER_BATCH])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
+    lines: list[str], before: int, suffix: str, tmp_path: Path
+) -> None:
+    content = "\n".join(["text\tlabel", *["a\t0"] * before, *lines, "c\t1", ""]).encode()
+    path = write(tmp_path, "a" + suffix, gzip.compress(content) if suffix.endswith("gz") else content)
+    message = error_of(path)
+    assert message.startswith(f"{path}, row {before} (counted from 0): ")
+    assert "An odd quote seems to have swallowed rows." in message
+    assert "convert to JSONL" in message
+
+
+def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_eval.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
+    assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
+
+
+def test_an_odd_quote_in_a_column_that_nobody_asked_for_swallows_no_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", 'note\ttext\tlabel\n"odd\ta\t0\neven"\tb\t1\nx\tc\t0\n')
+    assert "An odd quote seems to have swallowed rows." in error_of(path)
+
+
+def test_an_odd_quote_without_another_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    assert "a.tsv cannot be read" in error_of(write(tmp_path, "a.tsv", 'text\tlabel\na\t0\n"odd\t0\nb\t1\n'))
+
+
+def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path: Path) -> None:
+    lines = ["text\tlabel", '"a\tb"\t0', '"two\nlines"\t1', '"say ""no"""\t0', 'say "no"\t1', ""]
+    expected = [("a\tb", "0"), ("two\nlines", "1"), ('say "no"', "0"), ('say "no"', "1")]
+    assert read(write(tmp_path, "a.tsv", "\n".join(lines))) == expected
+
+
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.csv.gz", "rows.jsonl.gz"])
 @pytest.mark.parametrize("kept", [0.3, 0.9])
 def test_a_truncated_file_is_named(name: str, kept: float, tmp_path: Path) -> None:
@@ -269,6 +316,15 @@ def test_a_json_column_of_mixed_types_is_named(name: str, labels: tuple[Any, Any
     message = error_of(write(tmp_path, name, lines))
     assert name in message
     assert "label" in message
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, "x"), ("x", 0)])
+def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
+    first: Any, last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    lines = [json.dumps({"text": "a", "label": label}) for label in [first] * 500 + [last]]
+    assert "label" in error_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
@@ -305,6 +361,48 @@ def test_one_json_object_with_a_table_inside_is_no_table(tmp_path: Path) -> None
     assert "has no column 'text'. It has: data." in error_of(write(tmp_path, "a.json", '{"data": [{"text": "a"}]}'))
 
 
+ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
+
+
+def limit_arrays(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("dist_eval.readers._LARGEST_ARRAY_BYTES", size)
+
+
+def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "a.json", ARRAY)
+    limit_arrays(monkeypatch, len(ARRAY))
+    assert len(read(path)) == 100
+    limit_arrays(monkeypatch, len(ARRAY) - 1)
+    message = error_of(path)
+    assert message.startswith(f"{path} is one JSON array of 0 MiB, which can only be read as a whole.")
+    assert "Convert it to JSONL" in message
+
+
+@pytest.mark.parametrize("before", ["", "\n \t", "\ufeff", "\ufeff\n"])
+def test_a_large_json_array_is_known_by_its_bracket(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_arrays(monkeypatch, 100)
+    assert "Convert it to JSONL" in error_of(write(tmp_path, "a.json", before.encode() + ARRAY))
+
+
+def test_a_compressed_json_array_counts_as_large_as_it_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "a.json.gz", gzip.compress(ARRAY))
+    limit_arrays(monkeypatch, len(ARRAY) - 1)
+    assert "Convert it to JSONL" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["lines.json", "rows.jsonl", "rows.csv", "rows.parquet"])
+def test_what_is_read_piece_by_piece_may_be_large(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_arrays(monkeypatch, 10)
+    rows = [("a", "0"), ("b", "1")] * 50
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
 def test_a_json_value_that_is_missing_or_null_is_null(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": "0"}, {"text": None, "label": "1"}, {"text": "c"}]
     expected = [("a", "0"), (None, "1"), ("c", None)]
@@ -312,13 +410,19 @@ def test_a_json_value_that_is_missing_or_null_is_null(tmp_path: Path) -> None:
     assert read(write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))) == expected
 
 
-def saved_folder(folder: Path, *, splits: bool = False) -> str:
+def with_class_names() -> Any:
     import datasets
 
     features = datasets.Features(
         {"label": datasets.ClassLabel(names=["bad", "good"]), "text": datasets.Value("string")}
     )
-    rows = datasets.Dataset.from_dict({"label": [1, 0, 1], "text": ["a", "b", "c"]}, features=features)
+    return datasets.Dataset.from_dict({"label": [1, 0, 1], "text": ["a", "b", "c"]}, features=features)
+
+
+def saved_folder(folder: Path, *, splits: bool = False) -> str:
+    import datasets
+
+    rows = with_class_names()
     saved = datasets.DatasetDict({"train": rows, "test": rows.select([2])}) if splits else rows
     saved.save_to_disk(str(folder / "saved"))
     return str(folder / "saved")
@@ -329,6 +433,40 @@ def test_a_folder_saved_by_datasets_keeps_the_names_of_its_classes(tmp_path: Pat
     assert read(path) == [("a", 1), ("b", 0), ("c", 1)]
     assert open_rows(path, COLUMNS).class_names == ["bad", "good"]
     assert open_rows(path, ["label", "text"]).class_names is None
+
+
+def test_a_parquet_file_written_by_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    with_class_names().to_parquet(path)
+    assert read(path) == [("a", 1), ("b", 0), ("c", 1)]
+    assert open_rows(path, COLUMNS).class_names == ["bad", "good"]
+    assert open_rows(path, ["label", "text"]).class_names is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"huggingface": b"{"},
+        {"huggingface": b"\xff\xfe"},
+        {"huggingface": b"[]"},
+        {"huggingface": b"null"},
+        {"huggingface": b'{"info": {}}'},
+        {"huggingface": b'{"info": {"features": null}}'},
+        {"huggingface": b'{"info": {"features": {"label": null}}}'},
+        {"huggingface": b'{"info": {"features": {"label": {"names": null}}}}'},
+        {"huggingface": b'{"info": {"features": {"label": {"dtype": "int64", "_type": "Value"}}}}'},
+        {"huggingface": b'{"info": {"features": {"other": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'},
+        {"pandas": b'{"columns": []}'},
+    ],
+    ids=str,
+)
+def test_other_metadata_of_a_parquet_file_declare_no_names(metadata: dict[str, bytes], tmp_path: Path) -> None:
+    table = pa.table({"text": ["a"], "label": [1]}).replace_schema_metadata(metadata)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    rows = open_rows(str(tmp_path / "a.parquet"), COLUMNS)
+    assert rows.class_names is None
+    assert [batch.num_rows for batch in rows.batches] == [1]
 
 
 def test_a_split_of_a_folder_is_chosen_by_name(tmp_path: Path) -> None:
@@ -381,11 +519,3 @@ def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monk
     message = error_of("gleu")
     assert message.startswith("gleu is neither a file, a folder nor a hub dataset")
     assert message.endswith("Couldn't reach the Hub")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("0", 0), ("007", 7), (" 12 ", 12), ("+3", 3), ("-1", -1), ("1.0", None), ("", None), ("1 2", None), ("x", None)],
-)
-def test_integers_are_recognized_as_text(text: str, number: int | None) -> None:
-    assert integer_text(text) == number

@@ -56,10 +56,20 @@ PREDICTIONS = predictions_of([0, 1, 1, 0, 1], [0, 1, 0, 0, 1], 2)
 METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 FACTS: dict[str, Any] = {
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
-    "data": {"source": "test.csv", "examples": 5, "truncated": 0, "longest": 9, "max_length": 64, "digest": "d"},
+    "data": {
+        "source": "test.csv",
+        "examples": 5,
+        "truncated": 0,
+        "longest": 9,
+        "multiline": 0,
+        "max_length": 64,
+        "digest": "d",
+    },
     "model": {"base": "some/base"},
     "plan": {"batches": 2},
-    "ranks": [{"rank": 0, "host": "here", "batches": 2, "samples": 5, "tokens": 45, "seconds": 0.5}],
+    "ranks": [
+        {"rank": 0, "host": "here", "batches": 2, "samples": 5, "tokens": 45, "padded_tokens": 50, "seconds": 0.5}
+    ],
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
     "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
 }
@@ -168,6 +178,23 @@ def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     assert found["config"]["dataset"] == "test.csv"
 
 
+def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
+    counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail("The predictions do not cover the dataset's 6 rows.", rank=0, host="here", coverage=counts)
+    assert results(tmp_path)["status"] == "failed"
+    assert results(tmp_path)["coverage"] == counts
+
+
+@pytest.mark.parametrize("options", [{}, {"coverage": None}])
+def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[str, Any]) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail("gone", rank=0, host="here", **options)
+    assert "coverage" not in results(tmp_path)
+
+
 def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
     RunFolder(config_for(tmp_path)).open()
     RunFolder(config_for(tmp_path)).fail("gone", rank=1, host="b")
@@ -205,6 +232,53 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
     assert results(tmp_path)["status"] == "failed"
 
 
+def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def draw(path: Path, metrics: Metrics) -> None:
+        assert path == tmp_path / "confusion_matrix.png"
+        assert metrics is METRICS
+        seen.append(results(tmp_path))
+
+    monkeypatch.setattr("dist_eval.report.draw_confusion_matrix", draw)
+    complete_run(tmp_path)
+    assert [found["status"] for found in seen] == ["complete"]
+    assert seen == [results(tmp_path)]
+    assert (tmp_path / "predictions.parquet").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no font"), OSError(28, "No space left on device"), MemoryError()])
+def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def draw(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("dist_eval.report.draw_confusion_matrix", draw)
+    complete_run(tmp_path)
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"dist_eval: confusion_matrix.png could not be drawn ({error})")
+    assert captured.err.count("\n") == 1
+    assert results(tmp_path)["status"] == "complete"
+    assert results(tmp_path)["metrics"] == METRICS.values
+    assert {path.name for path in tmp_path.iterdir()} == {RESULTS, "predictions.parquet"}
+
+
+def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dist_eval.report.draw_confusion_matrix", draw)
+    with pytest.raises(KeyboardInterrupt):
+        complete_run(tmp_path)
+    RunFolder(config_for(tmp_path)).fail("interrupted before the end", rank=0, host="here")
+    assert results(tmp_path)["status"] == "complete"
+
+
 def everything_below(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
@@ -225,6 +299,47 @@ def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tm
     run.open()
     run.fail(f"None of the swarm's peers answered within 60 s: {PEER}. Is it running?", rank=0, host="here")
     assert "None of the swarm's peers answered within 60 s" in results(tmp_path)["error"]["message"]
+    assert_no_peer_is_named(tmp_path)
+
+
+OTHER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def error_after(folder: Path, message: str, **options: Any) -> str:
+    """Returns what results.json says of a failure."""
+    run = RunFolder(config_for(folder, **options))
+    run.open()
+    run.fail(message, rank=0, host="here")
+    assert results(folder)["status"] == "failed"
+    return results(folder)["error"]["message"]
+
+
+def test_of_several_peers_none_is_written(tmp_path: Path) -> None:
+    other = f"/dns4/swarm.example.org/tcp/31338/p2p/{OTHER_ID}"
+    message = error_after(tmp_path, f"None answered: {PEER}, {other}. Is it running?", initial_peers=[PEER, other])
+    assert message.startswith("None answered: ")
+    assert message.endswith(". Is it running?")
+    assert_no_peer_is_named(tmp_path)
+    for secret in (OTHER_ID, "swarm.example.org", "31338"):
+        assert secret.encode() not in everything_below(tmp_path)
+
+
+@pytest.mark.parametrize("identity", [OTHER_ID, "12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"])
+@pytest.mark.parametrize("form", ["/p2p/{}", "/ip4/127.0.0.1/tcp/1/p2p/{}", "[/dns/a.b/tcp/1/p2p/{}]"])
+def test_the_identity_of_a_peer_that_was_not_named_in_the_options_is_not_written(
+    tmp_path: Path, form: str, identity: str
+) -> None:
+    message = error_after(tmp_path, f"Lost {form.format(identity)}: timed out", initial_peers=[], swarm="embedded")
+    assert identity not in message
+    assert message.startswith("Lost ")
+    assert message.endswith(": timed out")
+
+
+def test_an_identity_that_stands_alone_is_not_written(tmp_path: Path) -> None:
+    hivemind = f"Failed to call handler `TransformerConnectionHandler.rpc_forward` at {PEER_ID}: stream reset"
+    message = error_after(tmp_path, f"Batch 4 (test.csv, rows 1, 2) got no answer: {hivemind}")
+    assert "rpc_forward" in message
+    assert "stream reset" in message
     assert_no_peer_is_named(tmp_path)
 
 
@@ -367,6 +482,15 @@ def test_the_table_tells_how_many_texts_were_cut(tmp_path: Path) -> None:
     table = format_results(METRICS, facts, tmp_path)
     assert "each exactly once; 3 texts cut to 64 tokens" in table
     assert "on 2 ranks" in table
+
+
+def test_the_table_tells_how_many_texts_have_several_lines(tmp_path: Path) -> None:
+    assert "lines" not in format_results(METRICS, FACTS, tmp_path)
+    facts = {**FACTS, "data": {**FACTS["data"], "multiline": 2}}
+    assert "each exactly once; 2 texts have several lines\n" in format_results(METRICS, facts, tmp_path)
+    facts["data"]["truncated"] = 3
+    table = format_results(METRICS, facts, tmp_path)
+    assert "each exactly once; 3 texts cut to 64 tokens; 2 texts have several lines\n" in table
 
 
 def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: Path) -> None:

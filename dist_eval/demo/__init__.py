@@ -6,7 +6,6 @@ Everything in the folders beside this file is made by `python -m dist_eval.demo.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 _HERE = Path(__file__).parent
 BASE_MODEL = _HERE / "base"
@@ -14,12 +13,9 @@ CHECKPOINT = _HERE / "tuned"
 TEST_DATA = _HERE / "digits-test.csv"
 TRAIN_DATA = _HERE / "digits-train.csv"
 
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, str] = {
     "model": str(BASE_MODEL),
     "checkpoint": str(CHECKPOINT),
     "dataset": str(TEST_DATA),
-    "text_column": ["text"],
-    "label_column": "label",
-    "overwrite": True,
 }
 """What `--demo` stands for, beside a private swarm of this host."""

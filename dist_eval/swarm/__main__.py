@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import signal
 import sys
@@ -35,7 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="IP address to listen on and to announce (default: 127.0.0.1)"
+    )
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest start (default: 120)")
@@ -68,8 +71,18 @@ def start(arguments: argparse.Namespace) -> None:
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
     spans = [_span(text) for text in arguments.blocks] if arguments.blocks else split_blocks(blocks, arguments.servers)
+    if _is_wildcard(arguments.host):
+        raise ConfigError(f"--host {arguments.host} is no address to reach this host at: give the one that others use.")
+    try:
+        arguments.peers_file.open("x").close()
+    except FileExistsError as error:
+        raise ConfigError(
+            f"--peers-file {arguments.peers_file} exists: it may be that of another swarm. Remove it or choose another."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"--peers-file {arguments.peers_file} cannot be written: {error.strerror}.") from error
     with (
-        workspace() as own,
+        workspace(arguments.peers_file) as own,
         temporary_files_in(own),
         PrivateSwarm(
             arguments.model,
@@ -86,14 +99,11 @@ def start(arguments: argparse.Namespace) -> None:
         coverage = _look(swarm.initial_peers, prefix, blocks, arguments.timeout, swarm.require_alive)
         print(coverage.describe())
         arguments.peers_file.write_text("\n".join(swarm.initial_peers) + "\n", encoding="utf-8")
-        try:
-            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
-            print("Ctrl-C ends the swarm.", flush=True)
-            while True:
-                swarm.require_alive()
-                time.sleep(_WATCH_SECONDS)
-        finally:
-            arguments.peers_file.unlink(missing_ok=True)
+        print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
+        print("Ctrl-C ends the swarm.", flush=True)
+        while True:
+            swarm.require_alive()
+            time.sleep(_WATCH_SECONDS)
 
 
 def status(arguments: argparse.Namespace) -> bool:
@@ -110,7 +120,7 @@ def status(arguments: argparse.Namespace) -> bool:
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import announced_models, look_up_coverage
 
-        dht = join_swarm(arguments.initial_peers, arguments.timeout)
+        dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
         try:
             if arguments.model:
                 config = read_base_config(arguments.model)
@@ -134,11 +144,18 @@ def _look(peers: Sequence[str], prefix: str, blocks: int, timeout: float, check:
     from dist_eval.swarm.client import join_swarm, leave_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
-    dht = join_swarm(peers, timeout, check=check)
+    dht = join_swarm(peers, timeout, check=check, timeout_option="--timeout")
     try:
-        return wait_until_covered(dht, prefix, blocks, timeout, check=check)
+        return wait_until_covered(dht, prefix, blocks, timeout, check=check, timeout_option="--timeout")
     finally:
         leave_swarm(dht)
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError as error:
+        raise ConfigError(f"--host {host!r} is no IP address.") from error
 
 
 def _span(text: str) -> tuple[int, int]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +16,24 @@ from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
 
 _POLL_SECONDS = 0.1
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS, _LEAVE_SECONDS = 0.5, 4.0
 _TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
 
 
-def join_swarm(initial_peers: Sequence[str], timeout: float, *, check: Callable[[], None] = lambda: None) -> Any:
+def public_peers() -> list[str]:
+    """Returns addresses of Petals' public swarm. Call `import_petals` first."""
+    from petals.constants import PUBLIC_INITIAL_PEERS
+
+    return list(PUBLIC_INITIAL_PEERS)
+
+
+def join_swarm(
+    initial_peers: Sequence[str],
+    timeout: float,
+    *,
+    check: Callable[[], None] = lambda: None,
+    timeout_option: str = "--swarm-timeout",
+) -> Any:
     """Starts this process' DHT node, as a client that serves nothing.
 
     hivemind runs it in a forked process, so join before opening connections that must not be inherited.
@@ -26,6 +42,7 @@ def join_swarm(initial_peers: Sequence[str], timeout: float, *, check: Callable[
         initial_peers: addresses of the swarm; at least one must answer.
         timeout: seconds, also for a swarm that is just starting.
         check: called at every look; raises when waiting has become pointless.
+        timeout_option: the option that sets the time, for the message.
 
     Returns:
         A running `hivemind.DHT`.
@@ -38,6 +55,7 @@ def join_swarm(initial_peers: Sequence[str], timeout: float, *, check: Callable[
     deadline = time.monotonic() + timeout
     reason = "nothing listens there"
     while wait_until_listening(initial_peers, deadline, check=check):
+        dht = None
         try:
             with helpers_die_with_us():
                 dht = hivemind.DHT(
@@ -53,13 +71,16 @@ def join_swarm(initial_peers: Sequence[str], timeout: float, *, check: Callable[
         except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
             lines = str(error).strip().splitlines()
             reason = lines[0][:200] if lines else type(error).__name__
+            if dht is not None and dht.is_alive():
+                dht.terminate()
+                dht.join(_LEAVE_SECONDS)
         # a server that listens already may need a moment more to answer
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
         time.sleep(_RETRY_SECONDS)
     raise SwarmError(
         f"None of the swarm's peers answered within {timeout:g} s ({reason}): {', '.join(initial_peers)}. "
-        "Check the addresses and that the swarm is running, or wait longer with --swarm-timeout."
+        f"Check the addresses and that the swarm is running, or wait longer with {timeout_option}."
     )
 
 
@@ -93,21 +114,31 @@ def wait_until_listening(
     return False
 
 
-def leave_swarm(dht: Any, p2p: Any = None) -> None:
-    """Ends this process' DHT node and the p2p daemon behind it.
+def leave_swarm(dht: Any, routes: Any = None) -> None:
+    """Ends this process' DHT node, the p2p daemon behind it, and a model's routing, also when no peer answers any more.
 
     Args:
         dht: the node.
-        p2p: a further connection to its daemon (`sequence_manager.state.p2p`), closed on the loop that opened it:
-            anywhere else its end prints tracebacks.
+        routes: the `RemoteSequenceManager` of a model that used the node. Its connection to the daemon is closed on the
+            loop that opened it: anywhere else its end prints tracebacks.
     """
-    if p2p is not None:
+    if routes is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         async def close() -> None:
-            await p2p.shutdown()
+            await routes.state.p2p.shutdown()
             await asyncio.sleep(0)  # its cancelled tasks end in the loop's next round
 
-        RemoteExpertWorker.run_coroutine(close())
-    dht.shutdown()
-    dht.join(5)
+        _within(_LEAVE_SECONDS, routes.shutdown)  # waits for a look-up that may be under way
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
+    _within(_LEAVE_SECONDS, dht.shutdown)
+    if dht.is_alive():
+        dht.kill()
+    dht.join(_LEAVE_SECONDS)
+
+
+def _within(seconds: float, action: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -139,7 +140,7 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
     future = get_remote_module_infos(dht, uids, latest=True, return_future=True)
     try:
         infos = future.result(timeout)
-    except TimeoutError as error:
+    except concurrent.futures.TimeoutError as error:
         raise SwarmError(f"The swarm did not say within {timeout:g} s who holds {dht_prefix}.") from error
     spans = compute_spans(infos, min_state=ServerState.OFFLINE)
     servers = [
@@ -164,15 +165,18 @@ def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
 
     Args:
         dht: a running `hivemind.DHT`.
-        timeout: seconds; no answer in time counts as no models.
+        timeout: seconds.
 
     Returns:
-        Number of blocks by DHT prefix, for all models whose prefix does not begin with `_`.
+        Number of blocks by DHT prefix. Servers do not announce models whose prefix begins with `_`.
+
+    Raises:
+        SwarmError: the swarm did not answer in time.
     """
     try:
         entry = dht.get("_petals.models", latest=True, return_future=True).result(timeout)
-    except TimeoutError:
-        return {}
+    except concurrent.futures.TimeoutError as error:
+        raise SwarmError(f"The swarm did not say within {timeout:g} s what models it serves.") from error
     if entry is None or not isinstance(entry.value, dict):
         return {}
     return {
@@ -189,6 +193,7 @@ def wait_until_covered(
     timeout: float,
     *,
     check: Callable[[], None] = lambda: None,
+    timeout_option: str = "--swarm-timeout",
 ) -> SwarmCoverage:
     """Waits until every block has an online server.
 
@@ -198,6 +203,7 @@ def wait_until_covered(
         num_blocks: blocks of the model.
         timeout: seconds.
         check: called at every look; raises when waiting has become pointless.
+        timeout_option: the option that sets the time, for the message.
 
     Returns:
         The complete coverage.
@@ -212,16 +218,16 @@ def wait_until_covered(
         if not coverage.missing:
             return coverage
         if time.monotonic() > deadline:
-            raise SwarmError(_missing_message(coverage, announced_models(dht), timeout))
+            raise SwarmError(_missing_message(coverage, announced_models(dht), timeout, timeout_option))
         time.sleep(_POLL_SECONDS)
 
 
-def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float) -> str:
+def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
     prefix, total = coverage.dht_prefix, coverage.num_blocks
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
         return (
             f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
-            f"{timeout:g} s. Start servers for them, or wait longer with --swarm-timeout."
+            f"{timeout:g} s. Start servers for them, or wait longer with {timeout_option}."
         )
     message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
     if models:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +18,9 @@ from types import TracebackType
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.lifetime import adopt_orphans, end_session, workspace
 
-_LOG_LINES_SHOWN = 1
-SPEED_TEST_NEVER = "1"
-"""Announced throughput; "auto" would measure for a minute and call out to the network."""
+_LOG_LINES_SHOWN, _END_SECONDS = 1, 10.0
+_ANNOUNCED_THROUGHPUT = "1"
+"""In requests per second; "auto" would measure for a minute and call out to the network."""
 
 
 class PrivateSwarm:
@@ -59,6 +62,7 @@ class PrivateSwarm:
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
+        self._ports: list[int] = []
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -98,29 +102,21 @@ class PrivateSwarm:
         """Starts (again) the server of span `number`, with the identity and the port it had before, if any."""
         start, end = self.spans[number]
         identity = self.folder / f"identity-{number}"
-        with _reserved_port(self.host, self._port_of(number)) as port:
-            address = f"/ip4/{self.host}/tcp/{port}"
-            self.addresses[number : number + 1] = [f"{address}/p2p/{_peer_id(identity)}"]
+        address = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp/{self._ports[number]}"
+        self.addresses[number : number + 1] = [f"{address}/p2p/{_peer_id(identity)}"]
         others = [a for i, a in enumerate(self.addresses) if i != number]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", address, "--announce_maddrs", address]
         command += ["--initial_peers", *others[:1]] if others else ["--new_swarm"]
-        command += ["--torch_dtype", self.torch_dtype, "--throughput", SPEED_TEST_NEVER, "--num_handlers", "2"]
-        command += [
-            "--quant_type",
-            "none",
-            "--skip_reachability_check",
-            "--no_auto_relay",
-            "--increase_file_limit",
-            "0",
-        ]
+        command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
+        command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
         with log:
             server = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=None if self.echo else log,
+                stdout=sys.stderr if self.echo else log,
                 stderr=None if self.echo else log,
                 start_new_session=True,
                 env={
@@ -133,10 +129,14 @@ class PrivateSwarm:
 
     def kill_server(self, number: int) -> None:
         """Kills a server with SIGKILL, all its processes at once, and waits for its end."""
-        end_session(self.servers[number].pid)
-        self.servers[number].poll()
+        server = self.servers[number]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait(_END_SECONDS)
+        end_session(server.pid)
 
     def _start_servers(self) -> None:
+        self._ports = free_ports(self.host, len(self.spans))
         for number in range(len(self.spans)):
             self.start_server(number)
 
@@ -144,9 +144,6 @@ class PrivateSwarm:
         # SIGKILL: a server holds nothing worth saving, and a gentle end leaves its helpers answering the swarm
         for number in range(len(self.servers)):
             self.kill_server(number)
-
-    def _port_of(self, number: int) -> int:
-        return int(self.addresses[number].split("/")[4]) if number < len(self.addresses) else 0
 
     def _last_words(self, number: int) -> str:
         path = self.folder / f"server-{number}.log"
@@ -187,17 +184,17 @@ def _peer_id(identity: Path) -> str:
     return PeerID.from_identity(identity.read_bytes()).to_base58()
 
 
-class _reserved_port:
-    """Picks a free port (or takes the given one) and holds it for the time of the context."""
+def free_ports(host: str, count: int) -> list[int]:
+    """Finds ports that nobody listens on at the moment, all different.
 
-    def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.socket()
-        self._address = (host, port)
+    They are not reserved: whoever is faster may take one before it is used, which then shows as the server's error.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket(_family(host))) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
 
-    def __enter__(self) -> int:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(self._address)
-        return int(self._socket.getsockname()[1])
 
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

@@ -19,7 +19,7 @@ def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
     peers_file = tmp_path / "peers.txt"
     options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
     swarm = launcher.start("-m", "dist_eval.swarm", *options)
-    assert wait_for(lambda: peers_file.exists() or swarm.poll() is not None, 90.0)
+    assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None, 90.0)
     peers = peers_file.read_text().split()
     if end == signal.SIGINT:
         status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
@@ -33,9 +33,33 @@ def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
     assert "base: 4 blocks, 2 servers" in out
     assert peers[0] in out
     assert err == ""
-    if end != signal.SIGKILL:
-        assert not peers_file.exists()
     assert not launcher.leftovers()
+    assert not peers_file.exists()
+
+
+def _content(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is no address to reach this host at"),
+        (["--peers-file", "/nowhere/peers.txt"], "--peers-file /nowhere/peers.txt cannot be written"),
+        (["--peers-file", __file__], "exists: it may be that of another swarm"),
+        (["--blocks", "0-4"], "'0-4' is no span of blocks"),
+        (["--servers", "9"], "9 servers cannot share 4 blocks"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_clear_message(
+    options: list[str], words: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    given = ["--model", str(demo.BASE_MODEL), "--peers-file", str(tmp_path / "peers.txt"), *options]
+    result = launcher.run("-m", "dist_eval.swarm", *given)
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert Path(__file__).exists()
 
 
 def test_the_status_names_missing_blocks_and_ends_with_status_1(

@@ -38,6 +38,7 @@ def main() -> None:
     if launch.is_leader:
         board.publish("word", "shared before any process group")
     known = {"word": board.wait_for("word", 60.0), "word_again": board.wait_for("word", 60.0)}
+    board.meet("here", 60.0)
     try:
         board.wait_for("nobody-writes-this", 1.0)
     except RunError as error:
@@ -62,12 +63,13 @@ def main() -> None:
         "same_loss": float(gathered.loss.sum()),
     }
     with process_group(launch, board, 60.0):
-        known["claimed"] = board.claim_failure()
+        known["claimed"] = board.claim_failure({"message": f"rank {launch.rank} failed"})
         all_gather("everybody has claimed")
         try:
             board.wait_for("nobody-writes-this", 60.0)
         except RunError as error:
             known["gave_up"] = str(error)
+        known["reason"] = (board.failure() or {})["message"]
     (folder / f"rank-{launch.rank}.json").write_text(json.dumps(known))
 
 

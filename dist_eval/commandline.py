@@ -1,0 +1,169 @@
+"""The command line and the YAML file → a checked configuration.
+
+Options come from three places, the later one winning: the defaults of `EvaluationConfig`, a YAML file (`--config`), the
+command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_eval.config import EvaluationConfig, flag
+from dist_eval.errors import ConfigError
+
+PROGRAM = "torchrun --nproc_per_node=N -m dist_eval"
+
+NOTHING_ASKED = f"""\
+dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: --help)"""
+
+
+_GROUPS = {
+    "what": ("what is evaluated", None),
+    "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
+    "how": ("how it runs", None),
+    "output": ("output", None),
+}
+
+_EXAMPLES = f"""\
+examples:
+  {PROGRAM.replace("N ", "2 ")} --demo
+  {PROGRAM.replace("N ", "4 ")} --model MODEL --checkpoint TUNED --dataset test.csv \\
+      --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
+  {PROGRAM.replace("N ", "2 ")} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+
+Every option can also stand in the file given by --config, with or without the dashes; the command line wins."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            message = f"There is no option {unknown[1]}." + _suggestion(unknown[1], self._option_string_actions)
+        raise ConfigError(message if message.endswith((".", "?")) else message + ".")
+
+
+def _suggestion(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else " --help lists them all."
+
+
+def _scalar_type(annotation: Any) -> tuple[type, bool]:
+    """Returns the type of one value, and whether the option takes a list of them."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is list:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Makes the command line's parser from the fields of `EvaluationConfig`."""
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number "
+        "of processes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups = {key: parser.add_argument_group(title, text) for key, (title, text) in _GROUPS.items()}
+    hints = typing.get_type_hints(EvaluationConfig)
+    for field in dataclasses.fields(EvaluationConfig):
+        scalar, _ = _scalar_type(hints[field.name])
+        default = " ".join(field.default_factory()) if callable(field.default_factory) else field.default
+        help_text = field.metadata["help"]
+        if scalar is bool:
+            names = [flag(field.name), "-v"] if field.name == "verbose" else [flag(field.name)]
+            group = groups[field.metadata["group"]]
+            group.add_argument(*names, action="store_true", help=help_text)
+            # so that the command line can also win over a YAML file that sets it
+            group.add_argument("--no-" + names[0][2:], dest=field.name, action="store_false", help=argparse.SUPPRESS)
+            continue
+        if default not in (None, ""):
+            help_text += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        extra = dict(field.metadata["extra"])
+        if "choices" not in extra:
+            extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
+        groups[field.metadata["group"]].add_argument(flag(field.name), type=scalar, help=help_text, **extra)
+    groups["what"].add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
+    return parser
+
+
+def parse_args(arguments: Sequence[str]) -> EvaluationConfig:
+    """Reads a command line, and the YAML file that it may name, into a checked configuration.
+
+    Args:
+        arguments: the command line without the program's name.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
+    """
+    if not arguments:
+        raise ConfigError(NOTHING_ASKED)
+    given = vars(build_parser().parse_args(list(arguments)))
+    from_file = read_yaml(Path(given.pop("config"))) if "config" in given else {}
+    return EvaluationConfig(**{**from_file, **given})
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads options from a YAML file.
+
+    Args:
+        path: a file that holds one mapping from option names (with dashes or underscores) to values.
+
+    Returns:
+        Values by field name, of the types that `EvaluationConfig` declares.
+
+    Raises:
+        ConfigError: the file is missing, is no mapping, or holds an unknown option or a value of the wrong type.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
+    hints, values = typing.get_type_hints(EvaluationConfig), {}
+    for key, value in content.items():
+        name = str(key).lstrip("-").replace("-", "_")
+        if name not in hints:
+            raise ConfigError(
+                f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))
+            )
+        values[name] = _convert(path, name, value, hints[name])
+    return values
+
+
+def _convert(path: Path, name: str, value: Any, annotation: Any) -> Any:
+    scalar, is_list = _scalar_type(annotation)
+    if value is None and isinstance(annotation, types.UnionType):
+        return None
+    items = value if is_list and isinstance(value, list) else [value]
+    for item in items:
+        accepted = (int, float) if scalar is float else (scalar,)
+        if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
+            raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
+    choices = next(f for f in dataclasses.fields(EvaluationConfig) if f.name == name).metadata["extra"].get("choices")
+    if choices and value not in choices:
+        raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
+    return [scalar(item) for item in items] if is_list else scalar(value)

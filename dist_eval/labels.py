@@ -1,0 +1,160 @@
+"""The label column → class ids, one way for the whole column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.errors import DataError
+from dist_eval.readers import RowSource
+
+_SHOWN = 60
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+
+def integer_text(value: str) -> int | None:
+    """Returns the integer that a text writes, or None if it writes none."""
+    return int(value) if _INTEGER.fullmatch(value.strip()) else None
+
+
+class LabelReader:
+    """Maps the label column to class ids, one way for the whole column.
+
+    What decides is the kind of column and the head's names, never which values happen to occur:
+
+    - Numbers (of JSON, Parquet, Arrow) are class numbers.
+    - Numbers with declared names (ClassLabel of `datasets`) mean their names, unless the head's own names are only
+      the default `LABEL_0`, `LABEL_1`, ...
+    - Text that is the name of a class means that class, other text that writes a number means that number. If for
+      some value the two would differ, the column is ambiguous and has to be explained with `--labels`.
+
+    Args:
+        source: where the rows come from.
+        column: the label column's name.
+        label_names: names of the head's classes.
+        how: "names" or "numbers" to say how the column is meant, "auto" for the rules above.
+    """
+
+    def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
+        self._source, self._column, self._names, self._how = source.name, column, list(label_names), how
+        default = [f"LABEL_{number}" for number in range(len(self._names))]
+        self._declared = source.class_names if how == "names" or self._names != default else None
+        self._are_numbers = False
+        self._first_row: dict[str, int] = {}
+        self._code: dict[str, int] = {}
+
+    def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
+        """Collects a chunk of labels.
+
+        Args:
+            array: the chunk.
+            first_row: position of its first row.
+
+        Returns:
+            A code for each distinct value, int32 of the chunk's shape.
+
+        Raises:
+            DataError: a label is missing or of a type that labels cannot have.
+        """
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.null_count:
+            row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
+        if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
+            raise DataError(
+                f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
+            )
+        self._are_numbers = pa.types.is_integer(array.type)
+        encoded = array.dictionary_encode()
+        positions = encoded.indices.to_numpy()
+        local = np.empty(len(encoded.dictionary), dtype=np.int32)
+        for position, value in enumerate(encoded.dictionary.to_pylist()):
+            text = self._as_text(value)
+            if text not in self._code:
+                self._code[text] = len(self._code)
+                self._first_row[text] = first_row + int(np.argmax(positions == position))
+            local[position] = self._code[text]
+        return local[positions]
+
+    def ids(self, codes: np.ndarray) -> np.ndarray:
+        """Maps all codes to class ids.
+
+        Args:
+            codes: what `codes` returned for all chunks, int32 of shape [n].
+
+        Returns:
+            Classes in 0..num_labels-1, int64 of shape [n].
+
+        Raises:
+            DataError: a value is no class of the head, or the column is ambiguous; the message names a row.
+        """
+        mapping = {text: self._class_of(text) for text in self._code}
+        return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
+
+    def _as_text(self, value: Any) -> str:
+        """Writes a value as text; a number with a declared name becomes that name."""
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number and self._declared and self._how != "numbers" and 0 <= value < len(self._declared):
+            return self._declared[value]
+        return str(value)
+
+    def _class_of(self, text: str) -> int:
+        name = self._by_name(text)
+        number = integer_text(text)
+        number = number if number is not None and 0 <= number < len(self._names) else None
+        if self._how == "names" or (self._declared and self._how == "auto"):
+            chosen = name
+        elif self._how == "numbers" or self._are_numbers:
+            chosen = number
+        elif self._is_ambiguous:
+            raise DataError(
+                f"{self._source}: column {self._column!r} is ambiguous, because the head's classes have numbers as "
+                f"names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with --labels "
+                "names or --labels numbers which are meant."
+            )
+        else:
+            chosen = name if name is not None else number
+        if chosen is None:
+            raise DataError(self._unknown(text))
+        return chosen
+
+    @property
+    def _is_ambiguous(self) -> bool:
+        return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
+
+    def _by_name(self, text: str) -> int | None:
+        matches = [number for number, name in enumerate(self._names) if name == text]
+        if not matches and self._declared:  # names that were declared elsewhere may differ in case
+            matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
+        if len(matches) > 1:
+            raise DataError(
+                f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
+                "the name of more than one class of the head. Use --labels numbers with class numbers, or give the "
+                "classes different names."
+            )
+        return matches[0] if matches else None
+
+    def _where(self, row: int) -> str:
+        return f"{self._source}, row {row} (counted from 0)"
+
+    def _unknown(self, text: str) -> str:
+        shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
+        what = _short(text) if text else "empty"
+        message = (
+            f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {what}, but the head knows "
+            f"only the classes {shown} (0 to {len(self._names) - 1})."
+        )
+        if self._are_numbers and text in self._names:
+            message += f" If {text} is meant as a name, say --labels names."
+        if self._declared:
+            message += f" The dataset declares the names {', '.join(self._declared[:10])}."
+        return message
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"
