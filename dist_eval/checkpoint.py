@@ -113,7 +113,7 @@ class TunedCheckpoint:
             raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode} needs pre_seq_len of at least 1.")
         if HEAD not in tensors:
             raise CheckpointError(f"The checkpoint {folder} has no classification head: it lacks {HEAD!r}.")
-        names = _label_names(config, folder, tensors[HEAD].shape[0])
+        names = _label_names(config, folder, tensors[HEAD].shape[0] if tensors[HEAD].ndim else 0)
         _require_all_used(tensors, mode, folder)
         head = _take(tensors, HEAD, (len(names), hidden), folder, config)
         prompts = _take(tensors, PROMPTS, (length, hidden), folder, config) if mode else None
@@ -229,8 +229,8 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
     if index.is_file() and not single.is_file():
         try:
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, OSError) as error:
+            files = sorted(set(_weight_map(index)))
+        except (ValueError, OSError) as error:
             raise CheckpointError(f"{index} cannot be read: {error}") from error
     else:
         files = [WEIGHTS_FILE]
@@ -246,11 +246,22 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (no mapping)
                     short = ".".join(name.split(".")[-2:])
+                    if short in tensors:
+                        raise CheckpointError(f"The checkpoint {folder} holds more than one {short!r}.")
                     if short in _TUNED or "lora_" in name:
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     return tensors
+
+
+def _weight_map(index: Path) -> list[str]:
+    content = json.loads(index.read_text(encoding="utf-8"))
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    names = list(mapping.values()) if isinstance(mapping, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("it should map the names of tensors to files under 'weight_map'")
+    return names
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
@@ -284,7 +295,7 @@ def _take(
 
 def _label_names(config: Mapping[str, Any], folder: Path, width: int) -> list[str]:
     names = config.get("id2label")
-    count = config.get("num_labels", len(names) if names else width)  # transformers leaves out what is its default
+    count = config.get("num_labels") or (len(names) if names else width)  # transformers leaves out what is its default
     if not names:
         return [f"LABEL_{i}" for i in range(count)]
     if sorted(map(str, names)) != sorted(map(str, range(count))):

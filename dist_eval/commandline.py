@@ -48,7 +48,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
-            message = f"There is no option {unknown[1]}." + _suggestion(unknown[1], self._option_string_actions)
+            message = f"There is no option {unknown[1]}." + _suggestion(
+                unknown[1], (name for name in self._option_string_actions if not name.startswith("--no-"))
+            )
         raise ConfigError(message if message.endswith((".", "?")) else message + ".")
 
 
@@ -137,7 +139,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML converts impossible dates and numbers by itself
         raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
     if content is None:
         return {}

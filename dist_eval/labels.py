@@ -44,6 +44,7 @@ class LabelReader:
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = False
+        self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
 
@@ -69,7 +70,12 @@ class LabelReader:
             raise DataError(
                 f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
             )
-        self._are_numbers = pa.types.is_integer(array.type)
+        are_numbers = pa.types.is_integer(array.type)
+        if self._code and are_numbers != self._are_numbers:
+            raise DataError(
+                f"{self._where(first_row)}: column {self._column!r} holds text in some rows, numbers in others."
+            )
+        self._are_numbers = are_numbers
         encoded = array.dictionary_encode()
         positions = encoded.indices.to_numpy()
         local = np.empty(len(encoded.dictionary), dtype=np.int32)
@@ -98,17 +104,20 @@ class LabelReader:
 
     def _as_text(self, value: Any) -> str:
         """Writes a value as text; a number with a declared name becomes that name."""
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if is_number and self._declared and self._how != "numbers" and 0 <= value < len(self._declared):
+        if self._declared and self._how != "numbers" and isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value < len(self._declared):
+                self._nameless.add(str(value))  # -1 stands for rows without a label
+                return str(value)
             return self._declared[value]
         return str(value)
 
     def _class_of(self, text: str) -> int:
-        name = self._by_name(text)
         number = integer_text(text)
         number = number if number is not None and 0 <= number < len(self._names) else None
-        if self._how == "names" or (self._declared and self._how == "auto"):
-            chosen = name
+        if text in self._nameless:
+            chosen = None
+        elif self._how == "names" or (self._declared and self._how == "auto"):
+            chosen = self._by_name(text)
         elif self._how == "numbers" or self._are_numbers:
             chosen = number
         elif self._is_ambiguous:
@@ -118,6 +127,7 @@ class LabelReader:
                 "names or --labels numbers which are meant."
             )
         else:
+            name = self._by_name(text)
             chosen = name if name is not None else number
         if chosen is None:
             raise DataError(self._unknown(text))

@@ -50,7 +50,9 @@ class Plan:
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
-        return hashlib.sha256(self.order.tobytes() + self.starts.tobytes() + bytes([self.prefix % 256])).hexdigest()
+        return hashlib.sha256(
+            self.order.tobytes() + self.starts.tobytes() + self.prefix.to_bytes(8, "little")
+        ).hexdigest()
 
 
 def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> Plan:

@@ -7,7 +7,6 @@ stays what it is. Rows are counted from 0, without a header, which is also how p
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -146,8 +145,9 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         header = _csv_header(path, stream, parse)
     _require_columns(str(path), columns, header)
+    wanted = header if is_tsv else columns  # a quote can go wrong in any column
     convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, strings_can_be_null=False
+        column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
     )
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
@@ -160,7 +160,7 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         if is_tsv:
             _require_no_swallowed_rows(path, batch, row)
         row += batch.num_rows
-        yield batch
+        yield batch.select(columns)
 
 
 def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
@@ -213,29 +213,28 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     if not head.startswith(b"["):  # one object a line, whatever the file is called
         yield from _read_json_lines(path, columns)
         return
-    if path.stat().st_size > _LARGEST_ARRAY_BYTES:
+    with pa.input_stream(path, compression="detect") as stream:
+        content = stream.read(_LARGEST_ARRAY_BYTES + 1)
+    if len(content) > _LARGEST_ARRAY_BYTES:
         raise DataError(
-            f"{path} is one JSON array of {path.stat().st_size >> 20} MiB, which can only be read as a whole. "
+            f"{path} holds one JSON array of over {_LARGEST_ARRAY_BYTES >> 20} MiB, which can only be read whole. "
             "Convert it to JSONL (one object a line), which is read piece by piece."
         )
-    with pa.input_stream(path, compression="detect") as stream:
-        try:
-            rows = json.loads(stream.read().decode("utf-8-sig"), object_pairs_hook=_object)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is no valid JSON: {error}") from error
+    try:
+        rows = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no valid JSON: {error}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
-    iterator = iter(rows)
-    while chunk := list(itertools.islice(iterator, ROWS_PER_BATCH)):
-        _require_columns(str(path), columns, list(chunk[0]))
-        arrays = []
-        for column in columns:
-            try:
-                arrays.append(pa.array([row.get(column) for row in chunk]))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-                raise DataError(f"{path}: column {column!r} cannot be read ({_plain(error)}).") from error
-        yield pa.RecordBatch.from_arrays(arrays, names=columns)
+    _require_columns(str(path), columns, list(rows[0]) if rows else columns)
+    arrays = []
+    for column in columns:
+        try:
+            arrays.append(pa.array([row.get(column) for row in rows]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+            raise DataError(f"{path}: column {column!r} cannot be read ({_plain(error)}).") from error
+    yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,9 @@ from dist_eval.predictions import Predictions
 SCHEMA_VERSION = 1
 RESULTS, PREDICTIONS, CONFUSION_MATRIX = "results.json", "predictions.parquet", "confusion_matrix.png"
 _PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datasets", "numpy", "scikit-learn")
-_PEER_ID = re.compile(r"/p2p/[1-9A-HJ-NP-Za-km-z]{40,}")
+_PEER = re.compile(
+    r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
+)  # with its address, or the identity alone
 _CELLS_WITH_NUMBERS, _CLASSES_IN_TABLE = 20, 40
 
 
@@ -107,8 +109,8 @@ class RunFolder:
         results = self._read()
         if results.get("status") == "running":  # never touch what an earlier, complete run left
             for address in self._config.initial_peers:
-                message = message.replace(address, "(peer address, not recorded)")
-            error = {"message": _PEER_ID.sub("/p2p/(not recorded)", message), "rank": rank, "host": host}
+                message = message.replace(address, "(peer, not recorded)")
+            error = {"message": _PEER.sub("(peer, not recorded)", message), "rank": rank, "host": host}
             failed = {**results, "status": "failed", "error": error, "finished": _now()}
             self._write(failed if coverage is None else {**failed, "coverage": coverage})
 
@@ -137,7 +139,7 @@ class RunFolder:
         try:
             draw_confusion_matrix(self.path / CONFUSION_MATRIX, metrics)
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand
-            print_error(f"{CONFUSION_MATRIX} could not be drawn ({error}); all numbers are in {RESULTS}.")
+            print_error(f"{CONFUSION_MATRIX} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -66,8 +66,14 @@ def test_without_torchrun_the_process_is_the_only_rank() -> None:
 
 
 TORCHRUN = {
-    "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "TORCHELASTIC_MAX_RESTARTS": "0",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "GROUP_RANK": "1",
+    "WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "9",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
 }
 
 
@@ -90,7 +96,9 @@ def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     board = Board(Launch(rank=1, world_size=3, host="here"))
-    with pytest.raises(RunError, match=r"Rank 1 on here waited 0\.5 s for all ranks to be ready; missing are ranks 0, 2"):
+    with pytest.raises(
+        RunError, match=r"Rank 1 on here waited 0\.5 s for all ranks to be ready; missing are ranks 0, 2"
+    ):
         board.meet("ready", 0.5)
 
 

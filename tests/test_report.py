@@ -259,7 +259,7 @@ def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
 
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(f"dist_eval: confusion_matrix.png could not be drawn ({error})")
+    assert captured.err.startswith(f"dist_eval: confusion_matrix.png could not be drawn ({error!r})")
     assert captured.err.count("\n") == 1
     assert results(tmp_path)["status"] == "complete"
     assert results(tmp_path)["metrics"] == METRICS.values
