@@ -118,23 +118,29 @@ def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]
 
 
 def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
-    """Reads with the usual block size, and again with the large one if a row does not fit into a block."""
+    """Reads with the usual block size, and from the first trouble on with the large one.
+
+    A row that does not fit into a block shows as one of several errors, depending on where the block ends; what is
+    really wrong with a file is wrong with large blocks too.
+    """
     given = 0
-    try:
-        for batch in read(_BLOCK_BYTES[0]):
-            given += batch.num_rows
-            yield batch
-    except pa.ArrowInvalid as error:
-        if "straddling" not in str(error) and "block" not in str(error):
-            # the readers count from the start of the block
-            raise pa.ArrowInvalid(_ROW_IN_BLOCK.sub(lambda m: f"{m[1]}{int(m[2]) + given}", str(error))) from error
-        skip = given
-        for batch in read(_BLOCK_BYTES[1]):
-            if skip >= batch.num_rows:
-                skip -= batch.num_rows
-                continue
-            yield batch.slice(skip)
-            skip = 0
+    for block_size in _BLOCK_BYTES:
+        skip, seen = given, 0
+        try:
+            for batch in read(block_size):
+                seen += batch.num_rows
+                if seen <= skip:
+                    continue
+                fresh = batch.slice(max(0, skip - (seen - batch.num_rows)))
+                given += fresh.num_rows
+                yield fresh
+            return
+        except pa.ArrowInvalid as error:
+            if block_size == _BLOCK_BYTES[-1]:
+                # the readers count from the start of the block
+                row = _ROW_IN_BLOCK.search(str(error))
+                text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
+                raise pa.ArrowInvalid(text) from error
 
 
 def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -199,7 +205,7 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
         with pa.input_stream(path, compression="detect") as stream:
-            options = pa_json.ReadOptions(block_size=block_size)
+            options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
             for batch in pa_json.open_json(stream, read_options=options, parse_options=parse):
                 _require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
                 yield batch.select(columns)

@@ -376,7 +376,7 @@ def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
     assert len(read(path)) == 100
     limit_arrays(monkeypatch, len(ARRAY) - 1)
     message = error_of(path)
-    assert message.startswith(f"{path} holds one JSON array of over 0 MiB, which can only be read as a whole.")
+    assert message.startswith(f"{path} holds one JSON array of over 0 MiB, which can only be read whole.")
     assert "Convert it to JSONL" in message
 
 
