@@ -93,10 +93,10 @@ class PrivateSwarm:
         for number, server in enumerate(self.servers):
             if server.poll() is not None:
                 start, end = self.spans[number]
-                raise SwarmError(
-                    f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) ended with status "
-                    f"{server.returncode}: {self._last_words(number)}"
-                )
+                how = f"ended with status {server.returncode}: {self._last_words(number)}"
+                if server.returncode < 0:  # whoever sent the signal knows why, the log does not
+                    how = f"was ended by {signal.Signals(-server.returncode).name}."
+                raise SwarmError(f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) {how}")
 
     def start_server(self, number: int) -> None:
         """Starts (again) the server of span `number`, with the identity and the port it had before, if any."""

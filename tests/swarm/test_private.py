@@ -54,7 +54,7 @@ def test_a_killed_server_comes_back_under_its_old_address(
         batch = torch.arange(1, 9).view(1, 8), torch.tensor([8])
         before, addresses = classifier.logits(*batch), list(swarm.addresses)
         swarm.kill_server(1)
-        with pytest.raises(SwarmError, match="Server 1"):
+        with pytest.raises(SwarmError, match=r"Server 1 .*was ended by SIGKILL"):
             swarm.require_alive()
         with pytest.raises(Exception):  # noqa: B017 (whatever Petals raises after its retries)
             classifier.logits(*batch)
