@@ -139,9 +139,7 @@ class SwarmBackbone:
         self, input_ids: torch.Tensor, prompts: torch.Tensor | None, deep_prompts: torch.Tensor | None
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
-        embeddings = self.word_embeddings(input_ids)
-        if prompts is not None:
-            embeddings = torch.cat([prompts.to(embeddings.dtype).expand(len(input_ids), -1, -1), embeddings], dim=1)
+        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
         embeddings = self.model.word_embeddings_layernorm(embeddings)
         # servers broadcast a batch of 1, provided that the call is one request (the token budget sees to that)
         deep = None if deep_prompts is None else deep_prompts.unsqueeze(1).to(embeddings.dtype)
@@ -164,11 +162,11 @@ class LocalBackbone:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
-        self._norm_name = "norm" if hasattr(model, "norm") else "ln_f"
-        self._norm = getattr(model, self._norm_name)
+        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
+        self._norm = getattr(model, norm_name)
         self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
         # the final norm is applied to the pooled token only; it acts on each token by itself
-        setattr(model, self._norm_name, nn.Identity())
+        setattr(model, norm_name, nn.Identity())
 
     @property
     def final_norm(self) -> nn.Module:
@@ -184,9 +182,7 @@ class LocalBackbone:
         self, input_ids: torch.Tensor, prompts: torch.Tensor | None, deep_prompts: torch.Tensor | None
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`; differentiable in the prompts."""
-        embeddings = self.word_embeddings(input_ids)
-        if prompts is not None:
-            embeddings = torch.cat([prompts.to(embeddings.dtype).expand(len(input_ids), -1, -1), embeddings], dim=1)
+        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
@@ -194,6 +190,12 @@ class LocalBackbone:
 
     def close(self) -> None:
         """Does nothing: there is nothing to let go of."""
+
+
+def _prompted(embeddings: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    if prompts is None:
+        return embeddings
+    return torch.cat([prompts.to(embeddings.dtype).expand(len(embeddings), -1, -1), embeddings], dim=1)
 
 
 def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Makes the embedded example again: `python -m dist_eval.demo.build [FOLDER]`, about four minutes on 2 cores.
+"""Makes the embedded example again: `python -m dist_eval.demo.build [FOLDER]`, some minutes on 2 cores.
 
 1. The digits as text, a training and a test part (see `digits.py`).
 2. A base model of 0.45 M parameters, pretrained as a language model on the training digits, each followed by its label
