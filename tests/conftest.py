@@ -84,7 +84,7 @@ class SwarmClient:
 
     def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint) -> Classifier:
         classifier = load_on_swarm(
-            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=30.0, max_retries=3
+            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=30.0, max_retries=5
         )
         self.classifiers.append(classifier)
         return classifier

@@ -43,7 +43,7 @@ def by_world_size(
         temporary.mkdir()
         try:
             result = Launcher(temporary).run(
-                WORKER, str(folder), demo_swarm.initial_peers[0], *map(str, SIZES), ranks=ranks
+                WORKER, str(folder), ",".join(demo_swarm.initial_peers), *map(str, SIZES), ranks=ranks
             )
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -81,8 +81,8 @@ class PrivateSwarm:
 
     @property
     def initial_peers(self) -> list[str]:
-        """Addresses that others need to join; the first server knows all others."""
-        return self.addresses[:1]
+        """Addresses of all servers: whoever knows one could ask it for the others, but on a busy host it may not answer."""
+        return list(self.addresses)
 
     def require_alive(self) -> None:
         """Checks that no server has ended.

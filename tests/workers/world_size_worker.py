@@ -1,6 +1,6 @@
 """Run by torchrun: evaluates the first n digits of the embedded example on a running swarm, for several n.
 
-    world_size_worker.py FOLDER PEER N...
+    world_size_worker.py FOLDER PEERS N...
 
 Each n is a whole run of the evaluator; its results are in FOLDER/N.
 """
@@ -22,7 +22,7 @@ TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 
 def main() -> None:
     silence_libraries()
-    folder, peer, sizes = Path(sys.argv[1]), sys.argv[2], [int(n) for n in sys.argv[3:]]
+    folder, peers, sizes = Path(sys.argv[1]), sys.argv[2].split(","), [int(n) for n in sys.argv[3:]]
     launch = Launch.from_environment()
     lines = demo.TEST_DATA.read_text().splitlines()
     for n in sizes:
@@ -36,7 +36,7 @@ def main() -> None:
             model=str(demo.BASE_MODEL),
             checkpoint=str(demo.CHECKPOINT),
             dataset=str(data),
-            initial_peers=[peer],
+            initial_peers=peers,
             token_budget=TOKEN_BUDGET,
             output=str(folder / str(n)),
         )

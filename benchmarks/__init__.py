@@ -1,0 +1,1 @@
+"""Programs that measure: one question each, the alternatives side by side in one run."""
