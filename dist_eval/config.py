@@ -94,7 +94,15 @@ class EvaluationConfig:
     token_budget: int = option(
         MAX_TOKEN_BUDGET, "tokens in one request, padding and prompts included", group="how", metavar="TOKENS"
     )
-    in_flight: int = option(4, "requests that a rank keeps in flight", group="how")
+    in_flight: int | None = option(
+        None, "requests that a rank keeps in flight (default: finds the number itself)", group="how", metavar="REQUESTS"
+    )
+    compression: str = option(
+        "none",
+        "how activations travel: as the servers compute (none), or smaller, which changes the outputs a little",
+        group="how",
+        choices=("none", "float16"),
+    )
     server_max_tokens: int | None = option(
         None, "tokens that servers accept in one request (default: Petals' default)", group="how", metavar="TOKENS"
     )
@@ -120,9 +128,9 @@ class EvaluationConfig:
             self._require(self.dataset, "--dataset", "the data to evaluate on")
             self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts")
         self._check_where()
-        for name in ("servers", "in_flight", "max_retries", "token_budget"):
+        for name in ("servers", "max_retries", "token_budget"):
             self._check_range(name, 1, MAX_TOKEN_BUDGET if name == "token_budget" else None)
-        for name in ("max_length", "server_max_tokens"):
+        for name in ("max_length", "server_max_tokens", "in_flight"):
             if getattr(self, name) is not None:
                 self._check_range(name, 1)
         for name in ("swarm_timeout", "request_timeout", "collective_timeout"):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import psutil
 import torch
 
 from dist_eval.base import Base, first_line
@@ -26,13 +26,14 @@ from dist_eval.collectives import (
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
-from dist_eval.forward import TextClassifier, predict_batches
+from dist_eval.forward import predict_batches
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier, load_locally, load_on_swarm
 from dist_eval.plan import Plan, plan_batches, shard_batches
 from dist_eval.predictions import Predictions, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import RunFolder, format_results
+from dist_eval.window import Window, largest_window
 
 _OPENING_SECONDS = 120.0
 _PREPARATION_SECONDS = 6 * 3600.0
@@ -60,23 +61,25 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
         board.publish("opened", "")
     board.wait_for("opened", _OPENING_SECONDS)  # before that, a failing rank could not mark the run as failed
     torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
-    np.random.seed(launch.rank)  # Petals draws routes from this generator: each rank should draw others
     with ExitStack() as stack:
         tuned = TunedCheckpoint.load(str(config.checkpoint))
         base = Base.of(config, tuned)
         peers, check = stack.enter_context(open_swarm(config, base, launch, board))
         if launch.is_host_leader:
             board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
-        classifier, swarm = load_classifier(config, base, tuned, peers, own, check)
+        classifier, swarm = load_classifier(config, base, tuned, peers, own, check, seed=launch.rank)
         stack.callback(classifier.close)
         data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
         plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
+        memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
+        largest = largest_window(base.token_budget, base.config.hidden_size, memory)
+        window = Window(config.in_flight, largest=largest, timeout=config.request_timeout)
         progress = Progress(launch, board, len(data))
         board.meet("ready", _PREPARATION_SECONDS)
         with process_group(launch, board, config.collective_timeout), progress.shown():
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             combined = predict_and_combine(
-                classifier, data, plan, launch, progress, in_flight=config.in_flight, patience=config.collective_timeout
+                classifier, data, plan, launch, progress, window, patience=config.collective_timeout
             )
         if not launch.is_leader:
             return None
@@ -173,6 +176,8 @@ def load_classifier(
     peers: list[str],
     sockets: Path,
     check: Callable[[], None] = lambda: None,
+    *,
+    seed: int = 0,
 ) -> tuple[Classifier, dict[str, Any] | None]:
     """Builds the classifier, for a swarm after waiting until all blocks have a server.
 
@@ -202,6 +207,8 @@ def load_classifier(
             dht_prefix=base.dht_prefix,
             request_timeout=config.request_timeout,
             max_retries=config.max_retries,
+            compression=config.compression,
+            seed=seed,
         )
     except BaseException:
         leave_swarm(dht)
@@ -225,13 +232,13 @@ class Combined:
 
 
 def predict_and_combine(
-    classifier: TextClassifier,
+    classifier: Classifier,
     data: TokenizedDataset,
     plan: Plan,
     launch: Launch,
     progress: Progress,
+    window: Window,
     *,
-    in_flight: int,
     patience: float,
 ) -> Combined:
     """Sends this rank's shard through the classifier and combines what all ranks found; every rank calls it.
@@ -242,7 +249,7 @@ def predict_and_combine(
         plan: all batches, the same on all ranks.
         launch: where this process stands. The process group is open.
         progress: told of each batch that is done, and asked to wait for the other ranks.
-        in_flight: most batches of this rank under way at a time.
+        window: how many batches of this rank may be under way at a time.
         patience: seconds without progress after which the ranks that are late are given up.
 
     Returns:
@@ -250,7 +257,7 @@ def predict_and_combine(
     """
     start, parts = time.monotonic(), [Predictions.empty(classifier.num_labels)]
     shard = shard_batches(plan, rank=launch.rank, world_size=launch.world_size)
-    for _, predictions in predict_batches(classifier, data, plan, shard, in_flight=in_flight):
+    for _, predictions in predict_batches(classifier, data, plan, shard, window=window):
         parts.append(predictions)
         progress.add(len(predictions))
     local = Predictions.concatenate(parts)
@@ -262,6 +269,8 @@ def predict_and_combine(
         "tokens": int(plan.real_tokens[shard].sum()),
         "padded_tokens": int(plan.tokens[shard].sum()),
         "seconds": time.monotonic() - start,
+        "in_flight": window.size,
+        "traffic": classifier.backbone.traffic(),
     }
     progress.wait_for_all(patience)
     return Combined(gather_predictions(local), sum_over_ranks(Totals.of(local)), all_gather(work))

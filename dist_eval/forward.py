@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
@@ -13,6 +14,7 @@ from dist_eval.data import TokenizedDataset
 from dist_eval.errors import EvaluationError, ModelOutputError, SwarmError
 from dist_eval.plan import Plan
 from dist_eval.predictions import Predictions
+from dist_eval.window import Window
 
 _ROWS_NAMED = 5
 
@@ -23,6 +25,11 @@ class TextClassifier(Protocol):
     @property
     def num_labels(self) -> int:
         """Width of the head."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
         ...
 
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -36,18 +43,16 @@ def predict_batches(
     plan: Plan,
     batch_numbers: Iterable[int],
     *,
-    in_flight: int,
+    window: Window,
 ) -> Iterator[tuple[int, Predictions]]:
     """Sends batches through the classifier and yields each as soon as it is back, in any order.
-
-    The first batch goes alone: Petals sets itself up in its first forward and is not safe to race there.
 
     Args:
         classifier: the model.
         dataset: the tokenized examples.
         plan: all batches of the run.
         batch_numbers: the batches to send.
-        in_flight: most batches under way at a time.
+        window: how many batches may be under way at a time; it is told of every batch that comes back.
 
     Yields:
         The batch's number and its predictions, in the batch's order.
@@ -57,26 +62,29 @@ def predict_batches(
         SwarmError: a batch got no answer within the retries; the message names rows of the batch.
     """
     numbers = iter(batch_numbers)
-    pool = ThreadPoolExecutor(max_workers=in_flight, thread_name_prefix="forward")
-    pending: dict[Future[Predictions], int] = {}
-    window = 1
+    pool = ThreadPoolExecutor(max_workers=window.largest, thread_name_prefix="forward")
+    pending: dict[Future[tuple[Predictions, float]], int] = {}
     try:
         while True:
-            while len(pending) < window and (number := next(numbers, None)) is not None:
+            while len(pending) < window.size and (number := next(numbers, None)) is not None:
                 pending[pool.submit(_predict_batch, classifier, dataset, plan.batch(number), number)] = number
             if not pending:
                 return
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
-                yield pending.pop(future), future.result()
-            window = in_flight
+                predictions, seconds = future.result()
+                window.finished(seconds, classifier.retries)
+                yield pending.pop(future), predictions
     finally:
         # on an error the rest is given up: a request under way cannot be called back
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _predict_batch(classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, number: int) -> Predictions:
+def _predict_batch(
+    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, number: int
+) -> tuple[Predictions, float]:
     input_ids, lengths = dataset.padded(rows)
+    start = time.monotonic()
     try:
         logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths))
     except EvaluationError as error:
@@ -84,9 +92,10 @@ def _predict_batch(classifier: TextClassifier, dataset: TokenizedDataset, rows: 
     except Exception as error:  # whatever Petals and hivemind raise once their retries are used up
         reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
         raise SwarmError(f"{_name(dataset, rows, number)} got no answer: {reason}") from error
+    seconds = time.monotonic() - start
     if logits.shape[0] != len(rows):
         raise ModelOutputError(f"{_name(dataset, rows, number)}: {logits.shape[0]} answers for {len(rows)} texts.")
-    return Predictions.from_logits(rows, dataset.labels[rows], logits.numpy())
+    return Predictions.from_logits(rows, dataset.labels[rows], logits.numpy()), seconds
 
 
 def _name(dataset: TokenizedDataset, rows: np.ndarray, number: int) -> str:

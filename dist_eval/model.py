@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from torch import nn
 from dist_eval.base import first_line
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError, ModelOutputError
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.requests import SwarmRequests
 
 _FINGERPRINT_ROWS = 64
 _PETALS_CLASS = {
@@ -58,6 +61,15 @@ class Backbone(Protocol):
         """The embeddings of the vocabulary."""
         ...
 
+    def traffic(self) -> dict[str, Any] | None:
+        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        ...
+
     def close(self) -> None:
         """Lets go of connections and processes."""
         ...
@@ -78,6 +90,11 @@ class Classifier:
     def num_labels(self) -> int:
         """Width of the head."""
         return self.tuned.num_labels
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        return self.backbone.retries
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -120,10 +137,11 @@ class SwarmBackbone:
     Args:
         model: a Petals `Distributed*Model`.
         dht: the DHT node it uses.
+        requests: the way to the swarm.
     """
 
-    def __init__(self, model: Any, dht: Any) -> None:
-        self.model, self.dht = model, dht
+    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
+        self.model, self.dht, self.requests = model, dht, requests
 
     @property
     def final_norm(self) -> nn.Module:
@@ -140,10 +158,16 @@ class SwarmBackbone:
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
         embeddings = _prompted(self.word_embeddings(input_ids), prompts)
-        embeddings = self.model.word_embeddings_layernorm(embeddings)
-        # servers broadcast a batch of 1, provided that the call is one request (the token budget sees to that)
-        deep = None if deep_prompts is None else deep_prompts.unsqueeze(1).to(embeddings.dtype)
-        return self.model.h(embeddings, prompts=deep)
+        return self.requests.forward(self.model.word_embeddings_layernorm(embeddings), deep_prompts)
+
+    def traffic(self) -> dict[str, Any]:
+        """See `Backbone.traffic`."""
+        return self.requests.facts()
+
+    @property
+    def retries(self) -> int:
+        """See `Backbone.retries`."""
+        return self.requests.retries
 
     def close(self) -> None:
         """Stops the routing thread, then leaves the swarm."""
@@ -188,6 +212,15 @@ class LocalBackbone:
                 hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
+    def traffic(self) -> dict[str, Any] | None:
+        """See `Backbone.traffic`: there is none."""
+        return None
+
+    @property
+    def retries(self) -> int:
+        """See `Backbone.retries`: there are none."""
+        return 0
+
     def close(self) -> None:
         """Does nothing: there is nothing to let go of."""
 
@@ -219,6 +252,8 @@ def load_on_swarm(
     dht_prefix: str,
     request_timeout: float,
     max_retries: int,
+    compression: str = "none",
+    seed: int = 0,
 ) -> Classifier:
     """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded here.
 
@@ -229,14 +264,19 @@ def load_on_swarm(
         dht_prefix: name under which the swarm announces the blocks.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
+        compression: how activations are packed (see `dist_eval.swarm.requests`).
+        seed: of the choice between equal servers; different on each rank.
 
     Returns:
         The classifier. Close it before the process group.
 
     Raises:
         CheckpointError: weights are missing, pickled, or others than the checkpoint was tuned on.
+        SwarmError: a block has no server any more.
     """
     import petals
+
+    from dist_eval.swarm.requests import SwarmRequests
 
     settings = {
         "initial_peers": [],  # the node has joined already; without a value Petals would name the public swarm
@@ -252,7 +292,15 @@ def load_on_swarm(
     # the class by name: Petals' automatic one tries to copy the DHT node
     remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
     remote = _load_base(remote_class, model, config=config, dht=dht)
-    return _assemble(model, SwarmBackbone(remote, dht), remote.config, tuned)
+    requests = SwarmRequests(
+        remote.h.sequence_manager,
+        request_timeout=request_timeout,
+        max_retries=max_retries,
+        compression=compression,
+        seed=seed,
+    )
+    requests.start()
+    return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
 
 
 def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:

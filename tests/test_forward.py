@@ -1,4 +1,4 @@
-"""Batches through a classifier: the first alone, then a window of them, each answer with its rows."""
+"""Batches through a classifier: a window of them at a time, each answer with its rows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dist_eval.errors import ModelOutputError, SwarmError
 from dist_eval.forward import predict_batches
 from dist_eval.plan import Plan
 from dist_eval.predictions import Predictions
+from dist_eval.window import FIRST_SIZE, Window
 
 ROWS, CLASSES, PATIENCE = 24, 3, 10.0
 
@@ -29,6 +30,7 @@ class Classifier:
     """
 
     num_labels = CLASSES
+    retries = 0
 
     def __init__(self, during: Callable[[int], torch.Tensor | None] = lambda call: None) -> None:
         self.during = during
@@ -101,7 +103,7 @@ def named(plan: Plan, number: int) -> str:
 
 
 def run(classifier: Classifier, dataset: TokenizedDataset, plan: Plan, in_flight: int) -> dict[int, Predictions]:
-    return dict(predict_batches(classifier, dataset, plan, range(len(plan)), in_flight=in_flight))
+    return dict(predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(in_flight)))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -127,30 +129,23 @@ def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Pl
 
 def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: Plan) -> None:
     classifier, numbers = Classifier(), [7, 2, 11, 0, 5]
-    found = [number for number, _ in predict_batches(classifier, dataset, plan, numbers, in_flight=1)]
+    found = [number for number, _ in predict_batches(classifier, dataset, plan, numbers, window=Window(1))]
     assert found == numbers
     assert classifier.lengths == [dataset.lengths[plan.batch(number)].tolist() for number in numbers]
 
 
 def test_only_the_batches_given_are_sent(dataset: TokenizedDataset, plan: Plan) -> None:
     classifier = Classifier()
-    assert list(predict_batches(classifier, dataset, plan, [], in_flight=3)) == []
+    assert list(predict_batches(classifier, dataset, plan, [], window=Window(3))) == []
     assert classifier.lengths == []
 
 
-@pytest.mark.parametrize("in_flight", [2, 4, 20])
-def test_the_first_batch_goes_alone(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
-    classifier = Classifier(lambda call: time.sleep(0.1 if call == 0 else 0))
-    run(classifier, dataset, plan, in_flight)
-    assert classifier.events[:2] == ["begin 0", "end 0"]
-
-
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
-def test_later_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+def test_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
     together = threading.Barrier(in_flight)
 
     def during(call: int) -> None:
-        if 1 <= call <= in_flight:
+        if call < in_flight:
             together.wait(PATIENCE)
         time.sleep(0.005)
 
@@ -168,8 +163,26 @@ def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDa
             drawn.append(number)
             yield number
 
-    for done, _ in enumerate(predict_batches(Classifier(), dataset, plan, numbers(), in_flight=3)):
+    for done, _ in enumerate(predict_batches(Classifier(), dataset, plan, numbers(), window=Window(3))):
         assert len(drawn) <= done + 1 + 3
+
+
+def test_the_window_grows_while_answers_do_not_slow_down(dataset: TokenizedDataset, plan: Plan) -> None:
+    window, classifier = Window(), Classifier(lambda call: time.sleep(0.05))
+    assert len(list(predict_batches(classifier, dataset, plan, range(len(plan)), window=window))) == len(plan)
+    assert window.size > FIRST_SIZE
+    assert classifier.most_active > FIRST_SIZE
+
+
+def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: Plan) -> None:
+    class Retrying(Classifier):
+        @property
+        def retries(self) -> int:
+            return len(self.lengths) // 3
+
+    window = Window()
+    list(predict_batches(Retrying(), dataset, plan, range(len(plan)), window=window))
+    assert window.size < FIRST_SIZE
 
 
 def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, plan: Plan) -> None:
@@ -181,13 +194,13 @@ def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, pla
             in_time.append(others_are_done.wait(PATIENCE))
 
     order = []
-    for number, _ in predict_batches(Classifier(during), dataset, plan, range(len(plan)), in_flight=2):
+    for number, _ in predict_batches(Classifier(during), dataset, plan, range(len(plan)), window=Window(2)):
         order.append(number)
         if len(order) == len(plan) - 1:
             others_are_done.set()
     assert in_time == [True]
     assert sorted(order) == list(range(len(plan)))
-    assert order[-1] in (1, 2)
+    assert order[-1] in (0, 1)
 
 
 def raising(error: Exception, at: int = 0) -> Callable[[int], None]:
@@ -238,25 +251,24 @@ def test_an_error_of_ours_keeps_its_kind_and_gets_the_rows(
 @pytest.mark.parametrize("answers", [0, 1, 3])
 def test_answers_of_another_number_than_texts_are_refused(dataset: TokenizedDataset, plan: Plan, answers: int) -> None:
     with pytest.raises(ModelOutputError, match=rf"Batch 0 \(.*rows {named(plan, 0)}\): {answers} answers for 2 texts"):
-        run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 2)
+        run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 1)
 
 
 def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Plan) -> None:
     under_way, failed = threading.Barrier(3), threading.Event()
 
     def during(call: int) -> None:
-        if call > 0:
-            under_way.wait(PATIENCE)
-            if call == 1:
-                raise ConnectionError("gone")
-            failed.wait(PATIENCE)
+        under_way.wait(PATIENCE)
+        if call == 1:
+            raise ConnectionError("gone")
+        failed.wait(PATIENCE)
 
     classifier = Classifier(during)
     with pytest.raises(SwarmError, match="gone"):
         run(classifier, dataset, plan, 3)
     failed.set()
     wait_until(lambda: classifier.active == 0)
-    assert len(classifier.lengths) == 4
+    assert len(classifier.lengths) == 3
 
 
 def test_an_error_does_not_wait_for_batches_under_way(dataset: TokenizedDataset, plan: Plan) -> None:
@@ -277,12 +289,12 @@ def test_an_error_does_not_wait_for_batches_under_way(dataset: TokenizedDataset,
 
 def test_whoever_stops_listening_stops_the_sending(dataset: TokenizedDataset, plan: Plan) -> None:
     classifier = Classifier()
-    answers = predict_batches(classifier, dataset, plan, range(len(plan)), in_flight=2)
+    answers = predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(2))
     next(answers)
     next(answers)
     answers.close()  # type: ignore[attr-defined]
     wait_until(lambda: classifier.active == 0)
-    assert len(classifier.lengths) <= 3
+    assert len(classifier.lengths) <= 4
     assert list(answers) == []
 
 

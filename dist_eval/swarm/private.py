@@ -37,6 +37,8 @@ class PrivateSwarm:
         threads: threads that each server computes with; by default the cores are shared out.
         echo: pass the servers' output on to this process' stderr.
         host: address to listen on.
+        ports: the port that each server listens on and the one that it announces, which something in between passes on
+            to it; by default free ones, announced as they are.
 
     Raises:
         ConfigError: a span is outside the model.
@@ -53,6 +55,7 @@ class PrivateSwarm:
         threads: int | None = None,
         echo: bool = False,
         host: str = "127.0.0.1",
+        ports: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         for start, end in spans:
             if not 0 <= start < end <= num_blocks:
@@ -62,7 +65,7 @@ class PrivateSwarm:
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
-        self._ports: list[int] = []
+        self._ports = list(ports or ())
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -81,7 +84,7 @@ class PrivateSwarm:
 
     @property
     def initial_peers(self) -> list[str]:
-        """Addresses of all servers: whoever knows one could ask it for the others, but on a busy host it may not answer."""
+        """Addresses of all servers: one could tell of the others, but on a busy host it may fail to answer."""
         return list(self.addresses)
 
     def require_alive(self) -> None:
@@ -99,16 +102,17 @@ class PrivateSwarm:
                 raise SwarmError(f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) {how}")
 
     def start_server(self, number: int) -> None:
-        """Starts (again) the server of span `number`, with the identity and the port it had before, if any."""
+        """Starts (again) the server of span `number`, with the identity and the ports it had before, if any."""
         start, end = self.spans[number]
         identity = self.folder / f"identity-{number}"
-        address = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp/{self._ports[number]}"
-        self.addresses[number : number + 1] = [f"{address}/p2p/{_peer_id(identity)}"]
+        at_host = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp"
+        listening, announced = (f"{at_host}/{port}" for port in self._ports[number])
+        self.addresses[number : number + 1] = [f"{announced}/p2p/{_peer_id(identity)}"]
         others = [a for i, a in enumerate(self.addresses) if i != number]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
-        command += ["--identity_path", str(identity), "--host_maddrs", address, "--announce_maddrs", address]
+        command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
         command += ["--initial_peers", *others[:1]] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
@@ -123,6 +127,7 @@ class PrivateSwarm:
                     **_server_environment(),
                     "OMP_NUM_THREADS": str(self.threads),
                     "TMPDIR": str(self.folder),
+                    "USE_LEGACY_BFLOAT16": "0",  # else hivemind sends bfloat16 as float32
                 },
             )
         self.servers[number : number + 1] = [server]
@@ -136,7 +141,7 @@ class PrivateSwarm:
         end_session(server.pid)
 
     def _start_servers(self) -> None:
-        self._ports = free_ports(self.host, len(self.spans))
+        self._ports = self._ports or [(port, port) for port in free_ports(self.host, len(self.spans))]
         for number in range(len(self.spans)):
             self.start_server(number)
 

@@ -1,0 +1,136 @@
+"""Requests to real servers: the bits that come back, the bytes that travel, and servers that die."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import HIDDEN, LAYERS, SwarmClient, wait_for
+
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.errors import SwarmError
+from dist_eval.model import Classifier, SwarmBackbone, load_on_swarm
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.requests import SwarmRequests
+
+ROWS, LENGTH, PROMPTS = 6, 20, 5
+NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
+"""Numbers in a batch's activations."""
+
+
+@pytest.fixture(scope="module")
+def bfloat16_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
+    with PrivateSwarm(
+        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="half", spans=[(0, 2), (2, 4)], torch_dtype="bfloat16"
+    ) as swarm:
+        yield swarm
+
+
+def requests_of(classifier: Classifier) -> SwarmRequests:
+    assert isinstance(classifier.backbone, SwarmBackbone)
+    return classifier.backbone.requests
+
+
+def connect(client: SwarmClient, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
+    options = {"request_timeout": 30.0, "max_retries": 5, **options}
+    classifier = load_on_swarm(swarm.model, tuned, client.join(swarm), dht_prefix=swarm.dht_prefix, **options)
+    client.classifiers.append(classifier)
+    return classifier
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, 100, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
+    return ids, torch.tensor([20, 19, 12, 7, 3, 1])
+
+
+def as_petals_does_it(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states by Petals' own forward, which sends float32 and prompts for each example."""
+    backbone, tuned = classifier.backbone, classifier.tuned
+    assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
+    embeddings = torch.cat([tuned.prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
+    deep = tuned.deep_prompts.unsqueeze(1).expand(-1, len(ids), -1, -1)
+    with torch.no_grad():
+        return backbone.model.h(embeddings, prompts=deep)
+
+
+def test_activations_travel_in_the_servers_dtype_and_no_bit_changes(
+    bfloat16_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    classifier = connect(swarm_client, bfloat16_swarm, make_tuned("deep_ptune"))
+    ids, _ = batch()
+    ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
+    assert torch.equal(ours, as_petals_does_it(classifier, ids))
+    facts = requests_of(classifier).facts()
+    prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
+    assert facts["bytes_sent"] == 2 * (2 * NUMBERS + prompts)
+    assert facts["bytes_received"] == 2 * 2 * NUMBERS
+    assert facts["round_trips"] == 2
+
+
+def test_float32_servers_get_float32_and_prompts_once(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    classifier = connect(swarm_client, family_swarms["llama"], make_tuned("deep_ptune"))
+    ids, _ = batch()
+    ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
+    assert torch.equal(ours, as_petals_does_it(classifier, ids))
+    assert requests_of(classifier).bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
+
+
+def test_compression_makes_both_ways_smaller(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    tuned, (ids, lengths) = make_tuned("ptune"), batch()
+    exact = connect(swarm_client, family_swarms["llama"], tuned).logits(ids, lengths)
+    classifier = connect(swarm_client, family_swarms["llama"], tuned, compression="float16")
+    smaller = classifier.logits(ids, lengths)
+    assert not torch.equal(smaller, exact)
+    assert (smaller - exact).abs().max() < 0.01 * exact.abs().max()
+    facts = requests_of(classifier).facts()
+    assert facts["bytes_sent"] == facts["bytes_received"] == 2 * NUMBERS * 2
+
+
+def test_other_prompts_are_packed_anew(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    first, second = make_tuned("deep_ptune", seed=1), make_tuned("deep_ptune", seed=2)
+    assert first.deep_prompts is not None and second.deep_prompts is not None
+    backbone = connect(swarm_client, family_swarms["llama"], first).backbone
+    ids, _ = batch()
+    answers = [backbone.hidden_states(ids, first.prompts, deep) for deep in (first.deep_prompts, second.deep_prompts)]
+    again = backbone.hidden_states(ids, first.prompts, first.deep_prompts)
+    assert not torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], again)
+
+
+def test_a_killed_replica_costs_a_retry_and_the_only_server_names_itself(
+    tiny_models: dict[str, Path], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    ids, lengths = batch()
+    with PrivateSwarm(
+        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="mortal", spans=[(0, 4), (0, 4), (0, 4)], threads=1
+    ) as swarm:
+        classifier = connect(swarm_client, swarm, make_tuned("deep_ptune"), request_timeout=10.0, max_retries=3)
+        requests = requests_of(classifier)
+        assert wait_for(lambda: len(requests._spans()) == 3 or requests._manager.update(wait=True), 60.0)
+        before = classifier.logits(ids, lengths)
+        for _ in range(5):
+            assert torch.equal(classifier.logits(ids, lengths), before)
+        assert (requests.retries, len(requests.routes.servers)) == (0, 3)
+
+        swarm.kill_server(1)
+        swarm.kill_server(2)
+        for _ in range(6):
+            assert torch.equal(classifier.logits(ids, lengths), before)
+        assert requests.retries >= 1
+        assert sum(server["failures"] for server in requests.facts()["servers"]) == requests.retries
+
+        swarm.kill_server(0)
+        start = time.monotonic()
+        with pytest.raises(SwarmError, match=r"no answer for block.* 0.* in 3 attempts: "):
+            classifier.logits(ids, lengths)
+        assert time.monotonic() - start < 45.0
