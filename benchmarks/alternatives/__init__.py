@@ -1,0 +1,1 @@
+"""What people use today, each a program of its own: `python -m benchmarks.alternatives.NAME SPEC.json RESULT.json`."""

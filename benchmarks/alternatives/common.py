@@ -1,0 +1,161 @@
+"""What the alternatives share: what they are asked, the model on the swarm, the clock, and the way to answer.
+
+Tokenizing is done before the clock starts, as dist_eval does it before its own. One forward before that sets up what is
+set up once.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from dist_eval.chatter import silence_libraries
+from dist_eval.checkpoint import WEIGHTS_FILE
+from dist_eval.lifetime import die_with_parent, helpers_die_with_us, temporary_files_in, workspace
+
+PROMPT_TOKENS, NUM_LABELS = 16, 2
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an alternative is asked to do.
+
+    Attributes:
+        model: folder of the base model and its tokenizer.
+        checkpoint: folder of the tuned checkpoint.
+        dataset: CSV file with the columns `sentence` and `label`.
+        initial_peers: addresses of the swarm; none for what runs locally.
+        dht_prefix: name under which the swarm announces the model.
+        batch_size: examples in a batch.
+        max_length: tokens that every text is padded or cut to; None pads to the longest text of a batch.
+    """
+
+    model: str
+    checkpoint: str
+    dataset: str
+    initial_peers: list[str]
+    dht_prefix: str
+    batch_size: int = 32
+    max_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an alternative found.
+
+    Attributes:
+        seconds: of the evaluation loop, on the slowest rank.
+        predictions: class of each example, in the dataset's order.
+    """
+
+    seconds: float
+    predictions: list[int]
+
+
+def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
+    """Runs an alternative as a program and ends the process.
+
+    Args:
+        evaluate: gets what it is asked to do, and a private folder; rank 0's result is written.
+    """
+    die_with_parent()
+    silence_libraries()
+    spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    with workspace() as own, temporary_files_in(own):
+        result = evaluate(spec, own)
+        if os.environ.get("RANK", "0") == "0":
+            Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is closed; see `temporary_files_in`
+
+
+def tokenized(spec: Spec) -> tuple[Any, Any]:
+    """Returns a dataset of `input_ids`, `attention_mask` and `labels`, and the tokenizer."""
+    from transformers import AutoTokenizer
+
+    with Path(spec.dataset).open(newline="", encoding="utf-8") as file:
+        sentences, labels = zip(*((row["sentence"], int(row["label"])) for row in csv.DictReader(file)), strict=True)
+    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    padding: dict[str, Any] = {"padding": "max_length", "max_length": spec.max_length} if spec.max_length else {}
+    encoded = tokenizer(list(sentences), truncation=True, return_token_type_ids=False, **padding)
+    convert: Any = torch.tensor if spec.max_length else list  # the padding collator takes lists
+    columns = zip(encoded["input_ids"], encoded["attention_mask"], labels, strict=True)
+    rows = [
+        {"input_ids": convert(ids), "attention_mask": convert(mask), "labels": label} for ids, mask, label in columns
+    ]
+    return rows, tokenizer
+
+
+@contextmanager
+def swarm_model(spec: Spec, own: Path) -> Iterator[Any]:
+    """Opens Petals' own classifier with the tuned prompts and head.
+
+    Open it before a process group: it forks, and the fork must not inherit connections.
+    """
+    from dist_eval.swarm.bridge import import_petals
+
+    petals = import_petals(sockets=own)
+    from safetensors.torch import load_file
+
+    from dist_eval.swarm.client import leave_swarm
+
+    torch.set_num_threads(1)  # the cores are the servers'
+    with helpers_die_with_us():
+        model = petals.AutoDistributedModelForSequenceClassification.from_pretrained(
+            spec.model,
+            initial_peers=spec.initial_peers,
+            dht_prefix=spec.dht_prefix,
+            tuning_mode="deep_ptune",
+            pre_seq_len=PROMPT_TOKENS,
+            num_labels=NUM_LABELS,
+            torch_dtype=torch.float32,
+            low_cpu_mem_usage=False,  # saves seconds of imports
+        )
+    model.load_state_dict(load_file(Path(spec.checkpoint) / WEIGHTS_FILE), strict=False)
+    routes = model.transformer.h.sequence_manager
+    try:
+        yield model.eval()
+    finally:
+        leave_swarm(routes.dht, routes)
+
+
+def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """Returns the logits of a batch that is padded on the right.
+
+    The mask is not sent, Petals refuses it. The last token is found by it: transformers would look for the padding id,
+    which is wrong for texts that contain that id.
+    """
+    hidden = model.transformer(input_ids=input_ids)[0]
+    rows = torch.arange(len(input_ids))
+    return model.score(hidden[rows, attention_mask.sum(dim=1) - 1])
+
+
+def timed(action: Callable[[], _Answer]) -> tuple[_Answer, float]:
+    """Runs an action on all ranks, which begin together.
+
+    Returns:
+        What this rank's action returned, and the seconds of the slowest rank.
+    """
+    import torch.distributed as dist
+
+    together = dist.is_available() and dist.is_initialized()
+    if together:
+        dist.barrier()
+    start = time.perf_counter()
+    answer = action()
+    seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    if together:
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return answer, float(seconds)

@@ -1,0 +1,49 @@
+"""The limit of the machine: dist_eval's own batches through the model in one process with all cores, no swarm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from benchmarks.alternatives.common import Result, Spec, main, timed
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.config import MAX_TOKEN_BUDGET
+from dist_eval.data import tokenize_dataset
+from dist_eval.model import load_locally
+from dist_eval.plan import plan_batches
+
+
+def evaluate(spec: Spec, own: Path) -> Result:
+    """Classifies the dataset."""
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tuned = TunedCheckpoint.load(spec.checkpoint)
+    classifier = load_locally(spec.model, tuned)
+    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    data = tokenize_dataset(
+        spec.dataset,
+        own,
+        tokenizer=tokenizer,
+        text_columns=["sentence"],
+        label_column="label",
+        label_names=tuned.label_names,
+        max_length=tokenizer.model_max_length - tuned.pre_seq_len,
+    )
+    plan = plan_batches(data.lengths, token_budget=MAX_TOKEN_BUDGET, prefix=tuned.pre_seq_len)
+
+    def predict(number: int) -> torch.Tensor:
+        input_ids, lengths = data.padded(plan.batch(number))
+        return classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths)).argmax(dim=1)
+
+    predict(0)
+    found, seconds = timed(lambda: torch.cat([predict(number) for number in range(len(plan))]))
+    predictions = torch.empty_like(found)
+    predictions[torch.from_numpy(plan.order)] = found
+    return Result(seconds, predictions.tolist())
+
+
+if __name__ == "__main__":
+    main(evaluate)

@@ -1,0 +1,50 @@
+"""The familiar hand-written loop: every text padded to a fixed length, one batch after the other.
+
+On several ranks a `DistributedSampler` deals the examples.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+
+from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
+
+
+def evaluate(spec: Spec, own: Path) -> Result:
+    """Classifies the dataset."""
+    dataset, _ = tokenized(spec)
+    with swarm_model(spec, own) as model:
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if ranks > 1:
+            dist.init_process_group("gloo")
+        sampler: Any = DistributedSampler(dataset, shuffle=False) if ranks > 1 else SequentialSampler(dataset)
+        loader = DataLoader(dataset, batch_size=spec.batch_size, sampler=sampler)
+
+        def predict(batch: dict[str, torch.Tensor]) -> list[int]:
+            with torch.no_grad():
+                logits = classify(model, batch["input_ids"], batch["attention_mask"])
+            return logits.argmax(dim=-1).tolist()
+
+        predict(next(iter(loader)))
+        predictions, seconds = timed(lambda: [label for batch in loader for label in predict(batch)])
+        if ranks > 1:
+            predictions = _gather(predictions, ranks, len(dataset))
+            dist.destroy_process_group()
+    return Result(seconds, predictions)
+
+
+def _gather(predictions: list[int], ranks: int, count: int) -> list[int]:
+    """Puts the ranks' predictions into the dataset's order, without those that the sampler repeated."""
+    parts: list[Any] = [None] * ranks
+    dist.all_gather_object(parts, predictions)
+    return [parts[position % ranks][position // ranks] for position in range(count)]
+
+
+if __name__ == "__main__":
+    main(evaluate)

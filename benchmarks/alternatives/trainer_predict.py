@@ -1,0 +1,72 @@
+"""Hugging Face `Trainer.predict` with dynamic padding; a thin wrapper keeps the attention mask from Petals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
+
+
+class WithoutMask(nn.Module):
+    """A classifier for `Trainer`, which always hands over an attention mask.
+
+    Args:
+        model: Petals' classifier.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Returns logits and, with labels, the loss."""
+        logits = classify(self.model, input_ids, attention_mask)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def evaluate(spec: Spec, own: Path) -> Result:
+    """Classifies the dataset."""
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+    _bridge_accelerate()
+    dataset, tokenizer = tokenized(spec)
+    with swarm_model(spec, own) as model:
+        arguments = TrainingArguments(
+            output_dir=str(own),
+            per_device_eval_batch_size=spec.batch_size,
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to=[],
+        )
+        trainer = Trainer(
+            model=WithoutMask(model),
+            args=arguments,
+            data_collator=DataCollatorWithPadding(tokenizer),
+            tokenizer=tokenizer,
+        )
+        trainer.predict(dataset[: spec.batch_size])
+        output, seconds = timed(lambda: trainer.predict(dataset))
+    return Result(seconds, output.predictions.argmax(axis=-1).tolist())
+
+
+def _bridge_accelerate() -> None:
+    """Keeps the Trainer of transformers 4.34 from handing over an argument that accelerate has given up since."""
+    from accelerate import Accelerator
+    from transformers import trainer
+
+    def accelerator(dispatch_batches: bool | None = None, **kwargs: Any) -> Accelerator:
+        return Accelerator(**kwargs)
+
+    trainer.Accelerator = accelerator
+
+
+if __name__ == "__main__":
+    main(evaluate)

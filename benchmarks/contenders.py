@@ -1,0 +1,294 @@
+"""Who competes: dist_eval as users start it, and what people use today, each in processes of its own.
+
+A benchmark opens a swarm, sets a `Stage` on it, and lets contenders run there one after the other, so that each has the
+machine and the same swarm to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.alternatives.common import Result, Spec
+from benchmarks.harness import Report
+from benchmarks.models import Model
+from benchmarks.text import Corpus
+from dist_eval.chatter import silence_libraries
+from dist_eval.errors import EvaluationError
+from dist_eval.lifetime import adopt_orphans, end_session, temporary_files_in, workspace
+from dist_eval.swarm.private import PrivateSwarm, split_blocks
+
+_ROOT = Path(__file__).parents[1]
+_TIMEOUT, _SWARM_TIMEOUT = 1800.0, 180.0
+_LOG_LINES_SHOWN = 15
+INTERRUPTED = 130
+
+
+class ContenderError(Exception):
+    """A contender failed; the message has its last words."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to evaluate, with its settings.
+
+    Attributes:
+        name: how the report calls it.
+        module: `dist_eval`, or a module of `benchmarks.alternatives`.
+        ranks: its processes.
+        batch_size: examples in a batch, for the alternatives.
+        max_length: tokens that every text is padded to, for the alternatives; None pads by batch.
+        options: further options of dist_eval.
+        every: classify only one row in so many; for what is slow, as rates are compared.
+        threads: threads that each process computes with.
+    """
+
+    name: str
+    module: str
+    ranks: int = 1
+    batch_size: int = 32
+    max_length: int | None = None
+    options: tuple[str, ...] = ()
+    every: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a contender did once.
+
+    Attributes:
+        seconds: of its evaluation loop, on the slowest rank.
+        predictions: class of each row that it had, in their order.
+        facts: of dist_eval, its `results.json`.
+    """
+
+    seconds: float
+    predictions: list[int]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Examples per second."""
+        return len(self.predictions) / self.seconds
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where contenders run.
+
+    Attributes:
+        model: the base model and the tuned checkpoint.
+        corpus: what they classify.
+        peers: addresses of the swarm.
+        folder: for their files.
+    """
+
+    model: Model
+    corpus: Corpus
+    peers: list[str]
+    folder: Path
+
+    def run(self, contender: Contender) -> Outcome:
+        """Lets a contender run once.
+
+        Raises:
+            ContenderError: it failed.
+        """
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        dataset = self.corpus.write_csv(folder / "rows.csv", every=contender.every)
+        run = _run_dist_eval if contender.module == "dist_eval" else _run_alternative
+        return run(contender, self, folder, dataset)
+
+
+def run_round(report: Report, group: str, stage: Stage, contenders: Sequence[Contender]) -> dict[str, Outcome]:
+    """Lets contenders run one after the other and adds their rates to the report.
+
+    The first one must classify all rows: with its predictions those of the others are compared.
+
+    Returns:
+        What they did, by name.
+
+    Raises:
+        ContenderError: one failed.
+    """
+    outcomes: dict[str, Outcome] = {}
+    reference: list[int] = []
+    for contender in contenders:
+        outcome = outcomes[contender.name] = stage.run(contender)
+        reference = reference or outcome.predictions
+        expected = reference[:: contender.every]
+        if len(expected) != len(outcome.predictions):
+            raise ContenderError(f"{contender.name} classified {len(outcome.predictions)} of {len(expected)} rows.")
+        equal = sum(a == b for a, b in zip(outcome.predictions, expected, strict=True))
+        details = {
+            "seconds": outcome.seconds,
+            "examples": len(expected),
+            "equal_predictions": equal / len(expected),
+            "share_of_positives": sum(outcome.predictions) / len(expected),
+        }
+        report.add(group, contender.name, outcome.rate, details)
+    return outcomes
+
+
+def note_agreement(report: Report, contenders: Sequence[Contender]) -> None:
+    """Says in the report how far the contenders agree, and what they were given."""
+    shares = {
+        name: min(details["equal_predictions"] for series in report.series.values() if series.name == name
+                  for details in series.details)
+        for name in dict.fromkeys(name for _, name in report.series)
+    }  # fmt: skip
+    reference = contenders[0].name
+    lower = [f"{name} {share:.4f}" for name, share in shares.items() if share < 1]
+    report.note(
+        f"Predictions equal to those of {reference}: "
+        + ("all, of all the others." if not lower else f"all, except for {', '.join(lower)} (share; lowest round).")
+    )
+    fewer = [f"{one.name} 1 in {one.every}" for one in contenders if one.every > 1]
+    if fewer:
+        report.note(f"Given fewer rows, evenly spaced, to save time: {', '.join(fewer)}.")
+
+
+@contextmanager
+def swarm_of(
+    model: Model, own: Path, *, servers: int = 2, ports: Sequence[tuple[int, int]] | None = None
+) -> Iterator[PrivateSwarm]:
+    """Opens a swarm of servers with one thread each and waits until all blocks are served.
+
+    Args:
+        model: what it serves.
+        own: this process' folder.
+        servers: how many.
+        ports: see `PrivateSwarm`.
+    """
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=own)
+    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    blocks = model.size.layers
+    with PrivateSwarm(
+        str(model.base),
+        num_blocks=blocks,
+        dht_prefix=model.dht_prefix,
+        spans=split_blocks(blocks, servers),
+        threads=1,
+        ports=ports,
+    ) as swarm:
+        dht = join_swarm(swarm.initial_peers, _SWARM_TIMEOUT, check=swarm.require_alive)
+        try:
+            wait_until_covered(dht, swarm.dht_prefix, blocks, _SWARM_TIMEOUT, check=swarm.require_alive)
+        finally:
+            leave_swarm(dht)
+        yield swarm
+
+
+def run_program(measure: Callable[[Path], None]) -> NoReturn:
+    """Runs a benchmark as a program: in a workspace, ended in good order also by Ctrl-C.
+
+    Args:
+        measure: the benchmark; gets the workspace.
+    """
+    silence_libraries()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    code = INTERRUPTED
+    try:
+        adopt_orphans()
+        with workspace() as own, temporary_files_in(own):
+            _share_bytecode(own)
+            measure(own)
+            code = 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    except (ContenderError, EvaluationError) as error:
+        print(error, file=sys.stderr)
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed; see `temporary_files_in`
+
+
+def _share_bytecode(own: Path) -> None:
+    """Lets the many processes of a benchmark compile the libraries once, where bytecode is not kept beside them."""
+    if sys.dont_write_bytecode:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(own / "bytecode")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _run_alternative(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:
+    spec = Spec(
+        model=str(stage.model.base),
+        checkpoint=str(stage.model.tuned),
+        dataset=str(dataset),
+        initial_peers=stage.peers,
+        dht_prefix=stage.model.dht_prefix,
+        batch_size=contender.batch_size,
+        max_length=contender.max_length,
+    )
+    asked, answered = folder / "spec.json", folder / "result.json"
+    asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
+    _start(contender, folder, "-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
+    result = Result(**json.loads(answered.read_text(encoding="utf-8")))
+    return Outcome(result.seconds, result.predictions)
+
+
+def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:
+    from pyarrow import parquet
+
+    output = folder / "output"
+    arguments = ["-m", "dist_eval", "--model", stage.model.base, "--checkpoint", stage.model.tuned]
+    arguments += ["--dataset", dataset, "--text-column", "sentence", "--output", output, *contender.options]
+    arguments += ["--initial-peers", *stage.peers]
+    _start(contender, folder, *map(str, arguments), torchrun=True)
+    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    predictions = parquet.read_table(output / "predictions.parquet").column("prediction").to_pylist()
+    return Outcome(results["throughput"]["seconds"], predictions, results)
+
+
+def _start(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
+    """Runs `python ARGUMENTS` to its end, on several ranks under torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={contender.ranks}"]
+    command = [sys.executable, *(launcher if torchrun or contender.ranks > 1 else []), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(contender.threads), "TMPDIR": str(folder)}
+    log = folder / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end_session(process.pid)
+    if status != 0:
+        how = f"did not end within {_TIMEOUT:g} s" if status is None else f"ended with status {status}"
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+        raise ContenderError(f"{contender.name} {how}. Its last lines:\n{last}")

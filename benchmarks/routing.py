@@ -1,0 +1,180 @@
+"""`python -m benchmarks.routing`: what a slow replica costs, with Petals' choice of servers and with dist_eval's.
+
+Two servers hold all blocks. One of them is held up: its process is stopped four fifths of the time, so that it computes
+five times more slowly, while its connections stay open. The same requests then go through the swarm in three ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import harness
+from benchmarks.contenders import run_program
+from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
+from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
+from benchmarks.text import make_corpus
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.routes import Routes, Span
+from dist_eval.window import Window
+
+QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
+GROUP = "one replica five times slower"
+ALONE, PETALS, BY_LENGTH, MEASURED, FREE = (
+    "the fast replica alone",
+    "Petals' own forward",
+    "servers at random, as Petals",
+    "dist_eval",
+    "dist_eval, window free",
+)
+_SLOWDOWN, _PERIOD_SECONDS = 5.0, 0.05
+_WINDOW, _TEXT_TOKENS, _BUDGET = 8, 25, 1024
+_TIMEOUT, _POLL_SECONDS = 120.0, 0.2
+
+
+class ByLength(Routes):
+    """Petals' rule: at random, by the number of blocks that a server holds."""
+
+    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """See `Routes.next_hop`."""
+        here = [span for span in spans if span.start <= start < span.end]
+        chosen = random.choices(here, [span.end - span.start for span in here])[0]
+        return Span(chosen.peer, start, min(chosen.end, end), chosen.dtype)
+
+
+class Only(Routes):
+    """Uses one server alone."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__()
+        self._peer = peer
+
+    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """See `Routes.next_hop`."""
+        return super().next_hop([span for span in spans if str(span.peer) == self._peer], start, end, tokens, now)
+
+
+@contextmanager
+def held_up(process: int, slowdown: float) -> Iterator[None]:
+    """Lets a process run for a part of each period only."""
+    done = threading.Event()
+
+    def stop_and_go() -> None:
+        while not done.is_set():
+            os.kill(process, signal.SIGSTOP)
+            done.wait(_PERIOD_SECONDS * (1.0 - 1.0 / slowdown))
+            os.kill(process, signal.SIGCONT)
+            done.wait(_PERIOD_SECONDS / slowdown)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Sends the same batches in all ways, in rounds.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=own)
+    report = harness.Report("routing", QUESTION, unit="tokens/s", options=options)
+    size, batches = (TINY, 16) if options.quick else (SMALL, options.batches)
+    model = make_model(own, size, make_corpus(100).sentences)
+    with PrivateSwarm(
+        str(model.base), num_blocks=size.layers, dht_prefix=model.dht_prefix, spans=[(0, size.layers)] * 2, threads=1
+    ) as swarm:
+        for _ in range(1 if options.quick else options.rounds):
+            _round(report, swarm, model, batches)
+    bar = None if options.quick else 1.6
+    report.compare("dist_eval / Petals' own forward", (GROUP, MEASURED), (GROUP, PETALS), bar=bar)
+    report.compare("dist_eval / servers at random", (GROUP, MEASURED), (GROUP, BY_LENGTH), bar=bar)
+    report.compare("dist_eval / the fast replica alone", (GROUP, MEASURED), (GROUP, ALONE))
+    report.note(
+        f"All but Petals' own forward go through dist_eval's requests. {batches} batches of {_BUDGET} tokens at most, "
+        f"{_WINDOW} under way at a time, except where the window is free. What a server takes for a token and a block "
+        "is measured anew in every run."
+    )
+    report.finish()
+
+
+def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int) -> None:
+    from transformers import AutoConfig
+
+    from dist_eval.model import SwarmBackbone, load_on_swarm
+    from dist_eval.swarm.client import join_swarm
+    from dist_eval.swarm.coverage import look_up_coverage
+    from dist_eval.swarm.requests import SwarmRequests
+
+    blocks = model.size.layers
+    config = AutoConfig.from_pretrained(model.base)
+    dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
+    while min(look_up_coverage(dht, swarm.dht_prefix, blocks, _TIMEOUT).replicas) < len(swarm.servers):
+        swarm.require_alive()
+        time.sleep(_POLL_SECONDS)
+    tuned = made_up_checkpoint(config, PROMPT_TOKENS)
+    settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 3}
+    classifier = load_on_swarm(str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, **settings)
+    backbone = classifier.backbone
+    assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
+    deep, prompts = tuned.deep_prompts.unsqueeze(1), tuned.prompts
+    batches = made_up_batches(
+        count, budget=_BUDGET, length=_TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS, vocabulary=config.vocab_size
+    )
+
+    @torch.no_grad()
+    def petals(ids: torch.Tensor, lengths: torch.Tensor) -> None:
+        embeddings = torch.cat([prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
+        backbone.model.h(embeddings, prompts=deep)
+
+    def ours(window: Window, routes: Routes) -> Load:
+        backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, **settings)
+        backbone.requests.routes = routes
+        return drive(classifier.logits, batches, window, prompt_tokens=PROMPT_TOKENS)
+
+    try:
+        petals(*batches[0])  # Petals sets itself up in its first forward
+        fast = swarm.addresses[0].rpartition("/")[2]
+        with held_up(swarm.servers[1].pid, _SLOWDOWN):
+            _add(report, ALONE, ours(Window(_WINDOW), Only(fast)))
+            _add(report, PETALS, drive(petals, batches, Window(_WINDOW), prompt_tokens=PROMPT_TOKENS))
+            _add(report, BY_LENGTH, ours(Window(_WINDOW), ByLength()))
+            _add(report, MEASURED, ours(Window(_WINDOW), routes := Routes()), routes)
+            _add(report, FREE, ours(Window(), Routes()))
+    finally:
+        classifier.close()
+
+
+def _add(report: harness.Report, name: str, load: Load, routes: Routes | None = None) -> None:
+    servers = [] if routes is None else list(routes.servers.values())
+    details = [{"requests": one.requests, "seconds_per_token_and_block": one.seconds_per_work} for one in servers]
+    report.add(GROUP, name, load.tokens / load.seconds, details)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("routing", QUESTION, rounds=3)
+    parser.add_argument("--batches", type=int, default=60, help="requests in each run (default 60)")
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()

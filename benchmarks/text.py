@@ -1,0 +1,171 @@
+"""The text that the benchmarks classify: SST-2 where it is at hand, else made-up sentences of the same lengths."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SEED = 20240301
+_SST2 = Path(__file__).parents[2] / "shared" / "data" / "sst2"
+_SPLITS = ("test", "validation", "train")
+_WORD_COUNTS = (1, 4, 5, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13, 13, 14, 15, 15, 16, 17, 17, 18,
+                18, 19, 20, 20, 21, 22, 22, 23, 24, 25, 26, 27, 27, 28, 30, 31, 33, 35, 38, 53)  # fmt: skip
+"""Quantiles 0, 2.5, 5, ... 100 % of the words in a sentence of SST-2 (9,613 sentences, all splits)."""
+
+_ONSETS = (
+    "",
+    "",
+    "",
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "w",
+    "st",
+    "th",
+    "tr",
+    "pl",
+    "ch",
+)
+_RIMES = (
+    "a",
+    "e",
+    "i",
+    "o",
+    "u",
+    "y",
+    "an",
+    "ar",
+    "as",
+    "ed",
+    "en",
+    "er",
+    "es",
+    "in",
+    "ing",
+    "it",
+    "on",
+    "or",
+    "ou",
+    "us",
+)
+_VOCABULARY, _ZIPF = 12_000, 1.0
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences with labels.
+
+    Attributes:
+        sentences: the sentences.
+        labels: 0 or 1 for each.
+        source: what they are, as a sentence for the report.
+    """
+
+    sentences: list[str]
+    labels: list[int]
+    source: str
+
+    def write_csv(self, path: Path, *, every: int = 1) -> Path:
+        """Writes the columns `sentence` and `label`.
+
+        Args:
+            path: the file.
+            every: keep one row in so many, beginning with the first.
+
+        Returns:
+            The file.
+        """
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["sentence", "label"])
+            writer.writerows(zip(self.sentences[::every], self.labels[::every], strict=True))
+        return path
+
+
+def add_options(parser: argparse.ArgumentParser, *, rows: int) -> None:
+    """Adds the options that choose the text.
+
+    Args:
+        parser: of a benchmark.
+        rows: how many rows are used by default.
+    """
+    parser.add_argument("--rows", type=int, default=rows, help=f"sentences to classify (default {rows})")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="folder with SST-2 as test.csv, validation.csv and train.csv"
+    )
+
+
+def load_corpus(rows: int, folder: Path | None = None) -> Corpus:
+    """Returns the first rows of SST-2, the test split first, or as many made-up ones.
+
+    Args:
+        rows: how many; SST-2 starts again from the first where it has too few.
+        folder: where SST-2 is; by default where it is expected. A folder that is named must exist.
+
+    Returns:
+        The text.
+
+    Raises:
+        FileNotFoundError: the folder that was named is not there or has none of the files.
+    """
+    files = [path for path in ((folder or _SST2) / f"{split}.csv" for split in _SPLITS) if path.is_file()]
+    if not files:
+        if folder is not None:
+            raise FileNotFoundError(f"{folder} has no test.csv, validation.csv or train.csv.")
+        return make_corpus(rows)
+    found = [row for path in files for row in _read(path)]
+    chosen = [found[i % len(found)] for i in range(rows)]
+    return Corpus(
+        [sentence for sentence, _ in chosen],
+        [label for _, label in chosen],
+        f"Text: {rows} sentences of SST-2" + ("" if rows <= len(found) else f" (its {len(found)}, repeated)") + ".",
+    )
+
+
+def make_corpus(rows: int, seed: int = SEED) -> Corpus:
+    """Makes up sentences whose number of words is distributed as in SST-2.
+
+    Args:
+        rows: how many.
+        seed: equal seeds give equal sentences.
+    """
+    generator = np.random.default_rng(seed)
+    words = _make_words(generator)
+    frequencies = 1 / np.arange(1, len(words) + 1) ** _ZIPF
+    quantiles = np.linspace(0, 1, len(_WORD_COUNTS))
+    counts = np.interp(generator.random(rows), quantiles, _WORD_COUNTS).round().astype(int)
+    drawn = generator.choice(len(words), size=counts.sum(), p=frequencies / frequencies.sum())
+    ends = np.cumsum(counts)
+    sentences = [" ".join(words[i] for i in drawn[end - n : end]) for end, n in zip(ends, counts, strict=True)]
+    labels = generator.integers(0, 2, size=rows).tolist()
+    return Corpus(sentences, labels, f"Text: {rows} made-up sentences with as many words each as those of SST-2.")
+
+
+def _make_words(generator: np.random.Generator) -> Sequence[str]:
+    """Makes different words, the short ones first, as frequent words are short."""
+    words: set[str] = set()
+    while len(words) < _VOCABULARY:
+        syllables = generator.choice([1, 2, 3, 4], p=[0.1, 0.4, 0.35, 0.15])
+        words.add("".join(generator.choice(_ONSETS) + generator.choice(_RIMES) for _ in range(syllables)))
+    noise = dict(zip(sorted(words), generator.random(len(words)), strict=True))
+    return sorted(words, key=lambda word: (len(word) + 3 * noise[word], word))
+
+
+def _read(path: Path) -> list[tuple[str, int]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [(row["sentence"], int(row["label"])) for row in csv.DictReader(file)]
