@@ -16,7 +16,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
 
 _POLL_SECONDS = 0.1
-_RETRY_SECONDS, _LEAVE_SECONDS = 0.5, 4.0
+_RETRY_SECONDS, _LEAVE_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 15.0
 _TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
 
 
@@ -52,29 +52,32 @@ def join_swarm(
     """
     import hivemind
 
-    deadline = time.monotonic() + timeout
+    deadline, patience = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
     reason = "nothing listens there"
     while wait_until_listening(initial_peers, deadline, check=check):
         dht = None
+        within = max(1.0, min(patience, deadline - time.monotonic()))
         try:
             with helpers_die_with_us():
                 dht = hivemind.DHT(
                     initial_peers=list(initial_peers),
                     client_mode=True,
                     num_workers=32,
-                    startup_timeout=max(1.0, deadline - time.monotonic()),
+                    startup_timeout=within,
                     start=True,
                     await_ready=False,
                 )
-            dht.wait_until_ready(max(1.0, deadline - time.monotonic()))
+            dht.wait_until_ready(within)
             return dht
         except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
             lines = str(error).strip().splitlines()
             reason = lines[0][:200] if lines else type(error).__name__
             if dht is not None and dht.is_alive():
-                dht.terminate()
+                dht.kill()
                 dht.join(_LEAVE_SECONDS)
-        # a server that listens already may need a moment more to answer
+        # a server that listens already may need a moment more to answer; and a node is forked, by which it can get stuck
+        # in a lock that another thread of this process held
+        patience *= 2
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
         time.sleep(_RETRY_SECONDS)
