@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks.alternatives.common import Result, Spec
 from benchmarks.harness import Report
 from benchmarks.models import Model
+from benchmarks.program import BenchmarkError
+from benchmarks.program import run_program as run_program
 from benchmarks.text import Corpus
-from dist_eval.chatter import silence_libraries
-from dist_eval.errors import EvaluationError
-from dist_eval.lifetime import adopt_orphans, end_session, temporary_files_in, workspace
-from dist_eval.swarm.private import PrivateSwarm, split_blocks
+from dist_eval.lifetime import end_session
 
 _ROOT = Path(__file__).parents[1]
-_TIMEOUT, _SWARM_TIMEOUT = 1800.0, 180.0
+_TIMEOUT = 1800.0
 _LOG_LINES_SHOWN = 15
-INTERRUPTED = 130
 
 
-class ContenderError(Exception):
+class ContenderError(BenchmarkError):
     """A contender failed; the message has its last words."""
 
 
@@ -61,6 +56,22 @@ class Contender:
     options: tuple[str, ...] = ()
     every: int = 1
     threads: int = 1
+
+
+def libraries(every: int) -> tuple[Contender, ...]:
+    """Returns what Hugging Face's libraries offer, each with batches of 32 and of 64.
+
+    Args:
+        every: see `Contender`.
+    """
+    return tuple(
+        Contender(f"{name}, batch {size}", module, ranks=ranks, batch_size=size, every=every)
+        for name, module, ranks in (
+            ("gather_for_metrics, 2 ranks", "gather_for_metrics", 2),
+            ("Trainer.predict", "trainer_predict", 1),
+        )
+        for size in (32, 64)
+    )
 
 
 @dataclass(frozen=True)
@@ -159,81 +170,13 @@ def note_agreement(report: Report, contenders: Sequence[Contender]) -> None:
         report.note(f"Given fewer rows, evenly spaced, to save time: {', '.join(fewer)}.")
 
 
-@contextmanager
-def swarm_of(
-    model: Model, own: Path, *, servers: int = 2, ports: Sequence[tuple[int, int]] | None = None
-) -> Iterator[PrivateSwarm]:
-    """Opens a swarm of servers with one thread each and waits until all blocks are served.
-
-    Args:
-        model: what it serves.
-        own: this process' folder.
-        servers: how many.
-        ports: see `PrivateSwarm`.
-    """
-    from dist_eval.swarm.bridge import import_petals
-
-    import_petals(sockets=own)
-    from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
-
-    blocks = model.size.layers
-    with PrivateSwarm(
-        str(model.base),
-        num_blocks=blocks,
-        dht_prefix=model.dht_prefix,
-        spans=split_blocks(blocks, servers),
-        threads=1,
-        ports=ports,
-    ) as swarm:
-        dht = join_swarm(swarm.initial_peers, _SWARM_TIMEOUT, check=swarm.require_alive)
-        try:
-            wait_until_covered(dht, swarm.dht_prefix, blocks, _SWARM_TIMEOUT, check=swarm.require_alive)
-        finally:
-            leave_swarm(dht)
-        yield swarm
-
-
-def run_program(measure: Callable[[Path], None]) -> NoReturn:
-    """Runs a benchmark as a program: in a workspace, ended in good order also by Ctrl-C.
-
-    Args:
-        measure: the benchmark; gets the workspace.
-    """
-    silence_libraries()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    code = INTERRUPTED
-    try:
-        adopt_orphans()
-        with workspace() as own, temporary_files_in(own):
-            _share_bytecode(own)
-            measure(own)
-            code = 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-    except (ContenderError, EvaluationError) as error:
-        print(error, file=sys.stderr)
-        code = 1
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # everything is closed; see `temporary_files_in`
-
-
-def _share_bytecode(own: Path) -> None:
-    """Lets the many processes of a benchmark compile the libraries once, where bytecode is not kept beside them."""
-    if sys.dont_write_bytecode:
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = str(own / "bytecode")
-
-
-def _interrupt(number: int, frame: object) -> None:
-    for other in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def describe_plan(outcome: Outcome) -> str:
+    """Says in how many batches dist_eval sent the rows, and how much of that was padding."""
+    plan = outcome.facts["plan"]
+    return (
+        f"dist_eval sent {plan['batches']} batches of together {plan['padded_tokens']} tokens, "
+        f"{plan['real_tokens']} of them real (prompts included)."
+    )
 
 
 def _run_alternative(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:

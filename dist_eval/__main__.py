@@ -14,6 +14,7 @@ from dist_eval.chatter import silence_libraries
 from dist_eval.commandline import parse_args
 from dist_eval.config import EvaluationConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError
+from dist_eval.imports import no_garbage_expected
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
 
 INTERRUPTED = 130
@@ -55,9 +56,10 @@ def run(config: EvaluationConfig, own: Path) -> int:
     Returns:
         The exit status: 0 when the run is complete, 1 when it failed, 130 when it was interrupted.
     """
-    from dist_eval.collectives import Board, Launch
-    from dist_eval.evaluator import evaluate_run
-    from dist_eval.report import RunFolder, print_error
+    with no_garbage_expected():
+        from dist_eval.collectives import Board, Launch
+        from dist_eval.evaluator import evaluate_run
+        from dist_eval.report import RunFolder, print_error
 
     launch, board, coverage, details = None, None, None, ""
     try:

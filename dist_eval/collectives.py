@@ -26,9 +26,12 @@ import torch.distributed as dist
 
 from dist_eval.errors import ExactnessError, RunError
 from dist_eval.metrics import Totals
-from dist_eval.predictions import Predictions
+from dist_eval.predictions import Collector, Predictions
 
 _CONNECT_SECONDS, _POLL_SECONDS = 60.0, 0.1
+_ROWS_IN_A_ROUND = 1 << 16
+"""Predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'."""
+
 _FAILURE = "failure"
 
 
@@ -277,17 +280,25 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def gather_predictions(local: Predictions) -> Predictions:
-    """Brings the predictions of all ranks to every rank, as compact arrays.
+    """Brings the predictions of all ranks to rank 0, as compact arrays.
+
+    all_gather_object gives every rank what any rank gives. So they travel in rounds of bounded size, and only rank 0
+    keeps what it receives: the memory of the other ranks does not depend on how many examples there are.
 
     Args:
         local: this rank's predictions, possibly of no example.
 
     Returns:
-        All predictions, in dataset order.
+        On rank 0 all predictions, in dataset order; elsewhere none.
     """
-    columns = {name: getattr(local, name) for name in Predictions.__dataclass_fields__}
-    parts = [Predictions(**theirs) for theirs in all_gather(columns)]
-    return Predictions.concatenate(parts).in_dataset_order()
+    counts, leads = all_gather(len(local)), dist.get_rank() == 0
+    step = max(1, _ROWS_IN_A_ROUND // len(counts))
+    collector = Collector(sum(counts) if leads else 0, local.num_labels)
+    for start in range(0, max(counts), step):
+        for columns in all_gather(local.rows(start, start + step).packed()):
+            if leads:
+                collector.add(Predictions.unpacked(columns))
+    return collector.in_dataset_order()
 
 
 def sum_over_ranks(local: Totals) -> Totals:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from dist_eval.labels import LabelReader
 from dist_eval.readers import open_rows
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
+_ROWS_KEPT_MAPPED = 128
+"""The system maps 64 KiB around each row that is read; what was mapped for this many is let go together."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,13 @@ class TokenizedDataset:
         self.facts = DataFacts(**json.loads((folder / _FACTS_FILE).read_text(encoding="utf-8")))
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
-        table = pa.ipc.open_file(pa.memory_map(str(folder / _TOKENS_FILE))).read_all()
-        chunks = table.column("input_ids").chunks
+        with (folder / _TOKENS_FILE).open("rb") as file:
+            self._tokens = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        chunks = pa.ipc.open_file(pa.py_buffer(self._tokens)).read_all().column("input_ids").chunks
         self._chunk_starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
         self._values = [chunk.values.to_numpy() for chunk in chunks]
+        self._unmap()  # opening the file has touched all of its chunks
 
     def __len__(self) -> int:
         return self.facts.examples
@@ -93,7 +98,15 @@ class TokenizedDataset:
         batch = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
         for row, index in enumerate(indices):
             batch[row, : lengths[row]] = self.input_ids(int(index))
+        self._rows_mapped += len(indices)
+        if self._rows_mapped > _ROWS_KEPT_MAPPED:
+            self._unmap()
         return batch, lengths
+
+    def _unmap(self) -> None:
+        """Lets go of what was read: else a rank would come to hold the whole file, which the system caches anyway."""
+        self._tokens.madvise(mmap.MADV_DONTNEED)
+        self._rows_mapped = 0
 
 
 def tokenize_dataset(

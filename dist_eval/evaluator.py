@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from dist_eval.forward import predict_batches
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier, load_locally, load_on_swarm
 from dist_eval.plan import Plan, plan_batches, shard_batches
-from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.predictions import Collector, Predictions, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import RunFolder, format_results
 from dist_eval.window import Window, largest_window
@@ -218,10 +219,10 @@ def load_classifier(
 
 @dataclass(frozen=True)
 class Combined:
-    """What all ranks found together, the same on every rank.
+    """What all ranks found together.
 
     Attributes:
-        predictions: of all examples, in dataset order.
+        predictions: of all examples, in dataset order; on the leader only, elsewhere none.
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
     """
@@ -255,15 +256,17 @@ def predict_and_combine(
     Returns:
         What all ranks found.
     """
-    start, parts = time.monotonic(), [Predictions.empty(classifier.num_labels)]
+    start, began = time.monotonic(), datetime.now(timezone.utc)
     shard = shard_batches(plan, rank=launch.rank, world_size=launch.world_size)
+    collector = Collector(sum(len(plan.batch(number)) for number in shard), classifier.num_labels)
     for _, predictions in predict_batches(classifier, data, plan, shard, window=window):
-        parts.append(predictions)
+        collector.add(predictions)
         progress.add(len(predictions))
-    local = Predictions.concatenate(parts)
+    local = collector.predictions()
     work = {
         "rank": launch.rank,
         "host": launch.host,
+        "began": began.isoformat(timespec="milliseconds"),
         "batches": len(shard),
         "samples": len(local),
         "tokens": int(plan.real_tokens[shard].sum()),

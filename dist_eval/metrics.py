@@ -36,11 +36,12 @@ class Totals:
     @classmethod
     def of(cls, predictions: Predictions) -> Totals:
         """Sums predictions up, possibly of no example."""
-        label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
-        confusion = np.bincount(label * classes + prediction, minlength=classes * classes)
+        confusion = np.zeros((predictions.num_labels, predictions.num_labels), dtype=np.int64)
+        for piece in predictions.pieces():
+            np.add.at(confusion, (piece.label, piece.prediction), 1)
         return cls(
-            counts=np.asarray([len(label), (label == prediction).sum()], dtype=np.int64),
-            confusion=confusion.reshape(classes, classes).astype(np.int64),
+            counts=np.asarray([len(predictions), confusion.trace()], dtype=np.int64),
+            confusion=confusion,
             loss=np.asarray([predictions.loss.sum()], dtype=np.float64),
         )
 
@@ -111,30 +112,29 @@ def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Met
     """
     from sklearn import metrics as sk
 
-    label, prediction, probabilities = predictions.label, predictions.prediction, predictions.probabilities
-    classes = np.arange(predictions.num_labels)
-    present = np.union1d(label, prediction)
-    confusion = sk.confusion_matrix(label, prediction, labels=classes)
+    confusion = Totals.of(predictions).confusion
+    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    present = np.flatnonzero(support + predicted)
+    # one weighted example for each cell gives the same figures as all examples, in no time and no memory
+    label, prediction = np.nonzero(confusion)
+    cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
     values: dict[str, float | None] = {
-        "accuracy": float(sk.accuracy_score(label, prediction)),
+        "accuracy": float(sk.accuracy_score(**cells)),
         "loss": float(predictions.loss.mean()),
     }
     undefined: dict[str, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns of what `undefined` reports
-        values["mcc"] = float(sk.matthews_corrcoef(label, prediction))
-        values["balanced_accuracy"] = float(sk.balanced_accuracy_score(label, prediction))
+        values["mcc"] = float(sk.matthews_corrcoef(**cells))
+        values["balanced_accuracy"] = float(sk.balanced_accuracy_score(**cells))
         for average in ("macro", "micro", "weighted"):
-            figures = sk.precision_recall_fscore_support(
-                label, prediction, labels=present, average=average, zero_division=0
-            )
+            figures = sk.precision_recall_fscore_support(**cells, labels=present, average=average, zero_division=0)
             for name, value in zip(("precision", "recall", "f1"), figures[:3], strict=True):
                 values[f"{name}_{average}"] = float(value)
     _withdraw_undefined_averages(values, undefined, confusion, present, label_names)
-    if len(np.unique(label)) < 2 or len(np.unique(prediction)) < 2:
+    if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
         values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
-    _add_probability_metrics(values, undefined, label, probabilities, classes, label_names)
-    support = confusion.sum(axis=1)
+    _add_probability_metrics(values, undefined, predictions, support, label_names)
     return Metrics(
         values=values,
         undefined=undefined,
@@ -171,31 +171,45 @@ def _classes(numbers: np.ndarray, label_names: Sequence[str]) -> str:
 def _add_probability_metrics(
     values: dict[str, float | None],
     undefined: dict[str, str],
-    label: np.ndarray,
-    probabilities: np.ndarray,
-    classes: np.ndarray,
+    predictions: Predictions,
+    support: np.ndarray,
     label_names: Sequence[str],
 ) -> None:
     from sklearn import metrics as sk
 
+    classes = np.arange(predictions.num_labels)
     if len(classes) < 2:
         for name in ("log_loss", "roc_auc"):
             values[name], undefined[name] = None, "the head has only one class"
         return
     # the loss is exact, scikit-learn's log loss clips probabilities away from 0
-    values["log_loss"] = float(sk.log_loss(label, probabilities, labels=classes))
-    absent = np.setdiff1d(classes, label)
+    parts = [
+        sk.log_loss(piece.label, piece.probabilities, labels=classes, normalize=False) for piece in predictions.pieces()
+    ]
+    values["log_loss"] = float(np.sum(parts) / len(predictions))
+    weights: dict[str, np.ndarray | None] = {"roc_auc_ovr_macro": None, "roc_auc_ovr_weighted": support}
     if len(classes) == 2:
-        names, scores = ["roc_auc"], probabilities[:, 1]
-        options: list[dict[str, Any]] = [{}]
-    else:
-        names, scores = ["roc_auc_ovr_macro", "roc_auc_ovr_weighted"], probabilities
-        options = [{"multi_class": "ovr", "average": a, "labels": classes} for a in ("macro", "weighted")]
-    for name, extra in zip(names, options, strict=True):
-        if len(absent):
-            values[name], undefined[name] = None, f"{_classes(absent, label_names)} without examples"
-        else:
-            values[name] = float(sk.roc_auc_score(label, scores, **extra))
+        weights, classes = {"roc_auc": None}, classes[1:]
+    absent = np.flatnonzero(support == 0)
+    if len(absent):
+        values.update(dict.fromkeys(weights))
+        undefined.update(dict.fromkeys(weights, f"{_classes(absent, label_names)} without examples"))
+        return
+    # class by class, because all scores at once take more memory than the predictions
+    scores = zip(classes, predictions.probabilities_of(classes), strict=True)
+    areas = [_area_under_roc(predictions.label == number, score) for number, score in scores]
+    for name, weight in weights.items():
+        values[name] = float(np.average(areas, weights=weight))
+
+
+def _area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
+    """Computes what `sklearn.metrics.roc_auc_score` does: how often a positive outranks a negative, ties being half.
+
+    Exactly, by counting, with a sixth of its memory and a small part of its time.
+    """
+    positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
+    wins = sum(int(np.searchsorted(negative, positive, side).sum()) for side in ("left", "right"))
+    return wins / (2 * len(positive) * len(negative))
 
 
 def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:

@@ -50,9 +50,11 @@ class Plan:
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
-        return hashlib.sha256(
-            self.order.tobytes() + self.starts.tobytes() + self.prefix.to_bytes(8, "little")
-        ).hexdigest()
+        digest = hashlib.sha256()
+        for part in (self.order, self.starts):
+            digest.update(np.ascontiguousarray(part).data)
+        digest.update(self.prefix.to_bytes(8, "little"))
+        return digest.hexdigest()
 
 
 def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> Plan:
@@ -70,8 +72,11 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
     Returns:
         The plan; every position stands in exactly one batch.
     """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    order = np.argsort(-lengths, kind="stable")
+    lengths = np.asarray(lengths)
+    longest = int(lengths.max(initial=0))
+    # in the smallest dtype that holds them: up to 16 bits numpy sorts in linear time, and with little memory
+    shortness = np.subtract(longest, lengths, dtype=np.min_scalar_type(longest), casting="unsafe")
+    order = np.argsort(shortness, kind="stable")
     starts, tokens, start = [0], [], 0
     while start < len(order):
         width = prefix + int(lengths[order[start]])
@@ -79,13 +84,14 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
         tokens.append((end - start) * width)
         starts.append(end)
         start = end
-    cumulative = np.concatenate([[0], np.cumsum(lengths[order] + prefix)])
+    sizes = np.diff(starts)
+    texts = np.add.reduceat(lengths[order], starts[:-1], dtype=np.int64) if len(sizes) else sizes
     return Plan(
         order=order,
         starts=np.asarray(starts, dtype=np.int64),
         tokens=np.asarray(tokens, dtype=np.int64),
         prefix=prefix,
-        real_tokens=np.diff(cumulative[starts]),
+        real_tokens=texts + prefix * sizes,
     )
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dist_eval.errors import CoverageError
 
+_DTYPES: dict[str, type[np.generic]] = {
+    "index": np.int64,
+    "label": np.int64,
+    "logits": np.float32,
+    "loss": np.float64,
+}
 _NAMED_AT_MOST = 10
+_CELLS_IN_A_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -30,9 +37,8 @@ class Predictions:
 
     def __post_init__(self) -> None:
         n = len(self.index)
-        expected = {"index": (np.int64, 1), "label": (np.int64, 1), "logits": (np.float32, 2), "loss": (np.float64, 1)}
-        for name, (dtype, ndim) in expected.items():
-            column = getattr(self, name)
+        for name, dtype in _DTYPES.items():
+            column, ndim = getattr(self, name), 2 if name == "logits" else 1
             if column.dtype != dtype or column.ndim != ndim or len(column) != n:
                 raise ValueError(f"{name} should be {np.dtype(dtype)} with {ndim} axes and {n} rows, not {column!r}")
 
@@ -64,7 +70,12 @@ class Predictions:
         Args:
             parts: at least one; all of the same width.
         """
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _DTYPES))
+
+    @classmethod
+    def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
+        """Makes predictions from what `packed` returned."""
+        return cls(*(columns[name].astype(dtype, copy=False) for name, dtype in _DTYPES.items()))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -77,23 +88,100 @@ class Predictions:
     @property
     def prediction(self) -> np.ndarray:
         """Predicted class, the first of equal ones, int64 of shape [n]."""
-        return self.logits.argmax(axis=1).astype(np.int64)
+        return self.logits.argmax(axis=1).astype(np.int64, copy=False)
 
     @property
     def probabilities(self) -> np.ndarray:
         """Softmax of the logits, float64 of shape [n, num_labels]."""
         return np.exp(_log_softmax(self.logits))
 
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yields columns of `probabilities` one after the other, float64 of shape [n] each."""
+        largest = self.logits.max(axis=1).astype(np.float64)
+        log_sums = np.concatenate([_log_sums(_shifted(piece.logits)) for piece in self.pieces()])
+        for number in classes:
+            yield np.exp(self.logits[:, number] - largest - log_sums)
+
+    def rows(self, start: int, stop: int) -> Predictions:
+        """Returns some consecutive predictions, without copying them."""
+        return Predictions(*(getattr(self, name)[start:stop] for name in _DTYPES))
+
+    def pieces(self) -> Iterator[Predictions]:
+        """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
+        step = max(1, _CELLS_IN_A_PIECE // self.num_labels)
+        for start in range(0, len(self), step):
+            yield self.rows(start, start + step)
+
     def in_dataset_order(self) -> Predictions:
         """Returns the same predictions sorted by their position in the dataset."""
         order = np.argsort(self.index, kind="stable")
-        return Predictions(*(getattr(self, name)[order] for name in self.__dataclass_fields__))
+        return Predictions(*(getattr(self, name)[order] for name in _DTYPES))
+
+    def packed(self) -> dict[str, np.ndarray]:
+        """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""
+        return {name: _narrowed(getattr(self, name)) for name in _DTYPES}
+
+
+class Collector:
+    """Columns of known length that predictions are put into piece by piece, so that nothing is held twice.
+
+    Args:
+        rows: how many predictions will come.
+        num_labels: width of the head.
+    """
+
+    def __init__(self, rows: int, num_labels: int) -> None:
+        self._rows, self._filled = rows, 0
+        self._columns = {
+            name: np.empty((rows, num_labels) if name == "logits" else rows, dtype=dtype)
+            for name, dtype in _DTYPES.items()
+        }
+
+    def add(self, part: Predictions) -> None:
+        """Takes some predictions over, after those that came before.
+
+        Raises:
+            ValueError: they are more than were announced.
+        """
+        begin, end = self._filled, self._filled + len(part)
+        if end > self._rows:
+            raise ValueError(f"{end} predictions came where {self._rows} were announced")
+        for name, column in self._columns.items():
+            column[begin:end] = getattr(part, name)
+        self._filled = end
+
+    def predictions(self) -> Predictions:
+        """Returns the predictions that have come, in the order in which they came."""
+        return Predictions(**self._columns).rows(0, self._filled)
+
+    def in_dataset_order(self) -> Predictions:
+        """Sorts what has come by its position in the dataset and returns it; the collector is used up."""
+        order = np.argsort(self._columns["index"][: self._filled], kind="stable")
+        return Predictions(*(self._columns.pop(name)[order] for name in _DTYPES))
+
+
+def _narrowed(column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind != "i":
+        return column
+    limits = column.min(initial=0), column.max(initial=0)
+    return column.astype(np.result_type(*map(np.min_scalar_type, limits)))
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = _shifted(logits)
+    shifted -= _log_sums(shifted)[:, np.newaxis]
+    return shifted
+
+
+def _shifted(logits: np.ndarray) -> np.ndarray:
+    """Returns logits less the largest of each row, so that their exponentials neither overflow nor all vanish."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True, initial=-np.inf)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted
+
+
+def _log_sums(shifted: np.ndarray) -> np.ndarray:
+    return np.log(np.exp(shifted).sum(axis=1))
 
 
 def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
@@ -146,15 +234,16 @@ def prove_coverage(index: np.ndarray, expected: int) -> Coverage:
     Raises:
         CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
     """
-    outside = index[(index < 0) | (index >= expected)]
-    counts = np.bincount(index[(index >= 0) & (index < expected)], minlength=expected)
-    repeated, missing = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0)
-    coverage = Coverage(
-        expected=expected,
-        seen=int((counts > 0).sum()),
-        duplicates=int((counts[repeated] - 1).sum()),
-        missing=len(missing),
-    )
+    is_outside = (index < 0) | (index >= expected)
+    outside = index[is_outside]
+    inside = index[~is_outside] if len(outside) else index
+    is_seen = np.zeros(expected, dtype=bool)
+    is_seen[inside] = True
+    missing = np.flatnonzero(~is_seen)
+    seen = expected - len(missing)
+    # counting takes eight times the memory of marking, and is only needed to name what was counted twice
+    repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
+    coverage = Coverage(expected=expected, seen=seen, duplicates=len(inside) - seen, missing=len(missing))
     problems = [
         f"{len(rows)} {what} ({', '.join(map(str, rows[:_NAMED_AT_MOST]))}"
         + (", ...)" if len(rows) > _NAMED_AT_MOST else ")")

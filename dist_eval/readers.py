@@ -22,8 +22,8 @@ from dist_eval.errors import DataError
 ROWS_PER_BATCH = 2048
 """Most rows in a batch that is given on: what the tokenizer holds of a row is a hundred times its text."""
 
-_BLOCK_BYTES = (1 << 22, 1 << 28)
-"""Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that."""
+_BLOCK_BYTES = (1 << 20, 1 << 28)
+"""Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that. They hold 32 of these."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _LARGEST_ARRAY_BYTES = 64 << 20

@@ -16,8 +16,11 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     data              {source, examples, truncated, longest, multiline, max_length, digest}
     model             {base, checkpoint, tuning_mode, pre_seq_len, num_labels, weights_digest}
     plan              {batches, padded_tokens, real_tokens, digest}
-    ranks             [{rank, host, batches, samples, tokens, padded_tokens, seconds}]; tokens include prompts,
-                      padded_tokens also padding
+    ranks             [{rank, host, began, batches, samples, tokens, padded_tokens, seconds, in_flight, traffic}];
+                      began is when it sent its first batch, tokens include prompts, padded_tokens also padding,
+                      in_flight is the last size of its window, traffic is null without a swarm, else {compression,
+                      round_trips, retries, bytes_sent, bytes_received, servers: [{peer, requests, failures,
+                      token_blocks, latency_p50, latency_p95}]}; bytes are those of tensors, latencies in seconds
     throughput        {seconds, examples_per_second, tokens_per_second} of the forwards: tokens without padding, the
                       slowest rank's time
     swarm             null, or {dht_prefix, num_blocks, missing_blocks, replicas_per_block, servers}
@@ -28,7 +31,6 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import subprocess
@@ -40,6 +42,7 @@ from typing import Any
 
 from dist_eval.config import EvaluationConfig
 from dist_eval.errors import RunError
+from dist_eval.files import replaced_atomically, write_atomically
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 
@@ -153,19 +156,6 @@ class RunFolder:
         write_atomically(self.path / RESULTS, text.encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file as a whole: whoever reads it sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -206,20 +196,29 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = pa.table(
-        {
-            "index": pa.array(predictions.index),
-            "label": pa.array(predictions.label),
-            "prediction": pa.array(predictions.prediction),
-            "loss": pa.array(predictions.loss),
-            "probabilities": pa.FixedSizeListArray.from_arrays(
-                pa.array(predictions.probabilities.ravel()), predictions.num_labels
-            ),
-        }
+    numbers, classes = ("index", "label", "prediction"), predictions.num_labels
+    schema = pa.schema(
+        [
+            *((name, pa.int64()) for name in numbers),
+            ("loss", pa.float64()),
+            ("probabilities", pa.list_(pa.float64(), classes)),
+        ]
     )
-    sink = pa.BufferOutputStream()
-    parquet.write_table(table, sink)
-    write_atomically(path, sink.getvalue().to_pybytes())
+    # piece by piece, because the probabilities take more memory than the predictions themselves; a dictionary pays for
+    # the classes only
+    with (
+        replaced_atomically(path) as file,
+        parquet.ParquetWriter(
+            file,
+            schema,
+            use_dictionary=["label", "prediction"],
+            column_encoding={"index": "DELTA_BINARY_PACKED"},
+        ) as writer,
+    ):
+        for piece in predictions.pieces():
+            columns = [pa.array(getattr(piece, name)) for name in (*numbers, "loss")]
+            probabilities = pa.FixedSizeListArray.from_arrays(pa.array(piece.probabilities.ravel()), classes)
+            writer.write_batch(pa.record_batch([*columns, probabilities], schema=schema))
 
 
 def draw_confusion_matrix(path: Path, metrics: Metrics) -> None:

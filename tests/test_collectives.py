@@ -26,13 +26,18 @@ def known(request: pytest.FixtureRequest, launcher: Launcher, tmp_path: Path) ->
 def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
     world_size = len(known)
     expected = sum(range(world_size))
+    leader = known[0]
+    assert leader["gathered"]["index"] == list(range(expected))
+    assert leader["gathered"] == leader["gathered_in_rounds"] == leader["expected"]
+    for knowledge in known[1:]:
+        assert set(map(len, knowledge["gathered"].values())) == {0}  # only the leader keeps what it receives
+        assert knowledge["gathered"] == knowledge["gathered_in_rounds"]
     for knowledge in known:
         assert knowledge["word"] == "shared before any process group"
         assert knowledge["ranks"] == list(range(world_size))
-        assert knowledge["index"] == list(range(expected))
         assert knowledge["samples"] == expected == sum(map(sum, knowledge["confusion"]))
-        assert knowledge["confusion"] == knowledge["same_confusion"]
-        assert knowledge["loss"] == pytest.approx(knowledge["same_loss"], rel=1e-12)
+        assert knowledge["confusion"] == leader["same_confusion"]
+        assert knowledge["loss"] == pytest.approx(leader["same_loss"], rel=1e-12)
         assert knowledge["dtypes"] == ["int64", "int64", "float64"]
         assert "nobody-writes-this" in knowledge["missing"]
         assert "another rank failed" in knowledge["gave_up"]

@@ -343,3 +343,25 @@ def test_a_huge_text_is_cut_like_any_other(tokenize: Tokenize) -> None:
     data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 5_000_000},neg\nbad,pos\n", max_length=10)
     assert data.lengths.tolist() == [1, 10, 1]
     assert (data.facts.longest, data.facts.truncated) == (11, 1)
+
+
+def mapped_bytes(file: Path) -> int:
+    """Returns how much of a file is mapped and resident in this process."""
+    entries = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(entries) if line.endswith(str(file))]
+    resident = [next(line for line in entries[start:] if line.startswith("Rss:")) for start in starts]
+    return sum(int(line.split()[1]) * 1024 for line in resident)
+
+
+def test_a_rank_that_reads_all_rows_does_not_come_to_hold_the_file(
+    tokenize: Tokenize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data._ROWS_KEPT_MAPPED", 16)  # of a small file
+    data = tokenize([("good bad film " * (row % 100 + 1), "pos") for row in range(20_000)], max_length=400)
+    file = tmp_path / "tokens" / "tokens.arrow"
+    assert file.stat().st_size > 10_000_000
+    order = np.random.default_rng(0).permutation(len(data))
+    for rows in np.array_split(order, 1000):
+        input_ids, lengths = data.padded(rows)
+        assert input_ids[0, : lengths[0]].tolist() == [2, 3, 4] * (int(rows[0]) % 100 + 1)
+    assert mapped_bytes(file) < file.stat().st_size / 2

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics import Metrics, Totals, compute_metrics, require_same_totals
+from dist_eval.metrics import Metrics, Totals, _area_under_roc, compute_metrics, require_same_totals
 from dist_eval.predictions import Predictions
 
 AVERAGES = ("macro", "micro", "weighted")
@@ -76,6 +76,30 @@ def test_figures_equal_scikit_learns(predictions: Predictions) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))
     assert metrics.undefined == {}
     assert metrics.values == pytest.approx(sklearn_figures(predictions), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_predictions(), st.integers(1, 20))
+def test_figures_do_not_depend_on_the_size_of_pieces(predictions: Predictions, cells: int) -> None:
+    whole = compute_metrics(predictions, names_of(predictions.num_labels))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dist_eval.predictions._CELLS_IN_A_PIECE", cells)
+        cut = compute_metrics(predictions, names_of(predictions.num_labels))
+    assert cut.undefined == whole.undefined
+    defined = set(whole.values) - set(whole.undefined)
+    assert {name: cut.values[name] for name in defined} == pytest.approx(
+        {name: whole.values[name] for name in defined}, rel=1e-12
+    )
+    assert cut.confusion.tolist() == whole.confusion.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=40))
+def test_the_area_under_the_curve_equals_scikit_learns_also_with_ties(pairs: list[tuple[bool, int]]) -> None:
+    is_positive = np.asarray([*(first for first, _ in pairs), True, False])
+    scores = np.asarray([*(second / 5 for _, second in pairs), 0.4, 0.6])
+    expected = sk.roc_auc_score(is_positive, scores)
+    assert _area_under_roc(is_positive, scores) == pytest.approx(expected, rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)

@@ -23,7 +23,7 @@ from dist_eval.readers import ROWS_PER_BATCH, open_rows
 Rows = list[tuple[str, str]]
 COLUMNS = ("text", "label")
 BOM = b"\xef\xbb\xbf"
-READ_BLOCK = 1 << 22
+READ_BLOCK = 1 << 20
 
 
 def delimited(delimiter: str, **dialect: Any) -> Callable[[Rows], bytes]:

@@ -409,7 +409,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (3000, 60)])
+@pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
 def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: int) -> None:
     labels = [row % classes for row in range(rows)]
     predictions = predictions_of(labels, labels[::-1], classes)

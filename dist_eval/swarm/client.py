@@ -75,8 +75,8 @@ def join_swarm(
             if dht is not None and dht.is_alive():
                 dht.kill()
                 dht.join(_LEAVE_SECONDS)
-        # a server that listens already may need a moment more to answer; and a node is forked, by which it can get stuck
-        # in a lock that another thread of this process held
+        # a server that listens already may need a moment more to answer; and a node, which is forked, can get stuck in
+        # a lock that another thread of this process held
         patience *= 2
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_eval import collectives
 from dist_eval.collectives import (
     Board,
     Launch,
@@ -32,6 +33,16 @@ def share(launch: Launch) -> Predictions:
     return Predictions.from_logits(index[::-1], index % CLASSES, logits)
 
 
+def everything(world_size: int) -> Predictions:
+    """What all ranks have together."""
+    shares = [share(Launch(rank=rank, world_size=world_size)) for rank in range(world_size)]
+    return Predictions.concatenate(shares).in_dataset_order()
+
+
+def columns_of(predictions: Predictions) -> dict[str, list]:
+    return {name: column.tolist() for name, column in vars(predictions).items()}
+
+
 def main() -> None:
     folder, launch = Path(sys.argv[1]), Launch.from_environment()
     board = Board(launch)
@@ -47,6 +58,8 @@ def main() -> None:
     with process_group(launch, board, 60.0):
         totals = sum_over_ranks(Totals.of(local))
         gathered = gather_predictions(local)
+        collectives._ROWS_IN_A_ROUND = launch.world_size  # one of each rank at a time
+        gathered_in_rounds = gather_predictions(local)
         known["ranks"] = all_gather(launch.rank)
         require_agreement({"plan": "same"})
         try:
@@ -58,7 +71,9 @@ def main() -> None:
         "dtypes": [str(totals.counts.dtype), str(totals.confusion.dtype), str(totals.loss.dtype)],
         "confusion": totals.confusion.tolist(),
         "loss": float(totals.loss[0]),
-        "index": gathered.index.tolist(),
+        "gathered": columns_of(gathered),
+        "gathered_in_rounds": columns_of(gathered_in_rounds),
+        "expected": columns_of(everything(launch.world_size)),
         "same_confusion": Totals.of(gathered).confusion.tolist(),
         "same_loss": float(gathered.loss.sum()),
     }

@@ -1,0 +1,244 @@
+"""A wide-area network on one machine: TCP connections that take a set time in each direction, whatever they carry.
+
+`DelayProxy` starts a process (`python -m benchmarks.delay_proxy`) that passes bytes on after half a round trip, without
+limiting how many. It reads the delay in seconds from stdin, and says "ready" whenever it has taken notice. Only what is
+sent through a connection is late: that it is accepted at once does not matter to connections that last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+from dist_eval.lifetime import die_with_parent
+
+_READY = b"ready\n"
+_ROOT = Path(__file__).parents[1]
+_NOTHING_MORE = b""
+_CLOSE_SECONDS, _POLL_SECONDS = 0.05, 0.1
+
+
+class DelayProxy:
+    """A proxy process, used as a context manager; it ends with the process that started it.
+
+    Args:
+        routes: for each port to listen on, the port of the same host to connect to. Until that is open,
+            connections are refused.
+        host: where both ports are.
+    """
+
+    def __init__(self, routes: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
+        self.routes, self.host = list(routes), host
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> DelayProxy:
+        command = [sys.executable, "-m", "benchmarks.delay_proxy", "--host", self.host]
+        command += [f"{listen}:{target}" for listen, target in self.routes]
+        self._process = subprocess.Popen(
+            command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self.set_round_trip(0.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def set_round_trip(self, seconds: float) -> None:
+        """Sets how long a request and its answer spend on the way, half of it in each direction.
+
+        Returns when the proxy has taken notice: what it gets from now on is delayed so.
+
+        Raises:
+            OSError: the proxy has ended; its reason stands on stderr.
+        """
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{seconds / 2}\n".encode())
+            self._process.stdin.flush()
+        if self._process.stdout.readline() != _READY:
+            self.__exit__(None, None, None)
+            raise OSError(f"The delay proxy has ended (status {self._process.returncode}); its reason is above.")
+
+
+@dataclass
+class _Delay:
+    """How long data spend on the way in each direction."""
+
+    seconds: float = 0.0
+
+
+class _Side(asyncio.Protocol):
+    """One end of a proxied connection: what it receives, its partner sends on later.
+
+    No limit is put on what is under way: the programs at both ends have their own flow control.
+    """
+
+    def __init__(self, delay: _Delay) -> None:
+        self.delay = delay
+        self.partner: _Side | None = None
+        self._transport: asyncio.Transport | None = None
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_all = self._said_all = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by descent
+        self._deliver()  # what came in while this end was being connected
+
+    def data_received(self, data: bytes) -> None:
+        if self.partner is not None:
+            self.partner.send_later(data)
+
+    def eof_received(self) -> bool:
+        self._heard_all = True
+        if self.partner is not None:
+            self.partner.send_later(_NOTHING_MORE)
+        return not self._said_all  # the other direction stays open
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.partner is not None:
+            self.partner.close_later()
+
+    def send_later(self, data: bytes) -> None:
+        """Sends data, or the end of the stream, once it is due."""
+        self._under_way.append((time.monotonic() + self.delay.seconds, data))
+        if self._timer is None:
+            self._deliver()
+
+    def close_later(self) -> None:
+        """Closes this end once its partner's last words are through."""
+        asyncio.get_running_loop().call_later(self.delay.seconds + _CLOSE_SECONDS, self.close)
+
+    def close(self) -> None:
+        """Closes this end."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _say_all(self) -> None:
+        assert self._transport is not None
+        self._said_all = True
+        if self._heard_all:
+            self._transport.close()
+        else:
+            self._transport.write_eof()
+
+    def _deliver(self) -> None:
+        self._timer = None
+        if self._transport is None or self._transport.is_closing():
+            return
+        now = time.monotonic()
+        while self._under_way and self._under_way[0][0] <= now:
+            _, data = self._under_way.popleft()
+            if data:
+                self._transport.write(data)
+            else:
+                self._say_all()
+        if self._under_way:  # one timer for each direction, however many pieces are under way
+            self._timer = asyncio.get_running_loop().call_later(self._under_way[0][0] - now, self._deliver)
+
+
+class _Orders(asyncio.Protocol):
+    """Lines on stdin, each with the seconds of delay in a direction."""
+
+    def __init__(self, delay: _Delay) -> None:
+        self.delay = delay
+        self._unread = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self.delay.seconds = float(line)
+            sys.stdout.buffer.write(_READY)
+            sys.stdout.flush()
+
+
+async def _serve(host: str, routes: Sequence[tuple[int, int]]) -> None:
+    """Serves all routes; the ports are taken at once, so that one that is in use shows before anything else starts."""
+    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in routes]
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _Orders(delay), sys.stdin)
+    await asyncio.gather(
+        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, routes, strict=True))
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
+async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target: int) -> None:
+    loop = asyncio.get_running_loop()
+    connecting: set[asyncio.Task[None]] = set()
+
+    def accept() -> _Side:
+        near, far = _Side(delay), _Side(delay)
+        near.partner, far.partner = far, near
+
+        async def connect() -> None:
+            try:
+                await loop.create_connection(lambda: far, host, target)
+            except OSError:  # nobody listens there any more: for whoever asked, the connection ends
+                near.close()
+
+        task = loop.create_task(connect())
+        connecting.add(task)
+        task.add_done_callback(connecting.discard)
+        return near
+
+    while not await _is_open(host, target):  # until then connections are refused here too, as they would be there
+        await asyncio.sleep(_POLL_SECONDS)
+    server = await loop.create_server(accept, sock=listener)
+    await server.serve_forever()
+
+
+async def _is_open(host: str, port: int) -> bool:
+    try:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
+    except OSError:
+        return False
+    transport.close()
+    return True
+
+
+def _route(text: str) -> tuple[int, int]:
+    listen, _, target = text.partition(":")
+    return int(listen), int(target)
+
+
+def main() -> None:
+    """Runs the proxy until it is killed."""
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.delay_proxy", description=__doc__.splitlines()[0])
+    parser.add_argument("routes", nargs="+", type=_route, metavar="LISTEN:TARGET", help="ports of the host")
+    parser.add_argument("--host", default="127.0.0.1")
+    arguments = parser.parse_args()
+    try:
+        import uvloop
+
+        uvloop.install()
+    except ImportError:
+        pass
+    asyncio.run(_serve(arguments.host, arguments.routes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A benchmark as a program: it has a folder that goes with it, and ends what it started, also on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from dist_eval.chatter import silence_libraries
+from dist_eval.errors import EvaluationError
+from dist_eval.lifetime import adopt_orphans, temporary_files_in, workspace
+
+INTERRUPTED = 130
+
+
+class BenchmarkError(Exception):
+    """A benchmark cannot go on; the message is for a person."""
+
+
+def run_program(measure: Callable[[Path], None]) -> NoReturn:
+    """Runs a benchmark as a program: in a workspace, ended in good order also by Ctrl-C.
+
+    Args:
+        measure: the benchmark; gets the workspace.
+    """
+    silence_libraries()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    code = INTERRUPTED
+    try:
+        adopt_orphans()
+        with workspace() as own, temporary_files_in(own):
+            _share_bytecode(own)
+            measure(own)
+            code = 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    except (BenchmarkError, EvaluationError) as error:
+        print(error, file=sys.stderr)
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed; see `temporary_files_in`
+
+
+def _share_bytecode(own: Path) -> None:
+    """Lets the many processes of a benchmark compile the libraries once, where bytecode is not kept beside them."""
+    if sys.dont_write_bytecode:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(own / "bytecode")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -1,0 +1,157 @@
+"""Ranks that measure themselves: how a benchmark starts them, and how each notes its seconds, bytes and memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.program import BenchmarkError
+from dist_eval.lifetime import end_session
+
+MEBIBYTE = 1 << 20
+_LINES_SHOWN = 20
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one phase of one rank took.
+
+    Attributes:
+        seconds: its time.
+        sent: bytes written, which for an exchange are the bytes sent to other ranks.
+        peak: most bytes of memory that were resident in it, what is mapped from files included.
+        before: bytes that were resident when it began.
+    """
+
+    seconds: float
+    sent: int
+    peak: int
+    before: int
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which memory grew, at most, beyond what the rank held before."""
+        return self.peak - self.before
+
+
+class Meter:
+    """Measures the phases of this process.
+
+    Attributes:
+        phases: what each took, by name.
+    """
+
+    def __init__(self) -> None:
+        self.phases: dict[str, Phase] = {}
+        self._peak = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures what happens within the context."""
+        self._peak = self.peak()
+        _forget_peak()
+        before, sent, start = _memory("VmRSS"), _written(), time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self.phases[name] = Phase(seconds, _written() - sent, _memory("VmHWM"), before)
+
+    def peak(self) -> int:
+        """Returns the most bytes of memory that were resident since the process began, also between phases."""
+        return max(self._peak, _memory("VmHWM"))
+
+    def write(self, folder: Path, rank: int) -> None:
+        """Writes what `read_ranks` reads."""
+        content = {"peak": self.peak(), "phases": {name: asdict(phase) for name, phase in self.phases.items()}}
+        (folder / f"rank-{rank}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank measured.
+
+    Attributes:
+        peak: most bytes of memory that were resident.
+        phases: what each took, by name.
+    """
+
+    peak: int
+    phases: dict[str, Phase]
+
+
+def read_ranks(folder: Path, ranks: int) -> list[Rank]:
+    """Reads what each rank's meter wrote, in the order of the ranks."""
+    contents = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
+    return [
+        Rank(content["peak"], {name: Phase(**phase) for name, phase in content["phases"].items()})
+        for content in contents
+    ]
+
+
+def run(command: Sequence[str], own: Path, **variables: str) -> str:
+    """Runs a Python program to its end.
+
+    Args:
+        command: arguments of the interpreter.
+        own: folder for temporary files.
+        **variables: further environment variables.
+
+    Returns:
+        What the program printed.
+
+    Raises:
+        BenchmarkError: the program failed; the message has its last words.
+    """
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=_ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(own), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate()
+    finally:
+        end_session(process.pid)  # also after Ctrl-C; ranks die with torchrun
+    if process.returncode:
+        last = "\n".join(err.splitlines()[-_LINES_SHOWN:])
+        raise BenchmarkError(f"{' '.join(command)} ended with status {process.returncode}. Its last lines:\n{last}")
+    return out
+
+
+def torchrun(ranks: int) -> list[str]:
+    """Returns the arguments that start a program under torchrun."""
+    return ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+
+
+def _memory(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def _forget_peak() -> None:
+    """Lets the kernel's count of the most memory begin anew, where it can; else it is that since the start."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _written() -> int:
+    for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        if line.startswith("wchar:"):
+            return int(line.split()[1])
+    raise KeyError("wchar")

@@ -1,0 +1,115 @@
+"""What each rank of `benchmarks.scale` does: a run of the evaluator that measures its phases, its forwards made up.
+
+torchrun --nproc_per_node=2 -m benchmarks.scale_rank FOLDER [options of dist_eval]
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, cast
+from unittest import mock
+
+import torch
+
+from benchmarks.ranks import Meter
+from dist_eval import evaluator, report
+from dist_eval.__main__ import run
+from dist_eval.chatter import silence_libraries
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.commandline import parse_args
+from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.model import Backbone, Classifier
+
+PHASES = {
+    "tokenizing": (evaluator, "prepare_data"),
+    "planning": (evaluator, "plan_batches"),
+    "sharding": (evaluator, "shard_batches"),
+    "forwards": (evaluator, "predict_batches"),
+    "gather": (evaluator, "gather_predictions"),
+    "reduce": (evaluator, "sum_over_ranks"),
+    "proof": (evaluator, "prove_coverage"),
+    "metrics": (evaluator, "compute_metrics"),
+    "parquet": (report, "write_predictions"),
+}
+"""The evaluator's steps, and where it looks each of them up."""
+
+
+class NoBackbone:
+    """In place of a base model: nothing."""
+
+    retries = 0
+
+    def traffic(self) -> None:
+        """Returns what a local base model does."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class StandIn(Classifier):
+    """In place of a classifier: two logits made up from a text's tokens, at once."""
+
+    def __init__(self, tuned: TunedCheckpoint) -> None:
+        super().__init__(cast(Backbone, NoBackbone()), tuned)
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """See `Classifier.logits`."""
+        score = torch.sin(input_ids.sum(dim=1).float())
+        return torch.stack([-score, score], dim=1)
+
+
+def load_stand_in(config: Any, base: Any, tuned: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
+    """Takes the place of `evaluator.load_classifier`."""
+    return StandIn(tuned), None
+
+
+@contextmanager
+def measured_steps(meter: Meter) -> Iterator[None]:
+    """Within this context the evaluator's steps are measured, and its classifier is the stand-in."""
+    with ExitStack() as stack:
+        for name, (module, function) in PHASES.items():
+            step = getattr(module, function)
+            measure = _measured_items if function == "predict_batches" else _measured
+            stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
+        stack.enter_context(mock.patch.object(evaluator, "load_classifier", load_stand_in))
+        yield
+
+
+def _measured(meter: Meter, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with meter.phase(name):
+            return step(*args, **kwargs)
+
+    return measured
+
+
+def _measured_items(meter: Meter, name: str, step: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(step)
+    def measured(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with meter.phase(name):
+            yield from step(*args, **kwargs)
+
+    return measured
+
+
+def main() -> NoReturn:
+    """Runs one rank and ends the process."""
+    die_with_parent()
+    silence_libraries()
+    meter = Meter()
+    with measured_steps(meter), workspace() as own, temporary_files_in(own):
+        code = run(parse_args(sys.argv[2:]), own)
+        meter.write(Path(sys.argv[1]), int(os.environ["RANK"]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed; see `temporary_files_in`
+
+
+if __name__ == "__main__":
+    main()

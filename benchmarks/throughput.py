@@ -1,0 +1,81 @@
+"""`python -m benchmarks.throughput`: examples per second on a swarm of this host, for the ways people evaluate today.
+
+Two servers with a thread each hold the model, so the contenders compete for what the servers can compute; "local" is
+what the same cores do without a swarm. All of them classify the same rows on the same swarm, in rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from benchmarks import harness, text
+from benchmarks.contenders import Contender, Stage, describe_plan, libraries, note_agreement, run_round
+from benchmarks.hosting import swarm_of
+from benchmarks.models import MEDIUM, SMALL, TINY, Size, make_model
+from benchmarks.program import run_program
+
+QUESTION = "How many examples per second does a swarm on this host classify?"
+LOCAL, LOOP_64, LOOP_128, TWO_RANKS = (
+    "local, no swarm",
+    "loop, padded to 64",
+    "loop, padded to 128",
+    "dist_eval, 2 ranks",
+)
+LIBRARIES = libraries(every=2)
+CONTENDERS = (
+    Contender(LOCAL, "local", threads=len(os.sched_getaffinity(0))),
+    Contender(LOOP_64, "loop", max_length=64, every=2),
+    Contender("loop, padded to 64, 2 ranks", "loop", ranks=2, max_length=64, every=2),
+    Contender(LOOP_128, "loop", max_length=128, every=4),
+    *LIBRARIES,
+    Contender("dist_eval, 1 rank", "dist_eval"),
+    Contender(TWO_RANKS, "dist_eval", ranks=2),
+    Contender("dist_eval, 4 ranks", "dist_eval", ranks=4),
+)
+_QUICK_ROWS = 64
+_QUICK_LEFT_OUT = ("dist_eval, 4 ranks", *(one.name for one in LIBRARIES if one.batch_size > 32))
+"""What --quick leaves out: programs that it runs anyway, with other settings."""
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Lets all contenders run on a swarm for each base model.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    report = harness.Report("throughput", QUESTION, unit="examples/s", options=options)
+    sizes: dict[Size, int] = {TINY: _QUICK_ROWS} if options.quick else {SMALL: options.rows, MEDIUM: options.rows // 2}
+    contenders = [one for one in CONTENDERS if not (options.quick and one.name in _QUICK_LEFT_OUT)]
+    rivals = [one.name for one in LIBRARIES if one in contenders]
+    for size, rows in sizes.items():
+        corpus, group = text.load_corpus(rows, options.data), f"Llama {size}, {rows} rows"
+        report.note(corpus.source)
+        model = make_model(own, size, corpus.sentences)
+        with swarm_of(model, own) as swarm:
+            stage = Stage(model, corpus, swarm.initial_peers, own)
+            for _ in range(1 if options.quick else options.rounds):
+                outcomes = run_round(report, group, stage, contenders)
+        report.note(f"{group}: {describe_plan(outcomes[TWO_RANKS])}")
+        ours = (group, TWO_RANKS)
+        report.compare(f"{size}: {TWO_RANKS} / {LOOP_64}", ours, (group, LOOP_64), bar=2.6)
+        report.compare(f"{size}: {TWO_RANKS} / {LOOP_128}", ours, (group, LOOP_128), bar=4.6)
+        best = [(group, name) for name in rivals]
+        report.compare(f"{size}: {TWO_RANKS} / best of gather_for_metrics, Trainer.predict", ours, best, bar=1.5)
+        report.compare(f"{size}: {TWO_RANKS} / {LOCAL}", ours, (group, LOCAL), bar=0.92)
+    note_agreement(report, contenders)
+    report.finish()
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("throughput", QUESTION, rounds=3)
+    text.add_options(parser, rows=1800)
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""`python -m benchmarks.wide_area`: examples per second on a swarm that is far away.
+
+A proxy in front of the two servers holds back what is sent, in both directions (see `delay_proxy.py`); at 0 ms too the
+traffic goes through it. It delays and does nothing else: it does not limit the bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks import harness, text
+from benchmarks.contenders import Contender, Stage, describe_plan, libraries, note_agreement, run_round
+from benchmarks.hosting import distant_swarm_of
+from benchmarks.models import SMALL, TINY, make_model
+from benchmarks.program import run_program
+
+QUESTION = "How many examples per second does a swarm classify that is far away?"
+HEADLINE = 100
+"""Milliseconds of the round trip at which the bars stand."""
+
+ROUND_TRIPS = (0, 20, HEADLINE, 200)
+LOOP, TWO_RANKS = "loop, padded to 64", "dist_eval, 2 ranks"
+LIBRARIES = libraries(every=4)
+OURS = (
+    Contender(TWO_RANKS, "dist_eval", ranks=2),
+    Contender("dist_eval, 1 rank", "dist_eval"),
+    Contender("dist_eval, 4 ranks", "dist_eval", ranks=4),
+)
+THEIRS = (Contender(LOOP, "loop", max_length=64, every=8), *LIBRARIES)
+_QUICK_ROWS = 64
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Lets the contenders run at each distance, on one swarm.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    report = harness.Report("wide_area", QUESTION, unit="examples/s", options=options)
+    size, rows, rounds, round_trips = SMALL, options.rows, options.rounds, list(ROUND_TRIPS)
+    ours, theirs = list(OURS), list(THEIRS)
+    if options.quick:
+        size, rows, rounds, round_trips = TINY, _QUICK_ROWS, 1, [0, HEADLINE]
+        ours, theirs = ours[:1], [one for one in theirs if one.batch_size == 32]
+    corpus = text.load_corpus(rows, options.data)
+    report.note(corpus.source)
+    model = make_model(own, size, corpus.sentences)
+    groups = {milliseconds: f"Llama {size}, {milliseconds} ms round trip" for milliseconds in round_trips}
+    with distant_swarm_of(model, own) as (swarm, proxy):
+        stage = Stage(model, corpus, swarm.initial_peers, own)
+        for _ in range(rounds):
+            for milliseconds, group in groups.items():
+                proxy.set_round_trip(milliseconds / 1000)
+                others = [] if options.quick and milliseconds != HEADLINE else theirs
+                outcomes = run_round(report, group, stage, [*ours, *others])
+    here, there = groups[0], groups[HEADLINE]
+    at = f"{HEADLINE} ms: "
+    report.note(describe_plan(outcomes[TWO_RANKS]))
+    report.compare(f"{at}{TWO_RANKS} / {LOOP}", (there, TWO_RANKS), (there, LOOP), bar=8)
+    rivals = [(there, one.name) for one in LIBRARIES if one in theirs]
+    best = f"{at}{TWO_RANKS} / best of gather_for_metrics, Trainer.predict"
+    report.compare(best, (there, TWO_RANKS), rivals, bar=4)
+    for one in ours:
+        bar = 0.85 if one.name == TWO_RANKS else None
+        report.compare(f"{at}{one.name} / the same at 0 ms", (there, one.name), (here, one.name), bar=bar)
+    note_agreement(report, [*ours, *theirs])
+    report.finish()
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("wide_area", QUESTION, rounds=3)
+    text.add_options(parser, rows=2600)
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()
