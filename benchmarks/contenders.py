@@ -147,6 +147,7 @@ def run_round(report: Report, group: str, stage: Stage, contenders: Sequence[Con
             "examples": len(expected),
             "equal_predictions": equal / len(expected),
             "share_of_positives": sum(outcome.predictions) / len(expected),
+            "in_flight": [rank["in_flight"] for rank in outcome.facts.get("ranks", [])],
         }
         report.add(group, contender.name, outcome.rate, details)
     return outcomes

@@ -54,8 +54,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     seconds.note(corpus.source)
     seconds.note(
         "A step's seconds are the slowest rank's. The forwards are made up at once: their seconds are those of "
-        "reading, padding and collecting. tokenizing is done by one rank of the host; proof, metrics (which at any size "
-        "imports scikit-learn) and parquet by rank 0."
+        "reading, padding and collecting. tokenizing is done by one rank of the host; proof, metrics (which at any "
+        "size imports scikit-learn) and parquet by rank 0."
     )
     memory.note(
         "All libraries count, and what is mapped from files. Rank 0 tokenizes, keeps what it gathers and computes the "

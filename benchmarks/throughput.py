@@ -23,7 +23,7 @@ LOCAL, LOOP_64, LOOP_128, TWO_RANKS = (
     "loop, padded to 128",
     "dist_eval, 2 ranks",
 )
-LIBRARIES = libraries(every=2)
+LIBRARIES = libraries(every=2)  # with 2048 rows nobody's last batch is a small one
 CONTENDERS = (
     Contender(LOCAL, "local", threads=len(os.sched_getaffinity(0))),
     Contender(LOOP_64, "loop", max_length=64, every=2),
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def main() -> None:
     """Runs the command line."""
     parser = harness.parser("throughput", QUESTION, rounds=3)
-    text.add_options(parser, rows=1800)
+    text.add_options(parser, rows=2048)
     options = parser.parse_args()
     run_program(lambda own: measure(options, own))
 
