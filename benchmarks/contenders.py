@@ -20,7 +20,6 @@ from benchmarks.alternatives.common import Result, Spec
 from benchmarks.harness import Report
 from benchmarks.models import Model
 from benchmarks.program import BenchmarkError
-from benchmarks.program import run_program as run_program
 from benchmarks.text import Corpus
 from dist_eval.lifetime import end_session
 

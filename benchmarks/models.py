@@ -38,7 +38,7 @@ class Size:
         return f"{self.hidden}x{self.layers}"
 
 
-TINY, SMALL, MEDIUM = Size(64, 4), Size(256, 8), Size(512, 8)
+TINY, SMALL, MEDIUM, WIDE = Size(64, 4), Size(256, 8), Size(512, 8), Size(2048, 8)
 
 
 @dataclass(frozen=True)

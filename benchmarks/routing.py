@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.contenders import run_program
 from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
+from benchmarks.program import run_program
 from benchmarks.text import make_corpus
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.routes import Routes, Span

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.contenders import run_program
 from benchmarks.load import drive, made_up_batches, made_up_checkpoint
+from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.swarm.routes import Routes, Span
 from dist_eval.window import Window
