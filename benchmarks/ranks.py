@@ -64,7 +64,9 @@ class Meter:
             yield
         finally:
             seconds = time.perf_counter() - start
-            self.phases[name] = Phase(seconds, _written() - sent, _memory("VmHWM"), before)
+            peak = _memory("VmHWM")
+            self._peak = max(self._peak, peak)  # the system counts in steps: asked later, it may say less
+            self.phases[name] = Phase(seconds, _written() - sent, peak, before)
 
     def peak(self) -> int:
         """Returns the most bytes of memory that were resident since the process began, also between phases."""

@@ -31,14 +31,14 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         own: this process' folder.
     """
     report = harness.Report("scaling", QUESTION, unit="examples/s", options=options)
-    all_ranks, rows, rounds = list(RANKS), options.rows, options.rounds
+    all_ranks, rows, rounds, windows = list(RANKS), options.rows, options.rounds, list(WINDOWS.items())
     if options.quick:
-        all_ranks, rows, rounds = all_ranks[:2], _QUICK_ROWS, 1
+        all_ranks, rows, rounds, windows = all_ranks[:2], _QUICK_ROWS, 1, windows[:1]
     corpus = text.load_corpus(rows, options.data)
     report.note(corpus.source)
     model = make_model(own, TINY, corpus.sentences)
     names = {ranks: f"dist_eval, {ranks} rank{'s' if ranks > 1 else ''}" for ranks in all_ranks}
-    groups = {f"Llama {TINY}, {ROUND_TRIP} ms round trip, {name}": option for name, option in WINDOWS.items()}
+    groups = {f"Llama {TINY}, {ROUND_TRIP} ms round trip, {name}": option for name, option in windows}
     contenders = {
         group: [Contender(name, "dist_eval", ranks=ranks, options=option) for ranks, name in names.items()]
         for group, option in groups.items()
