@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.program import BenchmarkError
@@ -67,6 +67,16 @@ class Meter:
             peak = _memory("VmHWM")
             self._peak = max(self._peak, peak)  # the system counts in steps: asked later, it may say less
             self.phases[name] = Phase(seconds, _written() - sent, peak, before)
+
+    @contextmanager
+    def calls(self, name: str) -> Iterator[None]:
+        """Adds up the time of what happens often, within another phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            known = self.phases.get(name) or Phase(0.0, 0, _memory("VmRSS"), _memory("VmRSS"))
+            self.phases[name] = replace(known, seconds=known.seconds + time.perf_counter() - start)
 
     def peak(self) -> int:
         """Returns the most bytes of memory that were resident since the process began, also between phases."""

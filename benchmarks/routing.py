@@ -118,7 +118,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int) -> None:
     from transformers import AutoConfig
 
-    from dist_eval.model import SwarmBackbone, load_on_swarm
+    from dist_eval.backbone import SwarmBackbone
+    from dist_eval.model import load_on_swarm
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.requests import SwarmRequests

@@ -23,7 +23,19 @@ RANKS = 2
 ROWS, QUICK_ROWS = (10_000, 100_000, 1_000_000), (500, 5_000)
 _LEADER, _OTHER = "dist_eval: rank 0", "dist_eval: rank 1"
 _TRAINED_ON = 10_000
-_STEPS = ("tokenizing", "planning", "sharding", "forwards", "gather", "reduce", "proof", "metrics", "parquet")
+_STEPS = (
+    "tokenizing",
+    "planning",
+    "sharding",
+    "forwards",
+    "journal",
+    "reading back",
+    "gather",
+    "reduce",
+    "proof",
+    "metrics",
+    "parquet",
+)
 _FLAT, _BYTES_PER_ROW = 1.1, 100.0
 
 
@@ -54,8 +66,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     seconds.note(corpus.source)
     seconds.note(
         "A step's seconds are the slowest rank's. The forwards are made up at once: their seconds are those of "
-        "reading, padding and collecting. tokenizing is done by one rank of the host; proof, metrics (which at any "
-        "size imports scikit-learn) and parquet by rank 0."
+        "reading and padding, and of the journal, which also stands by itself. tokenizing is done by one rank of the "
+        "host; proof, metrics (which at any size imports scikit-learn) and parquet by rank 0."
     )
     memory.note(
         "All libraries count, and what is mapped from files. Rank 0 tokenizes, keeps what it gathers and computes the "

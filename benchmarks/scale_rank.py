@@ -17,24 +17,28 @@ from unittest import mock
 import torch
 
 from benchmarks.ranks import Meter
-from dist_eval import evaluator, report
+from dist_eval import evaluator, journal, run_folder, work
 from dist_eval.__main__ import run
+from dist_eval.backbone import Backbone
 from dist_eval.chatter import silence_libraries
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.commandline import parse_args
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
-from dist_eval.model import Backbone, Classifier
+from dist_eval.model import Classifier
+from dist_eval.swarm.routes import Trip
 
 PHASES = {
     "tokenizing": (evaluator, "prepare_data"),
     "planning": (evaluator, "plan_batches"),
-    "sharding": (evaluator, "shard_batches"),
-    "forwards": (evaluator, "predict_batches"),
+    "sharding": (evaluator, "share_out"),
+    "forwards": (work, "predict_batches"),
+    "journal": (journal.Journal, "append"),
+    "reading back": (work.Work, "collect"),
     "gather": (evaluator, "gather_predictions"),
     "reduce": (evaluator, "sum_over_ranks"),
     "proof": (evaluator, "prove_coverage"),
     "metrics": (evaluator, "compute_metrics"),
-    "parquet": (report, "write_predictions"),
+    "parquet": (run_folder, "write_predictions"),
 }
 """The evaluator's steps, and where it looks each of them up."""
 
@@ -47,6 +51,10 @@ class NoBackbone:
     def traffic(self) -> None:
         """Returns what a local base model does."""
 
+    def notice(self) -> str:
+        """Returns what a local base model does."""
+        return ""
+
     def close(self) -> None:
         """Does nothing."""
 
@@ -57,7 +65,7 @@ class StandIn(Classifier):
     def __init__(self, tuned: TunedCheckpoint) -> None:
         super().__init__(cast(Backbone, NoBackbone()), tuned)
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
         """See `Classifier.logits`."""
         score = torch.sin(input_ids.sum(dim=1).float())
         return torch.stack([-score, score], dim=1)
@@ -74,7 +82,7 @@ def measured_steps(meter: Meter) -> Iterator[None]:
     with ExitStack() as stack:
         for name, (module, function) in PHASES.items():
             step = getattr(module, function)
-            measure = _measured_items if function == "predict_batches" else _measured
+            measure = _MEASURES.get(function, _measured)
             stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
         stack.enter_context(mock.patch.object(evaluator, "load_classifier", load_stand_in))
         yield
@@ -96,6 +104,18 @@ def _measured_items(meter: Meter, name: str, step: Callable[..., Iterator[Any]])
             yield from step(*args, **kwargs)
 
     return measured
+
+
+def _measured_calls(meter: Meter, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with meter.calls(name):
+            return step(*args, **kwargs)
+
+    return measured
+
+
+_MEASURES = {"predict_batches": _measured_items, "append": _measured_calls}
 
 
 def main() -> NoReturn:

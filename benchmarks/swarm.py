@@ -35,7 +35,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=own)
-    from dist_eval.model import SwarmBackbone, load_on_swarm
+    from dist_eval.backbone import SwarmBackbone
+    from dist_eval.model import load_on_swarm
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import wait_until_covered
     from dist_eval.swarm.requests import SwarmRequests

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,13 @@ class Base:
             max_length=_max_length(config, tuned, base, accepted),
             token_budget=min(config.token_budget, accepted or config.token_budget),
         )
+
+    def digest(self) -> str:
+        """Returns a hash of what the base model is: its config, without where it was found and what wrote it."""
+        values = self.config.to_dict()
+        for name in ("_name_or_path", "transformers_version", "torch_dtype"):
+            values.pop(name, None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
     def facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""

@@ -106,15 +106,28 @@ class EvaluationConfig:
     server_max_tokens: int | None = option(
         None, "tokens that servers accept in one request (default: Petals' default)", group="how", metavar="TOKENS"
     )
-    swarm_timeout: float = option(120.0, "longest wait for the swarm to be complete", group="how", metavar="SECONDS")
+    swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="how", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="how", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each part of a request before the run stops", group="how")
     collective_timeout: float = option(
         600.0, "longest wait for a rank that makes no progress, once this one is done", group="how", metavar="SECONDS"
     )
 
+    on_error: str = option(
+        "stop",
+        "what to do about an example that gets no prediction: stop the run, or count it and leave it out",
+        group="how",
+        choices=("stop", "skip"),
+    )
+    max_failed: int = option(100, "most examples that --on-error skip may leave out", group="how", metavar="EXAMPLES")
+    stop_grace: float = option(
+        20.0, "longest wait for batches under way once the run is asked to stop", group="how", metavar="SECONDS"
+    )
+
     output: str | None = option(None, "folder for the results (default: runs/ and the dataset's name)", group="output")
-    overwrite: bool = option(False, "replace the results that are in the folder", group="output")
+    overwrite: bool = option(
+        False, "start afresh, whatever the folder holds (default: go on where the same run ended)", group="output"
+    )
     verbose: bool = option(False, "show what Petals, hivemind and the servers say, and tracebacks", group="output")
 
     def __post_init__(self) -> None:
@@ -133,6 +146,9 @@ class EvaluationConfig:
         for name in ("max_length", "server_max_tokens", "in_flight"):
             if getattr(self, name) is not None:
                 self._check_range(name, 1)
+        self._check_range("max_failed", 0)
+        if not 0 <= self.stop_grace <= _LONGEST_WAIT:
+            raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")
         for name in ("swarm_timeout", "request_timeout", "collective_timeout"):
             if not 0 < getattr(self, name) <= _LONGEST_WAIT:
                 raise ConfigError(

@@ -38,6 +38,8 @@ class DataFacts:
         multiline: rows with a text of several lines; an odd quote in a CSV file makes such rows, and swallows others.
         max_length: most tokens kept of a text.
         digest: hash of the token ids and labels.
+        text_digest: hash of the texts and labels, whatever the tokenizer.
+        tokenizer_digest: hash of the tokenizer.
     """
 
     source: str
@@ -47,6 +49,8 @@ class DataFacts:
     multiline: int
     max_length: int
     digest: str
+    text_digest: str
+    tokenizer_digest: str
 
 
 class TokenizedDataset:
@@ -149,7 +153,9 @@ def tokenize_dataset(
     """
     source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
     reader = LabelReader(source, label_column, label_names, labels)
-    digest, lengths, codes, truncated, longest, multiline = hashlib.sha256(), [], [], 0, 0, 0
+    digest, of_texts = hashlib.sha256(), hashlib.sha256()
+    of_tokenizer = tokenizer_digest(tokenizer)  # now: to cut a text leaves a trace in it
+    lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         row = 0
@@ -184,18 +190,39 @@ def tokenize_dataset(
             codes.append(reader.codes(batch.column(len(text_columns)), row))
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
+            for column in texts:
+                # each length first: texts that differ in where one ends must not look equal
+                of_texts.update(b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for text in column))
             truncated, longest = truncated + len(too_long), max(longest, int(full.max(initial=0)))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             row += len(ids)
     if row == 0:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
     label_ids = reader.ids(np.concatenate(codes))
-    digest.update(label_ids.tobytes())
+    for one in (digest, of_texts):
+        one.update(label_ids.tobytes())
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _LABELS_FILE, label_ids)
-    facts = DataFacts(source.name, row, truncated, longest, multiline, max_length, digest.hexdigest())
+    facts = DataFacts(
+        source.name,
+        row,
+        truncated,
+        longest,
+        multiline,
+        max_length,
+        digest.hexdigest(),
+        of_texts.hexdigest(),
+        of_tokenizer,
+    )
     (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     return TokenizedDataset(folder)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a hash of what makes a Hugging Face tokenizer: its tables and its special tokens."""
+    tables = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab())
+    kind = [tables, str(tokenizer.special_tokens_map), tokenizer.padding_side, tokenizer.truncation_side]
+    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
 
 
 def _texts(source: str, column: str, array: pa.Array, first_row: int) -> list[str]:

@@ -23,6 +23,14 @@ class SwarmError(EvaluationError):
     """The swarm cannot be reached, misses blocks, or does not answer within the time set."""
 
 
+class RefusedError(SwarmError):
+    """Servers answered that they cannot do what was asked: asking again would not help."""
+
+
+class OutageError(SwarmError):
+    """Some blocks have no server any more: whatever is sent would fail."""
+
+
 class ModelOutputError(EvaluationError):
     """The model answered with something that is no prediction, such as non-finite logits."""
 
@@ -46,3 +54,16 @@ class CoverageError(ExactnessError):
 
 class RunError(EvaluationError):
     """The run's folder or the group of ranks is in a state in which the run cannot go on."""
+
+
+class RunStopped(EvaluationError):
+    """The run was asked to stop before its end; what is done is in its journal.
+
+    Args:
+        message: why, and how far it came.
+        coverage: the counts, a `dist_eval.predictions.Coverage`.
+    """
+
+    def __init__(self, message: str, coverage: object) -> None:
+        super().__init__(message)
+        self.coverage = coverage

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -26,22 +27,29 @@ from dist_eval.collectives import (
 )
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import CheckpointError, ConfigError, SwarmError
-from dist_eval.forward import predict_batches
+from dist_eval.errors import CheckpointError, ConfigError, RunStopped, SwarmError
+from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier, load_locally, load_on_swarm
-from dist_eval.plan import Plan, plan_batches, shard_batches
-from dist_eval.predictions import Collector, Predictions, prove_coverage
+from dist_eval.plan import Plan, plan_batches
+from dist_eval.predictions import Coverage, Predictions, prove_coverage
 from dist_eval.progress import Progress
-from dist_eval.report import RunFolder, format_results
+from dist_eval.report import format_results
+from dist_eval.run_folder import RunFolder
+from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
+from dist_eval.work import FailurePolicy, Share, Work, share_out
 
 _OPENING_SECONDS = 120.0
+_SHORTEST_SECONDS = 1e-3
+_CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
 _PREPARATION_SECONDS = 6 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
 
 
-def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Path) -> dict[str, Any] | None:
+def evaluate_run(
+    config: EvaluationConfig, launch: Launch, board: Board, own: Path, stop: Stop | None = None
+) -> dict[str, Any] | None:
     """Evaluates a tuned classifier on a dataset; every rank calls it.
 
     Args:
@@ -49,46 +57,67 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
         launch: where this process stands among the ranks.
         board: the ranks' store.
         own: this rank's private folder for sockets and tokenized data (see `dist_eval.lifetime.workspace`).
+        stop: asked whether to go on.
 
     Returns:
         On the leader the metrics by name, else None.
 
     Raises:
         EvaluationError: the run cannot be done, on the rank that knows why.
+        RunStopped: it was asked to stop before its end; on all ranks.
     """
-    folder = RunFolder(config)
-    if launch.is_leader:
-        folder.open()
-        board.publish("opened", "")
-    board.wait_for("opened", _OPENING_SECONDS)  # before that, a failing rank could not mark the run as failed
-    torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
+    folder, stop = RunFolder(config), stop or Stop()
     with ExitStack() as stack:
+        if launch.is_leader:
+            folder.open(launch.attempt)
+            stack.callback(folder.close)
+            board.publish("opened", "")
+        board.wait_for("opened", _OPENING_SECONDS)  # before that, a failing rank could not mark the run as failed
+        torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
         tuned = TunedCheckpoint.load(str(config.checkpoint))
         base = Base.of(config, tuned)
         peers, check = stack.enter_context(open_swarm(config, base, launch, board))
         if launch.is_host_leader:
             board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
+        prepared = open_plan(base, tuned, launch, board) if launch.is_leader else None
+        if prepared is not None:
+            is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
+            board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
         classifier, swarm = load_classifier(config, base, tuned, peers, own, check, seed=launch.rank)
         stack.callback(classifier.close)
-        data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
-        plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
-        memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
-        largest = largest_window(base.token_budget, base.config.hidden_size, memory)
-        window = Window(config.in_flight, largest=largest, timeout=config.request_timeout)
-        progress = Progress(launch, board, len(data))
+        if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
+            return present_complete(folder) if launch.is_leader else None
+        data, plan = prepared or open_plan(base, tuned, launch, board)
+        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank)
+        stack.callback(journal.close)
+        window = window_for(config, base, launch)
         board.meet("ready", _PREPARATION_SECONDS)
-        with process_group(launch, board, config.collective_timeout), progress.shown():
+        with process_group(launch, board, config.collective_timeout):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
-            combined = predict_and_combine(
-                classifier, data, plan, launch, progress, window, patience=config.collective_timeout
+            found = journal.read() if launch.is_host_leader else np.zeros(len(plan), dtype=bool)
+            share, done = share_out(found, plan, launch)
+            notice = classifier.backbone.notice
+            progress = Progress(launch, board, len(data), done=done, stop=stop, folder=folder.path, notice=notice)
+            failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
+            work = Work(
+                *(classifier, data, plan, journal, progress, window, stop), grace=config.stop_grace, failures=failures
             )
+            with progress.shown():
+                stop.in_order()
+                left = work.do(share.shard)
+                progress.wait_for_all(config.collective_timeout)
+                require_complete(left, work.samples, done, stop, len(data))
+                combined = combine(work, share, launch, plan, classifier)
         if not launch.is_leader:
             return None
-        coverage = prove_coverage(combined.predictions.index, len(data))
+        if combined.failed:
+            failures.require_few(len(combined.failed), len(data), combined.failed[-1][1])
+        coverage = prove_coverage(combined.predictions.index, len(data), (index for index, _ in combined.failed))
         require_same_totals(combined.totals, Totals.of(combined.predictions))
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         facts = {
             "coverage": asdict(coverage),
+            "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
             "data": asdict(data.facts),
             "model": base.facts(tuned),
             "plan": plan.facts(),
@@ -99,6 +128,52 @@ def evaluate_run(config: EvaluationConfig, launch: Launch, board: Board, own: Pa
         folder.complete(combined.predictions, metrics, facts)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
+
+
+def open_plan(base: Base, tuned: TunedCheckpoint, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
+    """Waits for the tokenized data of this host, and plans the batches."""
+    data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
+    return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
+
+
+def fingerprint_of(
+    config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, data: TokenizedDataset, plan: Plan
+) -> Fingerprint:
+    """Returns what a run's results depend on, by names that a person reads when they differ."""
+    return Fingerprint(
+        {
+            "base model": base.digest(),
+            "tuned checkpoint": tuned.digest(),
+            "names of the classes": json.dumps(tuned.label_names),
+            "tokenizer": data.facts.tokenizer_digest,
+            "dataset": data.facts.text_digest,
+            "--max-length": str(data.facts.max_length),
+            "--token-budget": str(base.token_budget),
+            "--compression": config.compression,
+            "--backend": config.backend,
+            "token ids": data.facts.digest,
+            "plan": plan.digest(),
+        }
+    )
+
+
+def present_complete(folder: RunFolder) -> dict[str, Any]:
+    """Tells a person that there is nothing to do, and returns the metrics of the complete run."""
+    results = folder.results()
+    accuracy = results["metrics"]["accuracy"]
+    print(
+        f"{folder.path} holds the complete results of this very run, finished {results['finished']}: accuracy "
+        f"{accuracy:.4f} on {results['coverage']['seen']} examples. Nothing was sent; --overwrite runs it again.",
+        flush=True,
+    )
+    return results["metrics"]
+
+
+def window_for(config: EvaluationConfig, base: Base, launch: Launch) -> Window:
+    """Returns a rank's window, within its share of the host's memory."""
+    memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
+    largest = largest_window(base.token_budget, base.config.hidden_size, memory)
+    return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
 @contextmanager
@@ -194,10 +269,16 @@ def load_classifier(
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=sockets)
-    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
-    dht = join_swarm(peers or public_peers(), config.swarm_timeout, check=check)
+    peers = peers or public_peers()
+
+    def rejoin() -> None:
+        check()
+        rejoin_swarm(dht, peers)
+
+    dht = join_swarm(peers, config.swarm_timeout, check=check)
     try:
         blocks = base.config.num_hidden_layers
         coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
@@ -210,6 +291,8 @@ def load_classifier(
             max_retries=config.max_retries,
             compression=config.compression,
             seed=seed,
+            outage_timeout=config.swarm_timeout,
+            rejoin=rejoin,
         )
     except BaseException:
         leave_swarm(dht)
@@ -223,65 +306,56 @@ class Combined:
 
     Attributes:
         predictions: of all examples, in dataset order; on the leader only, elsewhere none.
+        failed: examples without a prediction: position in the dataset, and why.
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
     """
 
     predictions: Predictions
+    failed: list[tuple[int, str]]
     totals: Totals
     ranks: list[dict[str, Any]]
 
 
-def predict_and_combine(
-    classifier: Classifier,
-    data: TokenizedDataset,
-    plan: Plan,
-    launch: Launch,
-    progress: Progress,
-    window: Window,
-    *,
-    patience: float,
-) -> Combined:
-    """Sends this rank's shard through the classifier and combines what all ranks found; every rank calls it.
+def require_complete(left: int, finished: int, before: int, stop: Stop, examples: int) -> None:
+    """Makes sure that no rank has stopped before its end; every rank calls it.
 
     Args:
-        classifier: the model.
-        data: the tokenized examples, the same on all ranks.
-        plan: all batches, the same on all ranks.
-        launch: where this process stands. The process group is open.
-        progress: told of each batch that is done, and asked to wait for the other ranks.
-        window: how many batches of this rank may be under way at a time.
-        patience: seconds without progress after which the ranks that are late are given up.
+        left: batches that this rank has not done.
+        finished: examples that it has done in this start.
+        before: examples that earlier starts have done.
+        stop: why it has stopped.
+        examples: of the dataset.
 
-    Returns:
-        What all ranks found.
+    Raises:
+        RunStopped: some rank has; on all ranks.
     """
-    start, began = time.monotonic(), datetime.now(timezone.utc)
-    shard = shard_batches(plan, rank=launch.rank, world_size=launch.world_size)
-    collector = Collector(sum(len(plan.batch(number)) for number in shard), classifier.num_labels)
-    for _, predictions in predict_batches(classifier, data, plan, shard, window=window):
-        collector.add(predictions)
-        progress.add(len(predictions))
-    local = collector.predictions()
-    work = {
-        "rank": launch.rank,
-        "host": launch.host,
-        "began": began.isoformat(timespec="milliseconds"),
-        "batches": len(shard),
-        "samples": len(local),
-        "tokens": int(plan.real_tokens[shard].sum()),
-        "padded_tokens": int(plan.tokens[shard].sum()),
-        "seconds": time.monotonic() - start,
-        "in_flight": window.size,
-        "traffic": classifier.backbone.traffic(),
-    }
-    progress.wait_for_all(patience)
-    return Combined(gather_predictions(local), sum_over_ranks(Totals.of(local)), all_gather(work))
+    everybody = all_gather((left, finished))
+    if any(left for left, _ in everybody):
+        seen = before + sum(finished for _, finished in everybody)
+        raise RunStopped(
+            f"Stopped, because {stop.reason}: {seen} of {examples} examples are in the journal. Start the same command "
+            "again to go on.",
+            Coverage(examples, seen, duplicates=0, missing=examples - seen),
+        )
+
+
+def combine(work: Work, share: Share, launch: Launch, plan: Plan, classifier: Classifier) -> Combined:
+    """Combines what stands in the journals; every rank calls it."""
+    local, failed = work.collect(np.concatenate([share.resumed, share.shard]))
+    facts = work.facts(launch, resumed=int(plan.sizes[share.resumed].sum()))
+    facts["traffic"] = classifier.backbone.traffic()
+    return Combined(
+        predictions=gather_predictions(local),
+        failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
+        totals=sum_over_ranks(Totals.of(local)),
+        ranks=all_gather(facts),
+    )
 
 
 def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
     """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
-    seconds = max(work["seconds"] for work in ranks)
+    seconds = max(max(work["seconds"] for work in ranks), _SHORTEST_SECONDS)
     return {
         "seconds": seconds,
         "examples_per_second": sum(work["samples"] for work in ranks) / seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from dist_eval.data import TokenizedDataset
-from dist_eval.errors import EvaluationError, ModelOutputError, SwarmError
+from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.plan import Plan
-from dist_eval.predictions import Predictions
+from dist_eval.predictions import BatchOutcome
+from dist_eval.swarm.routes import Trip
 from dist_eval.window import Window
 
 _ROWS_NAMED = 5
+_STOP_LOOK_SECONDS = 0.2
 
 
 class TextClassifier(Protocol):
@@ -32,7 +34,7 @@ class TextClassifier(Protocol):
         """Requests that had to be repeated so far."""
         ...
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
         """Classifies a batch."""
         ...
 
@@ -44,7 +46,10 @@ def predict_batches(
     batch_numbers: Iterable[int],
     *,
     window: Window,
-) -> Iterator[tuple[int, Predictions]]:
+    skip_failed: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
+    grace: float = 0.0,
+) -> Iterator[BatchOutcome]:
     """Sends batches through the classifier and yields each as soon as it is back, in any order.
 
     Args:
@@ -53,51 +58,88 @@ def predict_batches(
         plan: all batches of the run.
         batch_numbers: the batches to send.
         window: how many batches may be under way at a time; it is told of every batch that comes back.
+        skip_failed: examples that have no answer are marked instead of raising an error. A swarm that misses blocks is
+            an error even so: it would fail all.
+        stopping: whether no further batch is to be sent.
+        grace: seconds that batches under way then have to come back; later ones are dropped.
 
     Yields:
-        The batch's number and its predictions, in the batch's order.
+        What became of a batch, rows in the batch's order.
 
     Raises:
         ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
         SwarmError: a batch got no answer within the retries; the message names rows of the batch.
     """
-    numbers = iter(batch_numbers)
+    numbers, deadline = iter(batch_numbers), float("inf")
+    send = _salvage_batch if skip_failed else _predict_batch
     pool = ThreadPoolExecutor(max_workers=window.largest, thread_name_prefix="forward")
-    pending: dict[Future[tuple[Predictions, float]], int] = {}
+    pending: set[Future[tuple[BatchOutcome, float]]] = set()
     try:
-        while True:
+        while time.monotonic() < deadline:
+            if deadline == float("inf") and stopping():
+                deadline, numbers = time.monotonic() + grace, iter(())
             while len(pending) < window.size and (number := next(numbers, None)) is not None:
-                pending[pool.submit(_predict_batch, classifier, dataset, plan.batch(number), number)] = number
+                pending.add(pool.submit(send, classifier, dataset, plan, int(number)))
             if not pending:
                 return
-            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            done, pending = wait(pending, timeout=_STOP_LOOK_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                predictions, seconds = future.result()
+                outcome, seconds = future.result()
                 window.finished(seconds, classifier.retries)
-                yield pending.pop(future), predictions
+                yield outcome
     finally:
         # on an error the rest is given up: a request under way cannot be called back
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _predict_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, number: int
-) -> tuple[Predictions, float]:
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int
+) -> tuple[BatchOutcome, float]:
+    start, trip, rows = time.monotonic(), Trip(), plan.batch(number)
+    logits = _logits(classifier, dataset, rows, f"Batch {number}", trip)
+    return BatchOutcome(number, logits, trip.route), time.monotonic() - start
+
+
+def _salvage_batch(
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int
+) -> tuple[BatchOutcome, float]:
+    """Does the same, and where that fails halves the batch until it is known which examples it is."""
+    start, trip, rows = time.monotonic(), Trip(), plan.batch(number)
+    logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
+    failed: dict[int, str] = {}
+    parts = [range(len(rows))]
+    while parts:
+        part = parts.pop()
+        try:
+            logits[part.start : part.stop] = _logits(
+                classifier, dataset, rows[part.start : part.stop], f"Batch {number}", trip
+            )
+        except OutageError:
+            raise
+        except (ModelOutputError, RefusedError) as error:  # these depend on what was sent
+            if len(part) == 1:
+                failed[part.start] = str(error)
+            else:
+                middle = part.start + len(part) // 2
+                parts += [range(middle, part.stop), range(part.start, middle)]
+        except EvaluationError as error:
+            failed.update(dict.fromkeys(part, str(error)))
+    return BatchOutcome(number, logits, trip.route, failed), time.monotonic() - start
+
+
+def _logits(
+    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, batch: str, trip: Trip
+) -> np.ndarray:
+    named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
+    name = f"{batch} ({dataset.facts.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
-    start = time.monotonic()
     try:
-        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths))
+        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), trip)
     except EvaluationError as error:
-        raise type(error)(f"{_name(dataset, rows, number)}: {error}") from error
+        raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # whatever Petals and hivemind raise once their retries are used up
         reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
-        raise SwarmError(f"{_name(dataset, rows, number)} got no answer: {reason}") from error
-    seconds = time.monotonic() - start
+        raise SwarmError(f"{name} got no answer: {reason}") from error
     if logits.shape[0] != len(rows):
-        raise ModelOutputError(f"{_name(dataset, rows, number)}: {logits.shape[0]} answers for {len(rows)} texts.")
-    return Predictions.from_logits(rows, dataset.labels[rows], logits.numpy()), seconds
-
-
-def _name(dataset: TokenizedDataset, rows: np.ndarray, number: int) -> str:
-    named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
-    return f"Batch {number} ({dataset.facts.source}, rows {named})"
+        raise ModelOutputError(f"{name}: {logits.shape[0]} answers for {len(rows)} texts.")
+    return logits.numpy()

@@ -9,20 +9,17 @@ Both backends share everything but the transformer blocks. Two things differ fro
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
 
+from dist_eval.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.base import first_line
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError, ModelOutputError
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.requests import SwarmRequests
+from dist_eval.swarm.routes import Trip
 
 _FINGERPRINT_ROWS = 64
 _PETALS_CLASS = {
@@ -31,48 +28,6 @@ _PETALS_CLASS = {
     "falcon": "DistributedFalconModel",
 }
 _LEFT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
-
-
-class Backbone(Protocol):
-    """A base model without a head."""
-
-    def hidden_states(
-        self, input_ids: torch.Tensor, prompts: torch.Tensor | None, deep_prompts: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Runs the base model.
-
-        Args:
-            input_ids: int64 of shape [batch, length].
-            prompts: float32 of shape [pre_seq_len, hidden], or None.
-            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-
-        Returns:
-            Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
-        """
-        ...
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        ...
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        ...
-
-    def traffic(self) -> dict[str, Any] | None:
-        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
-        ...
-
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of connections and processes."""
-        ...
 
 
 class Classifier:
@@ -97,12 +52,13 @@ class Classifier:
         return self.backbone.retries
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
         """Classifies a batch.
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
             lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
+            trip: takes down the way through a swarm.
 
         Returns:
             Logits, float32 of shape [batch, num_labels], on the CPU.
@@ -111,7 +67,7 @@ class Classifier:
             ModelOutputError: the outputs have a wrong shape or are not finite.
         """
         tuned = self.tuned
-        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts)
+        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, trip)
         expected = (input_ids.shape[0], tuned.pre_seq_len + input_ids.shape[1], tuned.head.shape[1])
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
@@ -131,119 +87,6 @@ class Classifier:
         self.backbone.close()
 
 
-class SwarmBackbone:
-    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
-
-    Args:
-        model: a Petals `Distributed*Model`.
-        dht: the DHT node it uses.
-        requests: the way to the swarm.
-    """
-
-    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
-        self.model, self.dht, self.requests = model, dht, requests
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self.model.ln_f
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.model.word_embeddings
-
-    def hidden_states(
-        self, input_ids: torch.Tensor, prompts: torch.Tensor | None, deep_prompts: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See `Backbone.hidden_states`."""
-        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
-        return self.requests.forward(self.model.word_embeddings_layernorm(embeddings), deep_prompts)
-
-    def traffic(self) -> dict[str, Any]:
-        """See `Backbone.traffic`."""
-        return self.requests.facts()
-
-    @property
-    def retries(self) -> int:
-        """See `Backbone.retries`."""
-        return self.requests.retries
-
-    def close(self) -> None:
-        """Stops the routing thread, then leaves the swarm."""
-        from dist_eval.swarm.client import leave_swarm
-
-        leave_swarm(self.dht, self.model.h.sequence_manager)
-
-
-class LocalBackbone:
-    """A base model that runs in this process.
-
-    Args:
-        model: a Hugging Face base model (`LlamaModel`, `BloomModel`, `FalconModel`).
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
-        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
-        self._norm = getattr(model, norm_name)
-        self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
-        # the final norm is applied to the pooled token only; it acts on each token by itself
-        setattr(model, norm_name, nn.Identity())
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self._norm
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.model.get_input_embeddings()
-
-    def hidden_states(
-        self, input_ids: torch.Tensor, prompts: torch.Tensor | None, deep_prompts: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See `Backbone.hidden_states`; differentiable in the prompts."""
-        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
-        with self._one_at_a_time, ExitStack() as hooks:
-            for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
-                hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
-            return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
-
-    def traffic(self) -> dict[str, Any] | None:
-        """See `Backbone.traffic`: there is none."""
-        return None
-
-    @property
-    def retries(self) -> int:
-        """See `Backbone.retries`: there are none."""
-        return 0
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to let go of."""
-
-
-def _prompted(embeddings: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-    if prompts is None:
-        return embeddings
-    return torch.cat([prompts.to(embeddings.dtype).expand(len(embeddings), -1, -1), embeddings], dim=1)
-
-
-def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:
-    length = deep_prompt.shape[0]
-
-    def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden = args[0]
-        prompted = hidden[:, :length] + deep_prompt.to(hidden.dtype)
-        return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
-
-    return hook
-
-
 def load_on_swarm(
     model: str,
     tuned: TunedCheckpoint,
@@ -254,6 +97,8 @@ def load_on_swarm(
     max_retries: int,
     compression: str = "none",
     seed: int = 0,
+    outage_timeout: float = 120.0,
+    rejoin: Callable[[], None] = lambda: None,
 ) -> Classifier:
     """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded here.
 
@@ -266,6 +111,8 @@ def load_on_swarm(
         max_retries: attempts for each part of a request.
         compression: how activations are packed (see `dist_eval.swarm.requests`).
         seed: of the choice between equal servers; different on each rank.
+        outage_timeout: seconds to wait for blocks that no server holds any more.
+        rejoin: called now and then while waiting for them.
 
     Returns:
         The classifier. Close it before the process group.
@@ -298,6 +145,8 @@ def load_on_swarm(
         max_retries=max_retries,
         compression=compression,
         seed=seed,
+        outage_timeout=outage_timeout,
+        rejoin=rejoin,
     )
     requests.start()
     return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)

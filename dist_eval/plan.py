@@ -35,6 +35,11 @@ class Plan:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples in each batch, int64 of shape [batches]."""
+        return np.diff(self.starts)
+
     def batch(self, number: int) -> np.ndarray:
         """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
@@ -95,23 +100,23 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
     )
 
 
-def shard_batches(plan: Plan, *, rank: int, world_size: int) -> np.ndarray:
-    """Deals the plan's batches to one rank, as `DistributedSampler` does, without its padding repeats.
+def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:
+    """Deals batches to one rank, as `DistributedSampler` does, without its padding repeats.
 
     The sampler gives all ranks equally many items by repeating the first ones. Its k-th item for a rank stands at
-    position `rank + k * world_size` of its list, so the repeats are known by position: all from `len(plan)` on.
+    position `rank + k * world_size` of its list, so the repeats are known by position: all from `count` on.
 
     Args:
-        plan: the batches, equal on all ranks.
+        count: number of batches that are to be done, equal on all ranks.
         rank: this rank.
         world_size: number of ranks.
 
     Returns:
-        Batch numbers of this rank, in the plan's order, int64 of shape [batches of this rank], possibly empty.
+        Which of them are this rank's, ascending, int64 of shape [batches of this rank], possibly empty.
     """
-    if len(plan) == 0:
+    if count == 0:
         return np.empty(0, dtype=np.int64)
-    batches: Any = range(len(plan))  # all that the sampler asks of a dataset is its length
+    batches: Any = range(count)  # all that the sampler asks of a dataset is its length
     sampler: DistributedSampler[int] = DistributedSampler(batches, num_replicas=world_size, rank=rank, shuffle=False)
     dealt = np.fromiter(sampler, dtype=np.int64)
-    return dealt[rank + np.arange(len(dealt)) * world_size < len(plan)]
+    return dealt[rank + np.arange(len(dealt)) * world_size < count]

@@ -1,9 +1,12 @@
-"""`Predictions`: the one noun that flows from the forwards to the report, and the proof that it is complete."""
+"""`Predictions`: the one noun that flows from the forwards to the report, and the proof that it is complete.
+
+Before examples are combined, they come in batches: what became of one is a `BatchOutcome`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +20,30 @@ _DTYPES: dict[str, type[np.generic]] = {
 }
 _NAMED_AT_MOST = 10
 _CELLS_IN_A_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """What became of a batch.
+
+    Attributes:
+        batch: its number in the plan.
+        logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
+        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
+        failed: why examples have no prediction, by their row in the batch.
+        revision: counts how often the batch was done anew, because a server turned out to be wrong.
+    """
+
+    batch: int
+    logits: np.ndarray
+    route: Sequence[tuple[str, int, int]] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+    revision: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all examples have a prediction."""
+        return not self.failed
 
 
 @dataclass(frozen=True)
@@ -221,15 +248,16 @@ class Coverage:
         return self.seen == self.expected and self.duplicates == 0 and self.missing == 0
 
 
-def prove_coverage(index: np.ndarray, expected: int) -> Coverage:
-    """Proves that the positions are exactly 0..expected-1, each once, in any order.
+def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:
+    """Proves that the positions are exactly 0..expected-1 without the failed ones, each once, in any order.
 
     Args:
         index: positions in the dataset, int64 of shape [n].
         expected: examples in the dataset.
+        failed: positions of examples that were given up with a reason.
 
     Returns:
-        The coverage, which is exact.
+        The coverage, which is exact but for the failed ones.
 
     Raises:
         CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
@@ -239,15 +267,22 @@ def prove_coverage(index: np.ndarray, expected: int) -> Coverage:
     inside = index[~is_outside] if len(outside) else index
     is_seen = np.zeros(expected, dtype=bool)
     is_seen[inside] = True
+    given_up = np.unique(np.fromiter(failed, dtype=np.int64))
+    seen = int(is_seen.sum())
+    both, is_seen[given_up] = given_up[is_seen[given_up]], True
     missing = np.flatnonzero(~is_seen)
-    seen = expected - len(missing)
     # counting takes eight times the memory of marking, and is only needed to name what was counted twice
     repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
-    coverage = Coverage(expected=expected, seen=seen, duplicates=len(inside) - seen, missing=len(missing))
+    coverage = Coverage(expected, seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up))
     problems = [
         f"{len(rows)} {what} ({', '.join(map(str, rows[:_NAMED_AT_MOST]))}"
         + (", ...)" if len(rows) > _NAMED_AT_MOST else ")")
-        for what, rows in (("repeated", repeated), ("missing", missing), ("outside the dataset", outside))
+        for what, rows in (
+            ("repeated", repeated),
+            ("missing", missing),
+            ("failed and predicted", both),
+            ("outside the dataset", outside),
+        )
         if len(rows)
     ]
     if problems:

@@ -1,21 +1,30 @@
-"""How far all ranks are: one display for all of them, and the wait for the slowest before they combine."""
+"""How far all ranks are: one display for all of them, and the wait for the slowest before they combine.
+
+Each rank has a thread that reports to the others twice a second. It also passes on that the run is to stop, and what a
+rank waits for.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from dist_eval.collectives import Board, Launch
 from dist_eval.errors import RunError
+from dist_eval.stopping import Stop
 
 _REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.1
 _PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
-_DONE, _HOST, _FINISHED = "examples_done", "host", "finished"
+_DONE, _FAILED, _HOST, _BATCH, _BEAT, _FINISHED = "examples_done", "failed", "host", "batch", "beat", "finished"
+_STOP, _NOTICE = "stop", "notice"
+_BEATS_MISSED_SECONDS = 5.0
+"""Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
 
 
 class Progress:
@@ -25,18 +34,47 @@ class Progress:
         launch: where this process stands.
         board: the ranks' store.
         total: examples of the whole run.
+        done: those of them that an earlier start has finished.
+        stop: told when another rank is to stop, and asked what to tell the others.
+        folder: the run's folder, where a file named STOP is looked for.
+        notice: returns what this rank waits for, if anything.
         stream: where the leader shows the progress; by default stderr.
+
+    Attributes:
+        failed: examples without a prediction, on all ranks, as last heard.
     """
 
-    def __init__(self, launch: Launch, board: Board, total: int, stream: TextIO | None = None) -> None:
-        self._launch, self._board, self._total = launch, board, total
+    def __init__(
+        self,
+        launch: Launch,
+        board: Board,
+        total: int,
+        *,
+        done: int = 0,
+        stop: Stop | None = None,
+        folder: Path | None = None,
+        notice: Callable[[], str] = lambda: "",
+        stream: TextIO | None = None,
+    ) -> None:
+        self._launch, self._board, self._total, self._done_before = launch, board, total, done
+        self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream = stream or sys.stderr
-        self._done = self._reported = 0
+        self.failed = 0
+        self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
+        self._batch = -1
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
 
-    def add(self, examples: int) -> None:
-        """Notes that this rank has finished some more examples."""
+    def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
+        """Notes that this rank has finished some more examples.
+
+        Args:
+            examples: with a prediction.
+            failed: without one.
+            batch: the batch's number.
+        """
         self._done += examples
+        self._failed += failed
+        self._batch = batch
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -62,51 +100,79 @@ class Progress:
             patience: seconds without a finished example on any other rank after which the late ones are given up.
 
         Raises:
-            RunError: the remaining ranks made no progress; the message names them and their hosts.
+            RunError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the message
+                names them, their hosts and the batches they had done last.
         """
+        self._rounds += 1
+        finished = f"{_FINISHED}-{self._rounds}"
         with self._board.connect() as store:
             self._open_counts(store)
             self._report(store)
-            store.set(f"{_FINISHED}/{self._launch.rank}", "")
-            store.add(_FINISHED, 1)
-            counts, since = self._counts(store), time.monotonic()
-            while store.add(_FINISHED, 0) < self._launch.world_size:
+            store.set(f"{finished}/{self._launch.rank}", "")
+            store.add(finished, 1)
+            counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
+            heard = dict.fromkeys(range(self._launch.world_size), since)
+            while store.add(finished, 0) < self._launch.world_size:
                 self._board.require_no_failure(store)
                 time.sleep(_WAIT_SECONDS)
-                now = self._counts(store)
-                if now != counts:
-                    counts, since = now, time.monotonic()
-                elif time.monotonic() - since > patience:
-                    raise RunError(self._complaint(store, counts, patience))
+                now, counts_before, beats_before = time.monotonic(), counts, beats
+                counts, beats = self._counts(store, _DONE), self._counts(store, _BEAT)
+                heard.update({rank: now for rank in heard if beats[rank] != beats_before[rank]})
+                since = now if counts != counts_before else since
+                late = [rank for rank in heard if not store.check([f"{finished}/{rank}"])]
+                silent = [rank for rank in late if now - heard[rank] > _BEATS_MISSED_SECONDS]
+                if self._stop.requested and silent:
+                    raise RunError(self._complaint(store, silent, counts, _BEATS_MISSED_SECONDS))
+                if late and now - since > patience:
+                    raise RunError(
+                        self._complaint(store, late, counts, patience)
+                        + " A longer patience is set with --collective-timeout."
+                    )
 
-    def _complaint(self, store: Any, counts: list[int], patience: float) -> str:
-        late = [rank for rank in range(self._launch.world_size) if not store.check([f"{_FINISHED}/{rank}"])]
-        hosts = {r: store.get(f"{_HOST}/{r}").decode() for r in late if store.check([f"{_HOST}/{r}"])}
+    def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
+        def said(key: str, rank: int, unknown: str) -> str:
+            return store.get(f"{key}/{rank}").decode() if store.check([f"{key}/{rank}"]) else unknown
+
         named = ", ".join(
-            f"rank {rank} on {hosts.get(rank, 'an unknown host')} ({counts[rank]} examples done)"
+            f"rank {rank} on {said(_HOST, rank, 'an unknown host')} "
+            f"({counts[rank]} examples done, the last ones in {said(_BATCH, rank, 'no batch')})"
             for rank in late[:_LATE_RANKS_NAMED]
         )
         more = f" and {len(late) - _LATE_RANKS_NAMED} more" if len(late) > _LATE_RANKS_NAMED else ""
-        return (
-            f"Rank {self._launch.rank} is done, but for {patience:g} s there was no progress on {named}{more}. "
-            "A longer patience is set with --collective-timeout."
-        )
+        return f"Rank {self._launch.rank} waits, but for {patience:g} s there was no sign of {named}{more}."
 
     def _open_counts(self, store: Any) -> None:
         for rank in range(self._launch.world_size):
-            store.add(f"{_DONE}/{rank}", 0)  # reading all at once needs all to exist
+            for key in (_DONE, _BEAT):
+                store.add(f"{key}/{rank}", 0)  # reading all at once needs all to exist
 
-    def _counts(self, store: Any) -> list[int]:
-        return [int(n) for n in store.multi_get([f"{_DONE}/{rank}" for rank in range(self._launch.world_size)])]
+    def _counts(self, store: Any, key: str) -> list[int]:
+        return [int(n) for n in store.multi_get([f"{key}/{rank}" for rank in range(self._launch.world_size)])]
 
     def _report(self, store: Any) -> None:
         with self._lock:  # the thread and the waiting rank both report
-            delta = self._done - self._reported
+            delta, failed = self._done - self._reported, self._failed - self._failed_reported
             store.add(f"{_DONE}/{self._launch.rank}", delta)
-            self._reported += delta
+            self.failed = store.add(_FAILED, failed)
+            self._reported, self._failed_reported = self._reported + delta, self._failed_reported + failed
+            if delta or failed:
+                store.set(f"{_BATCH}/{self._launch.rank}", f"batch {self._batch}")
+
+    def _pass_on(self, store: Any) -> None:
+        """Tells the others what this rank knows, and learns what they know."""
+        store.add(f"{_BEAT}/{self._launch.rank}", 1)
+        if self._folder is not None:
+            self._stop.look_for_file(self._folder)
+        if not self._stop.requested and store.check([_STOP]):
+            self._stop.request(store.get(_STOP).decode())
+        elif self._stop.requested and not store.check([_STOP]):
+            store.set(_STOP, self._stop.reason.replace("this rank", f"rank {self._launch.rank}"))
+        notice = self._notice()
+        if notice:
+            store.set(_NOTICE, notice)
 
     def _run(self) -> None:
-        display = _display(self._total, self._stream) if self._launch.is_leader else None
+        display = _display(self._total, self._done_before, self._stream) if self._launch.is_leader else None
         while not self._ended.is_set():
             try:
                 self._keep_reporting(display)
@@ -122,28 +188,39 @@ class Progress:
             while True:
                 last = self._ended.wait(_REPORT_SECONDS)
                 self._report(store)
+                self._pass_on(store)
                 if display:
-                    display.show(self._total if self._complete else sum(self._counts(store)))
+                    done = self._done_before + sum(self._counts(store, _DONE))
+                    display.show(self._total if self._complete else done)
+                    if store.check([_NOTICE]):
+                        display.note(store.get(_NOTICE).decode())
+                        store.delete_key(_NOTICE)
                 if last:
                     return
 
 
 class _Bar:
-    def __init__(self, total: int, stream: TextIO) -> None:
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating")
+        self._stream = stream
+        self._bar = tqdm(
+            total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating", initial=done
+        )
 
     def show(self, done: int) -> None:
         self._bar.update(done - self._bar.n)
+
+    def note(self, text: str) -> None:
+        self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
         self._bar.close()
 
 
 class _Lines:
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self._total, self._stream = total, stream
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
+        self._total, self._before, self._stream = total, done, stream
         self._start = time.monotonic()
         self._next, self._shown = self._start + _PLAIN_LINE_SECONDS / 5, -1
 
@@ -153,13 +230,16 @@ class _Lines:
         if done == self._shown or (now < self._next and not finished):
             return
         self._next, self._shown = now + _PLAIN_LINE_SECONDS, done
-        rate = done / max(now - self._start, 1e-9)
-        left = "" if finished or not done else f", about {(self._total - done) / rate:.0f} s left"
+        rate = (done - self._before) / max(now - self._start, 1e-9)
+        left = "" if finished or rate <= 0 else f", about {(self._total - done) / rate:.0f} s left"
         print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         pass
 
 
-def _display(total: int, stream: TextIO) -> _Bar | _Lines:
-    return _Bar(total, stream) if stream.isatty() else _Lines(total, stream)
+def _display(total: int, done: int, stream: TextIO) -> _Bar | _Lines:
+    return _Bar(total, done, stream) if stream.isatty() else _Lines(total, done, stream)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 import pytest
+import torch
 from conftest import Launcher, SwarmClient, wait_for
 
 from dist_eval import demo
@@ -384,13 +385,80 @@ def test_a_server_of_the_embedded_swarm_that_cannot_start_is_named(
     assert not launcher.leftovers()
 
 
-def test_a_complete_run_is_not_replaced_by_accident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "3,2"), initial_peers=[], backend="local")
+def test_a_complete_run_is_not_run_twice_and_not_replaced_by_accident(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"initial_peers": [], "backend": "local"}
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "3,2"), **options)
     assert run(config, tmp_path) == 0
     before = (tmp_path / "out" / "results.json").read_bytes()
+    capfd.readouterr()
+    assert run(config, tmp_path) == 0
+    assert "Nothing was sent; --overwrite runs it again" in capfd.readouterr().out
+    csv_file(tmp_path, "123,1", "3,3")
     assert run(config, tmp_path) == 1
-    assert "--overwrite" in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert "what differs is the dataset." in printed
+    assert "--overwrite" in printed
     assert (tmp_path / "out" / "results.json").read_bytes() == before
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path, tiny_models: dict[str, Path], make_tuned: Any) -> tuple[EvaluationConfig, Path]:
+    """A run on a base model that has no finite answer to texts with a 7, and where its weights are."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    base = shutil.copytree(tiny_models["llama"], tmp_path / "base")
+    for file in demo.BASE_MODEL.glob("*token*"):
+        shutil.copy(file, base / file.name)
+    [seven] = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(["7"])
+    tensors = load_file(base / "model.safetensors")
+    shutil.copy(base / "model.safetensors", tmp_path / "good.safetensors")
+    tensors["model.embed_tokens.weight"][seven] = torch.inf
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    make_tuned(None).save(tmp_path / "tuned")
+    dataset = csv_file(tmp_path, "123,class-1", "12,class-0", "172,class-2", "33,class-0", "7,class-1", "21,class-2")
+    options = {"model": str(base), "checkpoint": str(tmp_path / "tuned"), "dataset": dataset}
+    config = config_for(tmp_path, **options, initial_peers=[], backend="local", on_error="skip", max_failed=2)
+    return config, base / "model.safetensors"
+
+
+def test_failed_examples_are_listed_kept_out_of_every_figure_and_tried_again(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, weights = spoiled
+    assert run(config, tmp_path) == 0
+    results = results_of(config.output_folder)
+    assert results["coverage"] == {"expected": 6, "seen": 4, "duplicates": 0, "missing": 2, "failed": 2}
+    assert [failure["index"] for failure in results["failures"]] == [2, 4]
+    assert "rows 2): The model answered with values that are not finite" in results["failures"][0]["reason"]
+    assert sum(map(sum, results["confusion_matrix"]["matrix"])) == 4
+    assert pandas.read_parquet(config.output_folder / "predictions.parquet")["index"].tolist() == [0, 1, 3, 5]
+    assert "4 of 6 examples, each exactly once; 2 failed" in capfd.readouterr().out
+
+    shutil.copy(tmp_path / "good.safetensors", weights)
+    assert run(config, tmp_path) == 0
+    again = results_of(config.output_folder)
+    assert again["coverage"] == {"expected": 6, "seen": 6, "duplicates": 0, "missing": 0, "failed": 0}
+    assert again["failures"] == []
+    assert pandas.read_parquet(config.output_folder / "predictions.parquet")["index"].tolist() == list(range(6))
+
+
+def test_more_failed_examples_than_allowed_end_the_run(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = spoiled
+    config.max_failed = 1
+    fails_with(config, capfd, "2 examples failed, more than --max-failed 1 allows", "not finite")
+
+
+def test_by_default_the_first_failed_example_ends_the_run(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = spoiled
+    config.on_error = "stop"
+    fails_with(config, capfd, "data.csv, rows", "not finite for 2 of 6 texts")
 
 
 def test_options_that_make_no_sense_end_with_status_2(launcher: Launcher) -> None:

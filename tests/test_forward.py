@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from transformers import AutoTokenizer
 
 from dist_eval import demo
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import ModelOutputError, SwarmError
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.forward import predict_batches
 from dist_eval.plan import Plan
-from dist_eval.predictions import Predictions
+from dist_eval.predictions import BatchOutcome
+from dist_eval.swarm.routes import Trip
 from dist_eval.window import FIRST_SIZE, Window
 
 ROWS, CLASSES, PATIENCE = 24, 3, 10.0
@@ -39,7 +41,8 @@ class Classifier:
         self.active = self.most_active = 0
         self._lock = threading.Lock()
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        trip.route.append(("server", 0, len(lengths)))
         with self._lock:
             call = len(self.lengths)
             self.lengths.append(lengths.tolist())
@@ -102,8 +105,11 @@ def named(plan: Plan, number: int) -> str:
     return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
 
 
-def run(classifier: Classifier, dataset: TokenizedDataset, plan: Plan, in_flight: int) -> dict[int, Predictions]:
-    return dict(predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(in_flight)))
+def run(
+    classifier: Classifier, dataset: TokenizedDataset, plan: Plan, in_flight: int, **how: Any
+) -> dict[int, BatchOutcome]:
+    outcomes = predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(in_flight), **how)
+    return {outcome.batch: outcome for outcome in outcomes}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -118,18 +124,18 @@ def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Pl
     found = run(Classifier(lambda call: time.sleep(0.002 * (call % 3))), dataset, plan, in_flight)
 
     assert sorted(found) == list(range(len(plan)))
-    for number, predictions in found.items():
-        assert predictions.index.tolist() == plan.batch(number).tolist()
-        for position, row in enumerate(predictions.index):
+    for number, outcome in found.items():
+        assert outcome.is_whole
+        assert outcome.route == [("server", 0, len(plan.batch(number)))]
+        for position, row in enumerate(plan.batch(number)):
             ids = torch.from_numpy(dataset.input_ids(row).astype(np.int64))[None]
             expected = scores(ids, torch.tensor([ids.shape[1]]))[0]
-            assert predictions.logits[position].tolist() == expected.tolist()
-            assert predictions.label[position] == row % CLASSES
+            assert outcome.logits[position].tolist() == expected.tolist()
 
 
 def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: Plan) -> None:
     classifier, numbers = Classifier(), [7, 2, 11, 0, 5]
-    found = [number for number, _ in predict_batches(classifier, dataset, plan, numbers, window=Window(1))]
+    found = [one.batch for one in predict_batches(classifier, dataset, plan, numbers, window=Window(1))]
     assert found == numbers
     assert classifier.lengths == [dataset.lengths[plan.batch(number)].tolist() for number in numbers]
 
@@ -194,8 +200,8 @@ def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, pla
             in_time.append(others_are_done.wait(PATIENCE))
 
     order = []
-    for number, _ in predict_batches(Classifier(during), dataset, plan, range(len(plan)), window=Window(2)):
-        order.append(number)
+    for outcome in predict_batches(Classifier(during), dataset, plan, range(len(plan)), window=Window(2)):
+        order.append(outcome.batch)
         if len(order) == len(plan) - 1:
             others_are_done.set()
     assert in_time == [True]
@@ -302,9 +308,9 @@ def test_padding_stands_on_the_right_and_lengths_are_true(dataset: TokenizedData
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
-        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
             seen.append((input_ids, lengths))
-            return super().logits(input_ids, lengths)
+            return super().logits(input_ids, lengths, trip)
 
     run(Recorder(), dataset, large_batches, 1)
 
@@ -316,3 +322,85 @@ def test_padding_stands_on_the_right_and_lengths_are_true(dataset: TokenizedData
         for position, row in enumerate(rows):
             assert ids[position, : lengths[position]].tolist() == dataset.input_ids(row).tolist()
     assert len(seen) == 2
+
+
+class Picky(Classifier):
+    """Has no answer for texts of some lengths.
+
+    Args:
+        lengths: of those texts.
+        error: what it raises.
+    """
+
+    def __init__(self, lengths: set[int], error: Exception) -> None:
+        super().__init__()
+        self._refused, self._error = lengths, error
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        logits = super().logits(input_ids, lengths, trip)
+        if self._refused & set(lengths.tolist()):
+            raise self._error
+        return logits
+
+
+@pytest.mark.parametrize("kind", [ModelOutputError, RefusedError])
+def test_failed_examples_are_found_and_the_others_of_their_batch_are_kept(
+    dataset: TokenizedDataset, large_batches: Plan, kind: type[Exception]
+) -> None:
+    refused = int(dataset.lengths[3])
+    clean = run(Classifier(), dataset, large_batches, 1)
+    found = run(Picky({refused}, kind("not this one")), dataset, large_batches, 2, skip_failed=True)
+    for number, outcome in found.items():
+        rows = large_batches.batch(number)
+        failed = [position for position, row in enumerate(rows) if dataset.lengths[row] == refused]
+        assert sorted(outcome.failed) == failed
+        for position, row in enumerate(rows):
+            if position in failed:
+                expected = f"Batch {number} ({dataset.facts.source}, rows {row}): not this one"
+                assert outcome.failed[position] == expected
+                assert not np.isfinite(outcome.logits[position]).any()
+            else:
+                assert outcome.logits[position].tolist() == clean[number].logits[position].tolist()
+    assert sum(len(outcome.failed) for outcome in found.values()) >= 1
+
+
+def test_a_batch_without_an_answer_is_not_sent_piece_by_piece(dataset: TokenizedDataset, large_batches: Plan) -> None:
+    classifier = Classifier(raising(TimeoutError("late"), at=0))
+    found = run(classifier, dataset, large_batches, 1, skip_failed=True)
+    assert len(classifier.lengths) == 2
+    assert [len(found[number].failed) for number in (0, 1)] == [12, 0]
+    assert "late" in found[0].failed[11]
+
+
+def test_an_outage_is_never_skipped(dataset: TokenizedDataset, plan: Plan) -> None:
+    with pytest.raises(OutageError):
+        run(Classifier(raising(OutageError("blocks 2:4 are gone"), at=1)), dataset, plan, 1, skip_failed=True)
+
+
+def test_once_stopping_no_batch_is_sent_and_those_under_way_come_back(dataset: TokenizedDataset, plan: Plan) -> None:
+    stop, under_way = threading.Event(), threading.Barrier(3)
+
+    def during(call: int) -> None:
+        if call < 3:
+            under_way.wait(PATIENCE)
+            stop.set()
+            time.sleep(0.3)
+
+    classifier = Classifier(during)
+    found = run(classifier, dataset, plan, 3, stopping=stop.is_set, grace=PATIENCE)
+    assert len(classifier.lengths) == len(found) == 3
+
+
+def test_after_the_grace_time_batches_under_way_are_dropped(dataset: TokenizedDataset, plan: Plan) -> None:
+    stop, release = threading.Event(), threading.Event()
+
+    def during(call: int) -> None:
+        if call == 2:
+            stop.set()
+            release.wait(PATIENCE)
+
+    start = time.monotonic()
+    found = run(Classifier(during), dataset, plan, 1, stopping=stop.is_set, grace=0.1)
+    assert sorted(found) == [0, 1]
+    assert time.monotonic() - start < PATIENCE / 2
+    release.set()

@@ -21,7 +21,7 @@ def batches_of(plan: Plan) -> list[np.ndarray]:
 
 
 def shards_of(plan: Plan, world_size: int) -> list[np.ndarray]:
-    return [shard_batches(plan, rank=rank, world_size=world_size) for rank in range(world_size)]
+    return [shard_batches(len(plan), rank=rank, world_size=world_size) for rank in range(world_size)]
 
 
 @quickly
@@ -112,7 +112,7 @@ def test_the_batches_that_are_sent_do_not_depend_on_the_number_of_ranks(
 ) -> None:
     plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
     sent = {tuple(plan.batch(number).tolist()) for shard in shards_of(plan, world_size) for number in shard}
-    alone = {tuple(plan.batch(number).tolist()) for number in shard_batches(plan, rank=0, world_size=1)}
+    alone = {tuple(plan.batch(number).tolist()) for number in shard_batches(len(plan), rank=0, world_size=1)}
     assert sent == alone
     assert len(alone) == len(plan)
 
@@ -130,7 +130,7 @@ def test_no_examples_make_an_empty_plan() -> None:
     assert len(plan) == 0
     assert plan.facts()["padded_tokens"] == plan.facts()["real_tokens"] == 0
     assert plan.real_tokens.tolist() == plan.tokens.tolist() == []
-    assert shard_batches(plan, rank=1, world_size=2).tolist() == []
+    assert shard_batches(len(plan), rank=1, world_size=2).tolist() == []
 
 
 def test_prompts_take_their_part_of_the_budget() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import re
 import socket
 import threading
@@ -115,6 +116,28 @@ def wait_until_listening(
                 continue
         time.sleep(_POLL_SECONDS)
     return False
+
+
+def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
+    """Greets the peers again, and returns at once; a node forgets those that did not answer for a while.
+
+    Args:
+        dht: this process' node.
+        initial_peers: addresses of the swarm.
+    """
+    dht.run_coroutine(functools.partial(_greet, list(initial_peers)), return_future=True)
+
+
+async def _greet(addresses: list[str], dht: Any, node: Any) -> None:
+    """Runs in the node's own process."""
+    from hivemind.p2p import PeerID
+    from multiaddr import Multiaddr
+
+    for address in addresses:
+        with contextlib.suppress(Exception):  # whoever is not there yet is greeted next time
+            place, _, peer = address.rpartition("/p2p/")
+            await node.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(place)])
+            await node.protocol.call_ping(PeerID.from_base58(peer))
 
 
 def leave_swarm(dht: Any, routes: Any = None) -> None:

@@ -108,7 +108,11 @@ class PrivateSwarm:
         at_host = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp"
         listening, announced = (f"{at_host}/{port}" for port in self._ports[number])
         self.addresses[number : number + 1] = [f"{announced}/p2p/{_peer_id(identity)}"]
-        others = [a for i, a in enumerate(self.addresses) if i != number]
+        others = [
+            address
+            for i, (address, server) in enumerate(zip(self.addresses, self.servers, strict=False))
+            if i != number and server.poll() is None
+        ]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]

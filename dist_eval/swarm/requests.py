@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import torch
 
 from dist_eval.base import first_line
-from dist_eval.errors import SwarmError
-from dist_eval.swarm.routes import Routes, Span
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.swarm.failures import Failure, WrongAnswer, classify
+from dist_eval.swarm.routes import Routes, Span, Trip
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
+_OUTAGE_LOOK_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
+_LEAST_PATIENCE, _PATIENCE_TIMES = 5.0, 10.0
+"""Where another server could do it, one is given so many seconds, or so many times its longest latency of late."""
+
+_REFUSALS_BELIEVED, _LATENCIES_LOOKED_AT = 2, 20
 _STREAM_OPEN_SECONDS = 5.0
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
@@ -34,6 +40,13 @@ class SwarmRequests:
         compression: how activations are packed, in both directions: "none" leaves the result as it is, "float16"
             changes it a little.
         seed: of the choice between equal servers; different on each rank.
+        outage_timeout: seconds to wait for blocks that no server holds, or none that can be reached.
+        rejoin: called now and then while waiting for such servers.
+
+    Attributes:
+        routes: chooses servers, and knows how they did.
+        retries: requests that had to be repeated.
+        halved: requests that servers found too large, and that were sent in halves.
     """
 
     def __init__(
@@ -44,13 +57,19 @@ class SwarmRequests:
         max_retries: int,
         compression: str = "none",
         seed: int = 0,
+        outage_timeout: float = 120.0,
+        rejoin: Callable[[], None] = lambda: None,
     ) -> None:
         from hivemind.proto import runtime_pb2
         from petals.utils.misc import DUMMY
         from petals.utils.packaging import pack_args_kwargs
 
         self.routes, self.retries, self.bytes_sent, self.bytes_received = Routes(seed), 0, 0, 0
-        self.compression, self._manager = compression, sequence_manager
+        self.halved = 0
+        self.compression, self._manager, self._outage_timeout = compression, sequence_manager, outage_timeout
+        self._outage: tuple[str, float, float] | None = None
+        self._noticed = self._rejoined = float("-inf")
+        self._rejoin = rejoin
         self._timeout, self._attempts = request_timeout, max_retries
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
@@ -74,25 +93,29 @@ class SwarmRequests:
         except MissingBlocksError as error:
             raise SwarmError(f"The swarm lost a server just now: {first_line(error)}") from error
 
-    def forward(self, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, prompts: torch.Tensor | None, trip: Trip | None = None) -> torch.Tensor:
         """Sends hidden states through all blocks. Threads may call it side by side.
 
         Args:
             hidden: float tensor of shape [batch, length, hidden].
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are packed once: give the same
                 tensor each time.
+            trip: takes down the way.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
 
         Raises:
+            RefusedError: servers cannot do what was asked.
+            ModelOutputError: servers answered with values that are not finite.
+            OutageError: a block has had no server that can be reached for too long.
             SwarmError: a part of the way got no answer in all attempts.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         if prompts is not self._prompts:
             self._prompts, self._packed_prompts = prompts, {}
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden)).to(hidden.dtype)
+        return RemoteExpertWorker.run_coroutine(self._forward(hidden, trip or Trip())).to(hidden.dtype)
 
     def facts(self) -> dict[str, Any]:
         """Returns what was sent so far, for the section `ranks` of `results.json`."""
@@ -100,6 +123,7 @@ class SwarmRequests:
             "compression": self.compression,
             "round_trips": sum(server.requests for server in self.routes.servers.values()),
             "retries": self.retries,
+            "halved": self.halved,
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "servers": [
@@ -107,6 +131,7 @@ class SwarmRequests:
                     "peer": str(peer),
                     "requests": server.requests,
                     "failures": server.failures,
+                    "wrong_answers": server.wrong_answers,
                     "token_blocks": server.work,
                     **_percentiles(server.latencies),
                 }
@@ -114,41 +139,118 @@ class SwarmRequests:
             ],
         }
 
-    async def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        tokens, blocks = hidden.shape[0] * hidden.shape[1], len(self._manager)
-        block, attempt = 0, 0
-        while block < blocks:
-            hop = self.routes.next_hop(self._spans(), block, blocks, tokens, time.monotonic())
+    def notice(self) -> str:
+        """Returns what requests wait for, in words for a person, once in a while; empty if for nothing."""
+        now = time.monotonic()
+        if self._outage is None or now - self._noticed < _NOTICE_SECONDS:
+            return ""
+        what, seen_at, deadline = self._outage
+        if now - seen_at > 2 * _OUTAGE_LOOK_SECONDS:
+            return ""
+        self._noticed = now
+        return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"
+
+    async def _forward(self, hidden: torch.Tensor, trip: Trip, block: int = 0) -> torch.Tensor:
+        while block < len(self._manager):
             try:
-                if hop is None:
-                    raise SwarmError("no server online holds it, or a block after it")
-                hidden = await self._call_measured(hop, hidden, tokens)
-            except Exception as error:  # whatever the daemon, the connection or the server raised
-                attempt += 1
-                self.retries += 1
-                if attempt >= self._attempts:
-                    part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
-                    raise SwarmError(f"got no answer for {part} in {attempt} attempts: {first_line(error)}") from error
-                self._manager.update(wait=False)  # who left is taken from the list
-                if attempt > 1:
-                    await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempt - 2), _LONGEST_DELAY))
-            else:
-                assert hop is not None
-                block, attempt = hop.end, 0
+                hop, hidden = await self._next_hop(hidden, block)
+            except _TooLarge as error:
+                if len(hidden) == 1:
+                    raise RefusedError(
+                        f"a text of {hidden.shape[1]} tokens, prompts included, is more than a server accepts "
+                        f"({error}): give a lower --max-length"
+                    ) from error
+                self.halved += 1
+                halves = hidden.tensor_split(2)
+                return torch.cat([await self._forward(half, trip, block) for half in halves])
+            trip.route.append((str(hop.peer), hop.start, hop.end))
+            block = hop.end
         return hidden
+
+    async def _next_hop(self, hidden: torch.Tensor, block: int) -> tuple[Span, torch.Tensor]:
+        """Sends a request to one server after another until one has answered."""
+        tokens, blocks = hidden.shape[0] * hidden.shape[1], len(self._manager)
+        attempts, out_since = 0, None
+        complaints: list[str] = []
+        wrong: set[Any] = set()
+        while True:
+            now = time.monotonic()
+            spans = self._spans()
+            hop = self.routes.next_hop(spans, block, blocks, tokens, now)
+            error: Exception | None = None
+            if hop is not None:
+                try:
+                    return hop, await self._call_measured(hop, hidden, tokens, self._patience(hop, spans, now))
+                except Exception as reason:  # whatever the daemon, the connection or the server raised
+                    error = reason
+            failure = Failure.UNREACHABLE if error is None else classify(error)
+            part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
+            if failure is Failure.TOO_LARGE:
+                raise _TooLarge(first_line(error or Exception())) from error
+            self.retries += 1
+            self._manager.update(wait=False)  # who left is taken from the list, who came is put there
+            if failure is Failure.UNREACHABLE:
+                out_since = out_since or now
+                await self._wait_for_servers(part, error, out_since, block, tokens)
+                continue
+            complaints.append(f"{part}: {first_line(error or Exception())}")
+            if failure is Failure.WRONG and hop is not None:
+                wrong.add(hop.peer)
+            if failure is Failure.WRONG and len(complaints) >= _REFUSALS_BELIEVED:
+                if len(wrong) > 1:
+                    for peer in wrong:
+                        self.routes.server(peer).excuse()
+                raise ModelOutputError("servers answered with " + "; ".join(complaints)) from error
+            if failure is Failure.REFUSED and len(complaints) >= _REFUSALS_BELIEVED:
+                raise RefusedError("servers refused it, " + "; ".join(complaints)) from error
+            attempts += 1
+            if attempts >= self._attempts:
+                raise SwarmError(f"got no answer for {part} in {attempts} attempts: {complaints[-1]}") from error
+            if attempts > 1:
+                await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempts - 2), _LONGEST_DELAY))
+
+    async def _wait_for_servers(
+        self, part: str, error: Exception | None, since: float, block: int, tokens: int
+    ) -> None:
+        """Returns at once if there are servers that were not tried yet, otherwise after a while."""
+        now = time.monotonic()
+        usable = [span for span in self._spans() if not self.routes.server(span.peer).is_banned(now)]
+        if self.routes.next_hop(usable, block, len(self._manager), tokens, now) is not None:
+            return
+        deadline = since + self._outage_timeout
+        why = "no server online holds it, or a block after it" if error is None else first_line(error)
+        if now > deadline:
+            raise OutageError(
+                f"for {self._outage_timeout:g} s (--swarm-timeout) there was no server to reach for {part}: {why}"
+            )
+        if now - self._rejoined > _REJOIN_SECONDS:
+            self._rejoined = now
+            self._rejoin()
+        self._outage = (f"no server to reach for {part}: {why}", now, deadline)
+        await asyncio.sleep(min(_OUTAGE_LOOK_SECONDS, max(0.0, deadline - now)))
+
+    def _patience(self, hop: Span, spans: Sequence[Span], now: float) -> float:
+        """Returns seconds to wait for a server: fewer where another one could do it."""
+        latencies = list(self.routes.server(hop.peer).latencies)[-_LATENCIES_LOOKED_AT:]
+        if not latencies or len(spans) == 1:
+            return self._timeout
+        others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
+        if self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
+            return self._timeout
+        return min(self._timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
 
     def _spans(self) -> Sequence[Span]:
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
         return [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
 
-    async def _call_measured(self, hop: Span, hidden: torch.Tensor, tokens: int) -> torch.Tensor:
+    async def _call_measured(self, hop: Span, hidden: torch.Tensor, tokens: int, patience: float) -> torch.Tensor:
         work, server, sent_at = tokens * (hop.end - hop.start), self.routes.server(hop.peer), time.monotonic()
         server.sent(work)
         try:
-            outputs = await self._call(hop, hidden)
-        except BaseException:
-            server.failed(work, time.monotonic())
+            outputs = await asyncio.wait_for(self._call(hop, hidden), patience)
+        except BaseException as error:
+            server.failed(work, time.monotonic(), classify(error))
             raise
         server.answered(work, sent_at, time.monotonic())
         return outputs
@@ -175,7 +277,9 @@ class SwarmRequests:
         self.bytes_received += received
         if len(outputs) != 1 or outputs[0].shape != hidden.shape:
             shapes = [list(tensor.shape) for tensor in outputs]
-            raise SwarmError(f"the server answered with shapes {shapes} instead of [{list(hidden.shape)}]")
+            raise WrongAnswer(f"shapes {shapes} instead of [{list(hidden.shape)}]")
+        if not await loop.run_in_executor(None, _is_finite, outputs[0]):
+            raise WrongAnswer("values that are not finite")
         return outputs[0]
 
     async def _ask(self, stub: Any, head: dict[str, Any], tensors: list[Any]) -> tuple[list[torch.Tensor], int]:
@@ -243,6 +347,14 @@ class SwarmRequests:
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=False,
         )
+
+
+class _TooLarge(Exception):
+    """A server accepts smaller requests only."""
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _percentiles(latencies: Sequence[float]) -> dict[str, float | None]:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dist_eval.swarm.failures import Failure
+
 _MEMORY_REQUESTS = 10.0
 """How many requests the estimate of a server's speed looks back on."""
 _FORGIVEN_AFTER = 30.0
@@ -45,12 +47,26 @@ class Span:
 
 
 @dataclass
+class Trip:
+    """A batch's way through the swarm.
+
+    Attributes:
+        audited: whether other servers are to do the same, where there are any.
+        route: the servers that computed it: name, first block, one past the last block. Filled on the way.
+    """
+
+    audited: bool = False
+    route: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+@dataclass
 class Server:
     """What is known of a server.
 
     Attributes:
         requests: answered requests.
         failures: failed requests.
+        wrong_answers: those of them that were answered with something that cannot be right.
         work: tokens times blocks of all answered requests.
         latencies: seconds from request to answer of the latest requests.
         backlog: tokens times blocks that are under way.
@@ -58,6 +74,7 @@ class Server:
 
     requests: int = 0
     failures: int = 0
+    wrong_answers: int = 0
     work: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
     backlog: int = 0
@@ -102,13 +119,30 @@ class Server:
         self._busy_work = self._busy_work * fade + work
         self._last_answer = now
 
-    def failed(self, work: int, now: float) -> None:
-        """Notes a request that failed: the server is left alone, longer each time in a row."""
+    def failed(self, work: int, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
+        """Notes a request that failed: the server is left alone, longer each time in a row.
+
+        What may be our own mistake is not held against it, and what cannot be right is not forgiven soon.
+        """
         self.backlog -= work
         self._under_way -= 1
         self.failures += 1
+        if failure is Failure.TOO_LARGE:
+            return
+        if failure is Failure.REFUSED:
+            self._banned_until = now + _BAN_SECONDS
+            return
+        if failure is Failure.WRONG:
+            self.wrong_answers += 1
+            self._banned_until = now + _LONGEST_BAN_SECONDS
+            return
         self._banned_until = now + min(_BAN_SECONDS * 2**self._streak, _LONGEST_BAN_SECONDS)
         self._streak += 1
+
+    def excuse(self) -> None:
+        """Takes a wrong answer back: others gave the same, so it was the question."""
+        self.wrong_answers -= 1
+        self._banned_until = -math.inf
 
     def is_banned(self, now: float) -> bool:
         """Whether it failed a short while ago."""

@@ -29,7 +29,7 @@ def test_all_contenders_run_on_one_swarm_and_agree(launcher: Launcher, tmp_path:
         assert one["median"] > 0 and details["examples"] > 0, name
         assert details["equal_predictions"] == 1.0, f"{name} predicts otherwise"
         assert 0.1 < details["share_of_positives"] < 0.9, f"{name} predicts one class only"
-    assert len(content["comparisons"]) == 4
+    assert len(content["comparisons"]) == 5
     assert any("real" in note for note in content["notes"])
     assert (tmp_path / "throughput.png").stat().st_size > 0
     assert not launcher.leftovers()

@@ -1,0 +1,48 @@
+"""What a failed request means: whether to ask elsewhere, to wait, or to give up. Knows no network.
+
+Servers answer with an error of their own, in words; everything else happened on the way. The words are those of Petals
+2.2.0 (`petals.server.task_pool`, `petals.server.handler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from enum import Enum
+
+_TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
+_BUSY = ("TimeoutError", "CancelledError", "deadline exceeded")
+_DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
+
+
+class Failure(Enum):
+    """Kinds of failed requests."""
+
+    TOO_LARGE = "the server accepts smaller requests only"
+    REFUSED = "the server answered with an error, and would do so again"
+    WRONG = "the server answered with something that cannot be right"
+    NO_ANSWER = "the server did not answer in time, or something went wrong on the way"
+    UNREACHABLE = "the server cannot be reached"
+
+
+class WrongAnswer(Exception):
+    """A server's answer has another shape than asked for, or is not finite."""
+
+
+def classify(error: BaseException) -> Failure:
+    """Tells what kind of failure an error stands for.
+
+    Args:
+        error: whatever the daemon, the connection or the server raised.
+    """
+    text, name = str(error), type(error).__name__
+    if isinstance(error, WrongAnswer):
+        return Failure.WRONG
+    if any(words in text for words in _TOO_LARGE):
+        return Failure.TOO_LARGE
+    if isinstance(error, (asyncio.TimeoutError, TimeoutError, concurrent.futures.TimeoutError)):
+        return Failure.NO_ANSWER
+    if name == "P2PHandlerError":  # by name: hivemind is imported where requests are sent only
+        return Failure.NO_ANSWER if any(words in text for words in _BUSY) else Failure.REFUSED
+    unreachable = isinstance(error, (OSError, EOFError)) or name in _DAEMON_ERRORS
+    return Failure.UNREACHABLE if unreachable else Failure.NO_ANSWER

@@ -1,0 +1,195 @@
+"""A rank's work: the batches that nobody has finished yet, through the classifier into the journal.
+
+What is combined in the end is what stands in the journals, whichever start of the run wrote it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from dist_eval.collectives import Launch, all_gather
+from dist_eval.data import TokenizedDataset
+from dist_eval.errors import RunError
+from dist_eval.forward import TextClassifier, predict_batches
+from dist_eval.journal import Journal
+from dist_eval.plan import Plan, shard_batches
+from dist_eval.predictions import Collector, Predictions
+from dist_eval.progress import Progress
+from dist_eval.stopping import Stop
+from dist_eval.window import Window
+
+
+@dataclass(frozen=True)
+class Share:
+    """Batches of one rank.
+
+    Attributes:
+        resumed: finished by an earlier start; this rank brings them to the combination. int64 of shape [n].
+        shard: to be done now, int64 of shape [m].
+    """
+
+    resumed: np.ndarray
+    shard: np.ndarray
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """What becomes of examples that get no prediction.
+
+    Attributes:
+        skip: they are counted and left out; otherwise the first one ends the run.
+        limit: most of them on all ranks together.
+    """
+
+    skip: bool = False
+    limit: int = 0
+
+    def require_few(self, count: int, examples: int, reason: str) -> None:
+        """Raises a `RunError` if more examples failed than may, or all of the dataset's; it has the reason of one."""
+        if count > self.limit:
+            raise RunError(
+                f"{count} examples failed, more than --max-failed {self.limit} allows. One of them: {reason}"
+            )
+        if count >= examples:
+            raise RunError(f"All {examples} examples failed. One of them: {reason}")
+
+
+def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int]:
+    """Divides the batches that are finished, and those that are not, among the ranks; every rank calls it.
+
+    Hosts may have folders of their own, or share one: a batch that several ranks know of is brought by the first.
+
+    Args:
+        found: which batches this rank's journal has finished, bool of shape [batches].
+        plan: all batches.
+        launch: where this process stands. The process group is open.
+
+    Returns:
+        This rank's share, and how many examples earlier starts have finished altogether.
+    """
+    everybody = np.stack([np.unpackbits(bits, count=len(plan)).astype(bool) for bits in all_gather(np.packbits(found))])
+    done, bringer = everybody.any(axis=0), everybody.argmax(axis=0)
+    left = np.flatnonzero(~done)
+    share = Share(
+        resumed=np.flatnonzero(done & (bringer == launch.rank)),
+        shard=left[shard_batches(len(left), rank=launch.rank, world_size=launch.world_size)],
+    )
+    return share, int(plan.sizes[done].sum())
+
+
+class Work:
+    """This rank's work, and what it did.
+
+    Args:
+        classifier: the model.
+        data: the tokenized examples, the same on all ranks.
+        plan: all batches, the same on all ranks.
+        journal: where finished batches go.
+        progress: told of each batch that is done.
+        window: how many batches of this rank may be under way at a time.
+        stop: asked whether to go on.
+        grace: seconds for batches under way once the run is to stop.
+        failures: what becomes of examples that get no prediction.
+    """
+
+    def __init__(
+        self,
+        classifier: TextClassifier,
+        data: TokenizedDataset,
+        plan: Plan,
+        journal: Journal,
+        progress: Progress,
+        window: Window,
+        stop: Stop,
+        *,
+        grace: float,
+        failures: FailurePolicy,
+    ) -> None:
+        self._classifier, self._data, self._plan, self._journal = classifier, data, plan, journal
+        self._progress, self._window, self._stop = progress, window, stop
+        self._grace, self._failures = grace, failures
+        self._done: list[int] = []
+        self._failed = 0
+        self._seconds, self._began = 0.0, datetime.now(timezone.utc)
+
+    @property
+    def samples(self) -> int:
+        """Examples of the batches that were done."""
+        return int(self._plan.sizes[self._done].sum())
+
+    def do(self, shard: Sequence[int] | np.ndarray) -> int:
+        """Sends batches through the classifier and writes each to the journal as soon as it is back.
+
+        Args:
+            shard: their numbers.
+
+        Returns:
+            How many were not done, because the run is to stop.
+
+        Raises:
+            RunError: too many examples failed, or the journal cannot be written.
+            ModelOutputError: the model's outputs are no predictions.
+            SwarmError: a batch got no answer.
+        """
+        start = time.monotonic()
+        for outcome in predict_batches(
+            self._classifier,
+            self._data,
+            self._plan,
+            shard,
+            window=self._window,
+            skip_failed=self._failures.skip,
+            stopping=lambda: self._stop.requested,
+            grace=self._grace,
+        ):
+            self._journal.append(outcome)
+            failed = len(outcome.failed)
+            self._progress.add(len(outcome.logits) - failed, failed, batch=outcome.batch)
+            self._failed += failed
+            if failed:
+                reason = next(iter(outcome.failed.values()))
+                self._failures.require_few(max(self._progress.failed, self._failed), len(self._data), reason)
+            self._done.append(outcome.batch)
+        self._seconds += time.monotonic() - start
+        return len(shard) - len(self._done)
+
+    def facts(self, launch: Launch, resumed: int) -> dict[str, Any]:
+        """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here.
+
+        Args:
+            launch: where this process stands.
+            resumed: examples of earlier starts that this rank brought.
+        """
+        return {
+            "rank": launch.rank,
+            "host": launch.host,
+            "began": self._began.isoformat(timespec="milliseconds"),
+            "batches": len(self._done),
+            "samples": self.samples,
+            "resumed": resumed,
+            "tokens": int(self._plan.real_tokens[self._done].sum()),
+            "padded_tokens": int(self._plan.tokens[self._done].sum()),
+            "seconds": self._seconds,
+            "in_flight": self._window.size,
+        }
+
+    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]]]:
+        """Reads batches back from the journal.
+
+        Returns:
+            The predictions, and the examples that have none: position in the dataset, and why.
+        """
+        collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels)
+        failed: list[tuple[int, str]] = []
+        for outcome in self._journal.outcomes(batches):
+            rows = self._plan.batch(outcome.batch)
+            failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
+            kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
+            collector.add(Predictions.from_logits(rows[kept], self._data.labels[rows[kept]], outcome.logits[kept]))
+        return collector.predictions(), failed

@@ -1,0 +1,84 @@
+"""A small evaluation and its results, shared between tests of what is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_eval.config import EvaluationConfig
+from dist_eval.metrics import Metrics, compute_metrics
+from dist_eval.predictions import Predictions
+
+PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
+PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
+RESULTS = "results.json"
+
+
+def config_for(folder: Path, **options: Any) -> EvaluationConfig:
+    options = {"dataset": "test.csv", "checkpoint": "tuned", "initial_peers": [PEER], **options}
+    return EvaluationConfig(output=str(folder), **options)
+
+
+def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predictions:
+    logits = np.random.default_rng(0).uniform(-1, 1, size=(len(labels), classes))
+    logits[np.arange(len(labels)), guesses] += 2
+    return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
+
+
+def metrics_for(names: list[str]) -> Metrics:
+    """Metrics of three examples a class, most of them right."""
+    labels = np.arange(3 * len(names)) % len(names)
+    guesses = np.where(np.arange(len(labels)) % 5 == 0, 0, labels)
+    return compute_metrics(predictions_of(labels.tolist(), guesses.tolist(), len(names)), names)
+
+
+PREDICTIONS = predictions_of([0, 1, 1, 0, 1], [0, 1, 0, 0, 1], 2)
+
+
+METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
+
+
+FACTS: dict[str, Any] = {
+    "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
+    "data": {
+        "source": "test.csv",
+        "examples": 5,
+        "truncated": 0,
+        "longest": 9,
+        "multiline": 0,
+        "max_length": 64,
+        "digest": "d",
+    },
+    "model": {"base": "some/base"},
+    "plan": {"batches": 2},
+    "ranks": [
+        {"rank": 0, "host": "here", "batches": 2, "samples": 5, "tokens": 45, "padded_tokens": 50, "seconds": 0.5}
+    ],
+    "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
+    "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
+}
+
+
+def watch(path: Path, change: Callable[[], None]) -> list[bytes]:
+    """Reads a file again and again while it is changed; returns all that was seen."""
+    seen: list[bytes] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            content = path.read_bytes()
+            if not seen or content != seen[-1]:
+                seen.append(content)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        change()
+    finally:
+        ended.set()
+        reader.join()
+    return seen

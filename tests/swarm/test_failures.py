@@ -1,0 +1,50 @@
+"""What an error of a request stands for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hivemind.p2p import P2PDaemonError, P2PHandlerError
+
+from dist_eval.swarm.failures import Failure, WrongAnswer, classify
+from dist_eval.swarm.routes import Server
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (P2PHandlerError("ValueError: Task size greater than max_batch_size (2048)"), Failure.TOO_LARGE),
+        (P2PDaemonError("Message size exceeds set limit 4194304"), Failure.TOO_LARGE),
+        (P2PHandlerError("KeyError: 'llama.7'"), Failure.REFUSED),
+        (P2PHandlerError("AssertionError: hidden_states must be a 3d tensor"), Failure.REFUSED),
+        (P2PHandlerError("TimeoutError()"), Failure.NO_ANSWER),
+        (asyncio.TimeoutError(), Failure.NO_ANSWER),
+        (TimeoutError("timed out"), Failure.NO_ANSWER),
+        (P2PDaemonError("failed to dial: connection refused"), Failure.UNREACHABLE),
+        (ConnectionResetError("stream reset"), Failure.UNREACHABLE),
+        (BrokenPipeError(), Failure.UNREACHABLE),
+        (asyncio.IncompleteReadError(b"", 4), Failure.UNREACHABLE),
+        (RuntimeError("whatever it is"), Failure.NO_ANSWER),
+        (WrongAnswer("values that are not finite"), Failure.WRONG),
+    ],
+)
+def test_errors_are_told_apart(error: Exception, failure: Failure) -> None:
+    assert classify(error) is failure
+
+
+def banned_for(failure: Failure, times: int = 1) -> float:
+    server = Server()
+    for _ in range(times):
+        server.sent(1)
+        server.failed(1, 0.0, failure)
+    return next(second for second in range(1000) if not server.is_banned(float(second)))
+
+
+def test_a_server_is_left_alone_according_to_what_it_did() -> None:
+    assert banned_for(Failure.TOO_LARGE) == 0, "our own mistake"
+    assert banned_for(Failure.REFUSED, 5) == 1, "perhaps our own mistake"
+    assert banned_for(Failure.UNREACHABLE) == 1
+    assert banned_for(Failure.UNREACHABLE, 4) == 8
+    assert banned_for(Failure.UNREACHABLE, 40) == 60
+    assert banned_for(Failure.WRONG) == 60

@@ -1,0 +1,129 @@
+"""Progress of two ranks over a real store: what one knows, the other learns; who is silent is named."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from conftest import wait_for
+
+from dist_eval import progress
+from dist_eval.collectives import Board, Launch
+from dist_eval.errors import RunError
+from dist_eval.progress import Progress
+from dist_eval.stopping import STOP_FILE, Stop
+
+MakeProgress = Callable[..., Progress]
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProgress]:
+    """Makes the progress of one of two ranks."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+
+    def make(rank: int, **options: Any) -> Progress:
+        launch = Launch(rank=rank, world_size=2, host=f"host-{rank}")
+        return Progress(launch, Board(launch), 100, **{"stream": io.StringIO(), **options})
+
+    yield make
+    del store
+
+
+@contextmanager
+def shown(*ranks: Progress) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in ranks:
+            stack.enter_context(one.shown())
+        yield
+
+
+def test_a_request_to_stop_reaches_the_other_rank_with_its_reason(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    with shown(*(two_ranks(rank, stop=stop) for rank, stop in enumerate(stops))):
+        stops[1].request("this rank got SIGTERM")
+        assert wait_for(lambda: stops[0].requested, 10.0)
+    assert stops[0].reason == "rank 1 got SIGTERM"
+
+
+def test_a_stop_file_is_noticed(two_ranks: MakeProgress, tmp_path: Path) -> None:
+    stop = Stop()
+    with shown(two_ranks(0, stop=stop, folder=tmp_path)):
+        (tmp_path / STOP_FILE).touch()
+        assert wait_for(lambda: stop.requested, 10.0)
+
+
+def test_failed_examples_of_all_ranks_are_counted(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].add(3, 2, batch=0)
+        ranks[1].add(0, 5, batch=1)
+        assert wait_for(lambda: [rank.failed for rank in ranks] == [7, 7], 10.0)
+
+
+def test_what_a_rank_waits_for_is_shown_by_the_leader(two_ranks: MakeProgress) -> None:
+    stream, said = io.StringIO(), iter(["no server for blocks 2:4"])
+    with shown(two_ranks(0, stream=stream), two_ranks(1, notice=lambda: next(said, ""))):
+        assert wait_for(lambda: "no server for blocks 2:4" in stream.getvalue(), 10.0)
+    assert stream.getvalue().count("blocks 2:4") == 1
+
+
+def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> None:
+    stream = io.StringIO()
+    ranks = two_ranks(0, done=60, stream=stream), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].add(15)
+        ranks[1].add(25)
+        assert wait_for(lambda: "100 of 100 examples" in stream.getvalue(), 10.0)
+
+
+def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        done = []
+
+        def finish() -> None:
+            for _ in range(6):
+                time.sleep(0.5)
+                ranks[1].add(1, batch=3)
+            ranks[1].wait_for_all(10.0)
+            done.append(True)
+
+        thread = threading.Thread(target=finish)
+        thread.start()
+        ranks[0].wait_for_all(1.5)
+        thread.join()
+        assert done
+
+
+def test_a_rank_that_does_not_get_on_is_named_with_its_host_and_its_last_batch(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        ranks[1].add(7, batch=5)
+        time.sleep(1.2)
+        with pytest.raises(RunError) as caught:
+            ranks[0].wait_for_all(1.0)
+    assert "no sign of rank 1 on host-1 (7 examples done, the last ones in batch 5)" in str(caught.value)
+    assert "--collective-timeout" in str(caught.value)
+
+
+def test_once_stopping_a_rank_that_is_not_heard_of_is_not_waited_for(
+    two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_BEATS_MISSED_SECONDS", 1.5)
+    stop = Stop()
+    dead = two_ranks(1)
+    with dead.shown():
+        dead.add(4, batch=9)
+        time.sleep(1.2)
+    with shown(two_ranks(0, stop=stop)), pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)"):
+        stop.request("this rank got SIGTERM")
+        two_ranks(0, stop=stop).wait_for_all(600.0)

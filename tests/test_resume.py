@@ -1,0 +1,170 @@
+"""Runs that end too soon, in many ways, and go on: nothing is lost, and the result is the same to the last byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Launcher, wait_for
+
+from dist_eval import demo
+
+STOPPED = 75
+ROWS_REPEATED = 12
+SECTIONS = ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some seconds of work."""
+    header, *rows = demo.TEST_DATA.read_text().splitlines()
+    path = tmp_path_factory.mktemp("data") / "long.csv"
+    path.write_text("\n".join([header, *rows * ROWS_REPEATED]) + "\n")
+    return path
+
+
+def arguments(data: Path, output: Path, *further: str) -> list[str]:
+    return [
+        *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
+        *("--dataset", str(data), "--backend", "local", "--output", str(output), *further),
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    temporary, output = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("undisturbed") / "out"
+    result = Launcher(temporary).run(*arguments(data, output))
+    assert result.returncode == 0, result.stderr
+    return output
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text())
+
+
+def journal_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in (folder / "journal").glob("*.batches"))
+
+
+def start(launcher: Launcher, *command: str, ranks: int, output: Path) -> subprocess.Popen[str]:
+    """Starts a run and waits until it has finished some batches."""
+    before = journal_size(output)
+    process = launcher.start(*command, ranks=ranks)
+    assert wait_for(lambda: journal_size(output) > before + 2000 or process.poll() is not None, 120.0)
+    assert process.poll() is None, "over too soon" + process.communicate()[1]
+    return process
+
+
+def process_of_rank(launcher: Launcher, rank: int) -> int:
+    for pid, command in sorted(launcher.processes().items()):
+        if "-m dist_eval " in command and f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    raise AssertionError(f"rank {rank} does not run")
+
+
+def assert_equal_to(undisturbed: Path, output: Path) -> None:
+    assert results_of(output)["status"] == "complete"
+    assert (output / "predictions.parquet").read_bytes() == (undisturbed / "predictions.parquet").read_bytes()
+    for section in SECTIONS:
+        assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
+
+
+def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, output: Path, ranks: int | None) -> None:
+    result = launcher.run(*command, ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    assert_equal_to(undisturbed, output)
+    found = results_of(output)["ranks"]
+    resumed, samples = (sum(rank[name] for rank in found) for name in ("resumed", "samples"))
+    assert resumed > 0
+    assert resumed + samples == results_of(output)["data"]["examples"]
+    assert not launcher.leftovers()
+
+
+def test_a_run_killed_again_and_again_goes_on_with_another_number_of_ranks(
+    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out"
+    command = arguments(data, output)
+    for ranks, victim in ((2, "agent"), (3, "rank")):
+        process = start(launcher, *command, ranks=ranks, output=output)
+        os.kill(process.pid if victim == "agent" else process_of_rank(launcher, ranks - 1), signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert wait_for(lambda: not launcher.processes(), 30.0)
+        error = results_of(output)["error"]
+        if victim == "agent":
+            assert (results_of(output)["status"], error) == ("running", None)
+        else:
+            assert results_of(output)["status"] == "failed"
+            assert re.search(
+                r"no sign of rank 2 on \S+ \(\d+ examples done, the last ones in batch \d+\)", error["message"]
+            )
+    assert_goes_on(launcher, command, undisturbed, output, ranks=None)
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGUSR1 to a rank"])
+def test_a_run_is_stopped_in_good_order_and_goes_on(
+    how: str, launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out"
+    command = arguments(data, output)
+    process = start(launcher, *command, ranks=2, output=output)
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    else:
+        os.kill(process_of_rank(launcher, 1), signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    results = results_of(output)
+    assert results["status"] == "incomplete", err
+    coverage = results["coverage"]
+    assert 0 < coverage["seen"] < coverage["expected"] == coverage["seen"] + coverage["missing"]
+    assert coverage["duplicates"] == coverage["failed"] == 0
+    assert "metrics" not in results
+    message = results["error"]["message"]
+    assert how[:7] in message
+    assert err.count(f"dist_eval: {message}") == 1
+    assert not launcher.processes()
+    assert_goes_on(launcher, command, undisturbed, output, ranks=1)
+
+
+def test_torchrun_restarts_the_ranks_and_they_go_on(
+    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start(launcher, "--max-restarts=2", *arguments(data, output), ranks=2, output=output)
+    os.kill(process_of_rank(launcher, 1), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert_equal_to(undisturbed, output)
+    assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
+    assert not launcher.leftovers()
+
+
+def test_a_changed_input_is_refused_by_name_and_nothing_is_lost(
+    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out"
+    process = start(launcher, *arguments(data, output), ranks=1, output=output)
+    (output / "STOP").touch()
+    _, err = process.communicate(timeout=60)
+    assert f"there is a file {output / 'STOP'}" in err
+    size = journal_size(output)
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(data.read_text().splitlines()[:-1]) + "\n")
+    for command, differs in (
+        (arguments(other, output), "the dataset"),
+        (arguments(data, output, "--token-budget", "500"), "the --token-budget"),
+        (arguments(data, output, "--max-length", "60"), "the --max-length"),
+    ):
+        result = launcher.run(*command)
+        assert result.returncode == 1
+        assert f"a part of another run: what differs is {differs}." in result.stderr
+        assert results_of(output)["status"] == "incomplete"
+        assert journal_size(output) == size
+    assert_goes_on(launcher, arguments(data, output), undisturbed, output, ranks=None)
