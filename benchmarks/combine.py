@@ -63,7 +63,7 @@ class Case:
 
 
 CASES = (Case(1_000_000, 4), Case(10_000_000, 4), Case(6_400, 64, forked=True))
-QUICK_CASES = (Case(20_000, 4), Case(100_000, 4), Case(800, 8, forked=True))
+QUICK_CASES = (Case(100_000, 4), Case(800, 8, forked=True))
 
 
 class Reports:
@@ -122,6 +122,8 @@ class Reports:
                 self.bytes.compare(claim, (case, name), (case, NAMES[OURS]))
                 for who in ("rank 0", "another rank"):
                     self.memory.compare(f"{claim}, {who}", (case, f"{name}: {who}"), (case, f"{NAMES[OURS]}: {who}"))
+        if cases[0].ranks != cases[1].ranks:
+            return
         growth = f"{NAMES[OURS]}: another rank grows by"
         bar = None if self.memory.options["quick"] else 1.5  # fewer than fill a round need less
         self.memory.compare(f"{growth}, {large} / {small}", (large, growth), (small, growth), bar=bar, at_most=True)

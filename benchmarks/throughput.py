@@ -42,7 +42,12 @@ CONTENDERS = (
 _AT_THE_LIMIT = (LOCAL, ONE_RANK)
 _WIDE_ROWS_SHARE = 4
 _QUICK_ROWS = 64
-_QUICK_LEFT_OUT = ("dist_eval, 4 ranks", *(one.name for one in LIBRARIES if one.batch_size > 32))
+_QUICK_LEFT_OUT = (
+    "dist_eval, 4 ranks",
+    LOOP_64_TWICE,
+    LOOP_128,
+    *(one.name for one in LIBRARIES if one.batch_size > 32),
+)
 """What --quick leaves out: programs that it runs anyway, with other settings."""
 
 
@@ -75,8 +80,9 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         if size == WIDE:
             continue
         report.compare(f"{size}: {ONE_RANK} / {LOOP_64}", alone, (group, LOOP_64), bar=2.6)
-        report.compare(f"{size}: {ONE_RANK} / {LOOP_128}", alone, (group, LOOP_128), bar=4.6)
-        report.compare(f"{size}: {TWO_RANKS} / {LOOP_64_TWICE}", two, (group, LOOP_64_TWICE))
+        if not options.quick:
+            report.compare(f"{size}: {ONE_RANK} / {LOOP_128}", alone, (group, LOOP_128), bar=4.6)
+            report.compare(f"{size}: {TWO_RANKS} / {LOOP_64_TWICE}", two, (group, LOOP_64_TWICE))
         rivals = [(group, one.name) for one in LIBRARIES if one in contenders]
         report.compare(f"{size}: {TWO_RANKS} / best of gather_for_metrics, Trainer.predict", two, rivals, bar=1.5)
     note_agreement(report, everybody)

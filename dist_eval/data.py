@@ -154,7 +154,6 @@ def tokenize_dataset(
     source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
     reader = LabelReader(source, label_column, label_names, labels)
     digest, of_texts = hashlib.sha256(), hashlib.sha256()
-    of_tokenizer = tokenizer_digest(tokenizer)  # now: to cut a text leaves a trace in it
     lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -212,7 +211,7 @@ def tokenize_dataset(
         max_length,
         digest.hexdigest(),
         of_texts.hexdigest(),
-        of_tokenizer,
+        tokenizer_digest(tokenizer),
     )
     (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     return TokenizedDataset(folder)
@@ -220,8 +219,18 @@ def tokenize_dataset(
 
 def tokenizer_digest(tokenizer: Any) -> str:
     """Returns a hash of what makes a Hugging Face tokenizer: its tables and its special tokens."""
-    tables = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab())
-    kind = [tables, str(tokenizer.special_tokens_map), tokenizer.padding_side, tokenizer.truncation_side]
+    if tokenizer.is_fast:
+        parts = json.loads(tokenizer.backend_tokenizer.to_str())
+        for passing in ("truncation", "padding"):  # as the last call left them
+            parts.pop(passing)
+    else:
+        parts = tokenizer.get_vocab()
+    kind = [
+        json.dumps(parts, sort_keys=True),
+        str(tokenizer.special_tokens_map),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+    ]
     return hashlib.sha256("\n".join(kind).encode()).hexdigest()
 
 

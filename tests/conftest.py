@@ -28,7 +28,7 @@ from dist_eval.swarm.private import PrivateSwarm
 
 silence_libraries()
 
-TIMEOUT = 180.0
+TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
 
@@ -84,7 +84,7 @@ class SwarmClient:
 
     def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint) -> Classifier:
         classifier = load_on_swarm(
-            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=30.0, max_retries=5
+            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=TIMEOUT, max_retries=5
         )
         self.classifiers.append(classifier)
         return classifier
@@ -178,7 +178,7 @@ class Launcher:
 
         torchrun's own folder does not count: it stays when the run fails.
         """
-        wait_for(lambda: not self.processes() and not self._files(), 15.0)
+        wait_for(lambda: not self.processes() and not self._files())
         return self.processes() or self._files()
 
     def _files(self) -> list[str]:
@@ -192,7 +192,7 @@ class Launcher:
                 continue
 
 
-def wait_for(condition: Callable[[], Any], timeout: float) -> bool:
+def wait_for(condition: Callable[[], Any], timeout: float = TIMEOUT) -> bool:
     """Polls a condition; returns whether it came true in time."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -83,7 +83,7 @@ def test_ending_a_session_ends_and_reaps_orphans_in_it() -> None:
     assert leader.stdout
     leader.stdout.readline()
     members = lambda: [p for p in _processes() if p[1] == leader.pid]  # noqa: E731
-    assert wait_for(lambda: any(state != "Z" and pid != leader.pid for pid, _, state in members()), 5.0)
+    assert wait_for(lambda: any(state != "Z" and pid != leader.pid for pid, _, state in members()))
     end_session(leader.pid)
     assert members() == []
     leader.wait()

@@ -50,7 +50,7 @@ def test_a_request_to_stop_reaches_the_other_rank_with_its_reason(two_ranks: Mak
     stops = Stop(), Stop()
     with shown(*(two_ranks(rank, stop=stop) for rank, stop in enumerate(stops))):
         stops[1].request("this rank got SIGTERM")
-        assert wait_for(lambda: stops[0].requested, 10.0)
+        assert wait_for(lambda: stops[0].requested)
     assert stops[0].reason == "rank 1 got SIGTERM"
 
 
@@ -58,7 +58,7 @@ def test_a_stop_file_is_noticed(two_ranks: MakeProgress, tmp_path: Path) -> None
     stop = Stop()
     with shown(two_ranks(0, stop=stop, folder=tmp_path)):
         (tmp_path / STOP_FILE).touch()
-        assert wait_for(lambda: stop.requested, 10.0)
+        assert wait_for(lambda: stop.requested)
 
 
 def test_failed_examples_of_all_ranks_are_counted(two_ranks: MakeProgress) -> None:
@@ -66,13 +66,13 @@ def test_failed_examples_of_all_ranks_are_counted(two_ranks: MakeProgress) -> No
     with shown(*ranks):
         ranks[0].add(3, 2, batch=0)
         ranks[1].add(0, 5, batch=1)
-        assert wait_for(lambda: [rank.failed for rank in ranks] == [7, 7], 10.0)
+        assert wait_for(lambda: [rank.failed for rank in ranks] == [7, 7])
 
 
 def test_what_a_rank_waits_for_is_shown_by_the_leader(two_ranks: MakeProgress) -> None:
     stream, said = io.StringIO(), iter(["no server for blocks 2:4"])
     with shown(two_ranks(0, stream=stream), two_ranks(1, notice=lambda: next(said, ""))):
-        assert wait_for(lambda: "no server for blocks 2:4" in stream.getvalue(), 10.0)
+        assert wait_for(lambda: "no server for blocks 2:4" in stream.getvalue())
     assert stream.getvalue().count("blocks 2:4") == 1
 
 
@@ -82,7 +82,7 @@ def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> 
     with shown(*ranks):
         ranks[0].add(15)
         ranks[1].add(25)
-        assert wait_for(lambda: "100 of 100 examples" in stream.getvalue(), 10.0)
+        assert wait_for(lambda: "100 of 100 examples" in stream.getvalue())
 
 
 def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:

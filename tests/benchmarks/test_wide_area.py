@@ -21,7 +21,6 @@ def test_all_contenders_run_through_the_proxy_and_agree(launcher: Launcher, tmp_
         (NEAR, "dist_eval, 2 ranks"),
         (FAR, "dist_eval, 2 ranks"),
         (FAR, "loop, padded to 64"),
-        (FAR, "gather_for_metrics, 2 ranks, batch 32"),
         (FAR, "Trainer.predict, batch 32"),
     }
     assert all(one["equal_predictions"] == 1.0 for one in details.values())

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Launcher, wait_for
+from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
@@ -19,7 +19,7 @@ def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
     peers_file = tmp_path / "peers.txt"
     options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
     swarm = launcher.start("-m", "dist_eval.swarm", *options)
-    assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None, 90.0)
+    assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None)
     peers = peers_file.read_text().split()
     if end == signal.SIGINT:
         status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
@@ -28,7 +28,7 @@ def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
         assert "missing blocks: none" in status.stdout
         assert status.stderr == ""
     swarm.send_signal(end)
-    out, err = swarm.communicate(timeout=30)
+    out, err = swarm.communicate(timeout=TIMEOUT)
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
     assert "base: 4 blocks, 2 servers" in out
     assert peers[0] in out

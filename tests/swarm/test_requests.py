@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HIDDEN, LAYERS, SwarmClient, wait_for
+from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, wait_for
 
 from dist_eval.backbone import SwarmBackbone
 from dist_eval.checkpoint import TunedCheckpoint
@@ -125,7 +125,7 @@ def three_replicas(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
 def connect_to_all(client: SwarmClient, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
     classifier = connect(client, swarm, tuned, **options)
     requests = requests_of(classifier)
-    assert wait_for(lambda: len(requests._spans()) == 3 or requests._manager.update(wait=True), 60.0)
+    assert wait_for(lambda: len(requests._spans()) == 3 or requests._manager.update(wait=True))
     return classifier
 
 
@@ -178,7 +178,7 @@ def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them
 def test_a_replica_that_hangs_does_not_hold_requests_up(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    patient = {"request_timeout": 170.0}
+    patient = {"request_timeout": TIMEOUT}
     classifier = connect_to_all(swarm_client, three_replicas, make_tuned("deep_ptune"), **patient)
     requests, (ids, lengths) = requests_of(classifier), batch()
     before = classifier.logits(ids, lengths)
@@ -192,7 +192,7 @@ def test_a_replica_that_hangs_does_not_hold_requests_up(
         with ThreadPoolExecutor(16) as pool:
             for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
                 assert torch.equal(answer, before)
-        assert time.monotonic() - start < 60.0
+        assert time.monotonic() - start < TIMEOUT / 2
         assert requests.retries >= 1
     finally:
         os.killpg(hanging, signal.SIGCONT)
@@ -222,14 +222,14 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
     start = time.monotonic()
     with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block.* 0"):
         classifier.logits(ids, lengths)
-    assert 4.0 < time.monotonic() - start < 30.0
+    assert 4.0 < time.monotonic() - start < TIMEOUT / 2
     assert "no server to reach for block" in requests.notice()
     assert requests.notice() == "", "said once in a while only"
 
-    requests._outage_timeout = 120.0
+    requests._outage_timeout = TIMEOUT
     requests._rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(classifier.logits, ids, lengths)
-        assert wait_for(lambda: "no server to reach for block" in requests.notice(), 20.0)
+        assert wait_for(lambda: "no server to reach for block" in requests.notice())
         swarm.start_server(0)
-        assert torch.equal(answer.result(100.0), before)
+        assert torch.equal(answer.result(TIMEOUT), before)
