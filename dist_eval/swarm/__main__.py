@@ -10,11 +10,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_eval.chatter import silence_libraries
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
 from dist_eval.lifetime import temporary_files_in, workspace
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.coverage import SwarmCoverage
+    from dist_eval.swarm.private import PrivateSwarm
 
 _WATCH_SECONDS = 0.5
 
@@ -96,7 +100,7 @@ def start(arguments: argparse.Namespace) -> None:
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
         import_petals(sockets=own)
-        coverage = _look(swarm.initial_peers, prefix, blocks, arguments.timeout, swarm.require_alive)
+        coverage = _look(swarm, arguments.timeout)
         print(coverage.describe())
         arguments.peers_file.write_text("\n".join(swarm.initial_peers) + "\n", encoding="utf-8")
         print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
@@ -140,13 +144,14 @@ def status(arguments: argparse.Namespace) -> bool:
     return not any(coverage.missing for coverage in coverages)
 
 
-def _look(peers: Sequence[str], prefix: str, blocks: int, timeout: float, check: Any) -> Any:
+def _look(swarm: PrivateSwarm, timeout: float) -> SwarmCoverage:
     from dist_eval.swarm.client import join_swarm, leave_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
-    dht = join_swarm(peers, timeout, check=check, timeout_option="--timeout")
+    waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
+    dht = join_swarm(swarm.initial_peers, timeout, **waiting)
     try:
-        return wait_until_covered(dht, prefix, blocks, timeout, check=check, timeout_option="--timeout")
+        return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=len(swarm.spans), **waiting)
     finally:
         leave_swarm(dht)
 

@@ -192,6 +192,7 @@ def wait_until_covered(
     num_blocks: int,
     timeout: float,
     *,
+    servers: int = 1,
     check: Callable[[], None] = lambda: None,
     timeout_option: str = "--swarm-timeout",
 ) -> SwarmCoverage:
@@ -202,6 +203,7 @@ def wait_until_covered(
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         timeout: seconds.
+        servers: wait until so many are online, too.
         check: called at every look; raises when waiting has become pointless.
         timeout_option: the option that sets the time, for the message.
 
@@ -215,8 +217,14 @@ def wait_until_covered(
     while True:
         check()
         coverage = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
-        if not coverage.missing:
+        online = sum(server.state == "online" for server in coverage.servers)
+        if not coverage.missing and online >= servers:
             return coverage
+        if time.monotonic() > deadline and not coverage.missing:
+            raise SwarmError(
+                f"Only {online} of {servers} servers of {dht_prefix} are online after {timeout:g} s. Wait longer with "
+                f"{timeout_option}."
+            )
         if time.monotonic() > deadline:
             raise SwarmError(_missing_message(coverage, announced_models(dht), timeout, timeout_option))
         time.sleep(_POLL_SECONDS)

@@ -23,6 +23,7 @@ def main() -> None:
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=workspace)
+    _import_bitsandbytes()
     from hivemind.p2p import P2PDaemonError
     from petals.cli import run_server
 
@@ -41,6 +42,22 @@ def main() -> None:
                 if "bootstrap" not in str(error) or time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
+
+
+def _import_bitsandbytes() -> None:
+    """Imports it before Petals does, and lets it compile nothing.
+
+    It would compile its quantised operations at once, which takes half of the time until a server is up. A private
+    swarm quantises nothing.
+    """
+    import torch
+
+    compile_function = torch.compile
+    torch.compile = lambda function, **_: function  # type: ignore[assignment]
+    try:
+        import bitsandbytes  # noqa: F401
+    finally:
+        torch.compile = compile_function
 
 
 if __name__ == "__main__":

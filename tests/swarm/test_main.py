@@ -9,6 +9,7 @@ import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
+from dist_eval.swarm.__main__ import main
 from dist_eval.swarm.private import PrivateSwarm
 
 
@@ -52,13 +53,17 @@ def _content(path: Path) -> str:
     ],
 )
 def test_options_that_make_no_sense_are_one_clear_message(
-    options: list[str], words: str, launcher: Launcher, tmp_path: Path
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--model", str(demo.BASE_MODEL), "--peers-file", str(tmp_path / "peers.txt"), *options]
-    result = launcher.run("-m", "dist_eval.swarm", *given)
-    assert result.returncode == 1
-    assert words in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["--model", str(demo.BASE_MODEL), "--peers-file", str(tmp_path / "peers.txt"), *options]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert words in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert said.out == ""
     assert Path(__file__).exists()
 
 
