@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -30,7 +30,7 @@ from dist_eval.swarm.routes import Trip
 PHASES = {
     "tokenizing": (evaluator, "prepare_data"),
     "planning": (evaluator, "plan_batches"),
-    "sharding": (evaluator, "share_out"),
+    "sharding": (work, "share_out"),
     "forwards": (work, "predict_batches"),
     "journal": (journal.Journal, "append"),
     "reading back": (work.Work, "collect"),
@@ -54,6 +54,9 @@ class NoBackbone:
     def notice(self) -> str:
         """Returns what a local base model does."""
         return ""
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Does nothing."""
 
     def close(self) -> None:
         """Does nothing."""

@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
                             )
                             best = rate, sentence, backbone.requests
             assert best is not None
-            spans = backbone.requests._spans()
+            spans = backbone.requests.spans()
         finally:
             classifier.close()
     _, sentence, requests = best

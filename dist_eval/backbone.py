@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,6 +62,10 @@ class Backbone(Protocol):
         """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
         ...
 
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more."""
+        ...
+
     def close(self) -> None:
         """Lets go of connections and processes."""
         ...
@@ -97,8 +101,11 @@ class SwarmBackbone:
         trip: Trip | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
-        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
-        return self.requests.forward(self.model.word_embeddings_layernorm(embeddings), deep_prompts, trip)
+        return self.requests.forward(self.embedded(input_ids, prompts), deep_prompts, trip)
+
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
+        return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings(input_ids), prompts))
 
     def traffic(self) -> dict[str, Any]:
         """See `Backbone.traffic`."""
@@ -112,6 +119,10 @@ class SwarmBackbone:
     def notice(self) -> str:
         """See `Backbone.notice`."""
         return self.requests.notice()
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """See `Backbone.distrust`."""
+        self.requests.distrusted |= set(servers)
 
     def close(self) -> None:
         """Stops the routing thread, then leaves the swarm."""
@@ -172,6 +183,9 @@ class LocalBackbone:
     def notice(self) -> str:
         """See `Backbone.notice`: nothing does."""
         return ""
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """See `Backbone.distrust`: there are none."""
 
     def close(self) -> None:
         """Does nothing: there is nothing to let go of."""

@@ -113,6 +113,18 @@ class EvaluationConfig:
         600.0, "longest wait for a rank that makes no progress, once this one is done", group="how", metavar="SECONDS"
     )
 
+    audit: float = option(
+        0.0,
+        "share of the batches that is sent twice, over different servers, and compared (0 to 1)",
+        group="how",
+        metavar="FRACTION",
+    )
+    audit_tolerance: float | None = option(
+        None,
+        "largest relative difference that counts as agreement (default: by the servers' dtype)",
+        group="how",
+        metavar="FRACTION",
+    )
     on_error: str = option(
         "stop",
         "what to do about an example that gets no prediction: stop the run, or count it and leave it out",
@@ -147,6 +159,10 @@ class EvaluationConfig:
             if getattr(self, name) is not None:
                 self._check_range(name, 1)
         self._check_range("max_failed", 0)
+        if not 0 <= self.audit <= 1:
+            raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
+        if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
+            raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
         if not 0 <= self.stop_grace <= _LONGEST_WAIT:
             raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")
         for name in ("swarm_timeout", "request_timeout", "collective_timeout"):
@@ -198,6 +214,8 @@ class EvaluationConfig:
         if self.backend == "local":
             if self.initial_peers or self.swarm:
                 raise ConfigError("--backend local uses no swarm: leave out --initial-peers and --swarm.")
+            if self.audit:
+                raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
             return
         if self.initial_peers and self.swarm:
             raise ConfigError(

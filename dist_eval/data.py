@@ -36,6 +36,8 @@ class DataFacts:
         truncated: rows whose text was cut to `max_length` tokens.
         longest: tokens of the longest text, before it was cut.
         multiline: rows with a text of several lines; an odd quote in a CSV file makes such rows, and swallows others.
+        blank: rows whose text has no token of its own, only those that the tokenizer adds to every text.
+        unknown: rows whose tokens are all unknown to the tokenizer.
         max_length: most tokens kept of a text.
         digest: hash of the token ids and labels.
         text_digest: hash of the texts and labels, whatever the tokenizer.
@@ -47,6 +49,8 @@ class DataFacts:
     truncated: int
     longest: int
     multiline: int
+    blank: int
+    unknown: int
     max_length: int
     digest: str
     text_digest: str
@@ -155,6 +159,7 @@ def tokenize_dataset(
     reader = LabelReader(source, label_column, label_names, labels)
     digest, of_texts = hashlib.sha256(), hashlib.sha256()
     lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
+    wordless = np.zeros(2, dtype=np.int64)
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         row = 0
@@ -186,6 +191,7 @@ def tokenize_dataset(
                 )
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
+            wordless += _count_wordless(values, offsets, tokenizer)
             codes.append(reader.codes(batch.column(len(text_columns)), row))
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
@@ -208,6 +214,8 @@ def tokenize_dataset(
         truncated,
         longest,
         multiline,
+        int(wordless[0]),
+        int(wordless[1]),
         max_length,
         digest.hexdigest(),
         of_texts.hexdigest(),
@@ -232,6 +240,21 @@ def tokenizer_digest(tokenizer: Any) -> str:
         tokenizer.truncation_side,
     ]
     return hashlib.sha256("\n".join(kind).encode()).hexdigest()
+
+
+def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> tuple[int, int]:
+    """Counts rows without tokens of their own, and rows that have unknown ones only.
+
+    Args:
+        tokens: of all rows, int32 of shape [tokens].
+        offsets: where each row begins, and the end, int32 of shape [rows + 1]; no row is empty.
+        tokenizer: it, of Hugging Face.
+    """
+    unknown = tokenizer.unk_token_id
+    own = ~np.isin(tokens, tokenizer("")["input_ids"])
+    known = own & (tokens != unknown) if unknown is not None else own
+    own_ones, known_ones = (np.add.reduceat(which.astype(np.int32), offsets[:-1]) for which in (own, known))
+    return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
 
 
 def _texts(source: str, column: str, array: pa.Array, first_row: int) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import torch
 
+from dist_eval.audit import Audit, Findings, audited_batches
+from dist_eval.backends import load_classifier, open_swarm
 from dist_eval.base import Base, first_line
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.collectives import (
@@ -27,18 +29,18 @@ from dist_eval.collectives import (
 )
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import CheckpointError, ConfigError, RunStopped, SwarmError
+from dist_eval.errors import CheckpointError, RunError
 from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
-from dist_eval.model import Classifier, load_locally, load_on_swarm
+from dist_eval.model import Classifier
 from dist_eval.plan import Plan, plan_batches
-from dist_eval.predictions import Coverage, Predictions, prove_coverage
+from dist_eval.predictions import Predictions, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import format_results
 from dist_eval.run_folder import RunFolder
 from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
-from dist_eval.work import FailurePolicy, Share, Work, share_out
+from dist_eval.work import FailurePolicy, Work
 
 _OPENING_SECONDS = 120.0
 _SHORTEST_SECONDS = 1e-3
@@ -94,20 +96,20 @@ def evaluate_run(
         board.meet("ready", _PREPARATION_SECONDS)
         with process_group(launch, board, config.collective_timeout):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
-            found = journal.read() if launch.is_host_leader else np.zeros(len(plan), dtype=bool)
-            share, done = share_out(found, plan, launch)
+            audit = Audit(classifier, journal.distrust, config.audit_tolerance) if config.audit else None
             notice = classifier.backbone.notice
-            progress = Progress(launch, board, len(data), done=done, stop=stop, folder=folder.path, notice=notice)
+            progress = Progress(launch, board, len(data), stop=stop, folder=folder.path, notice=notice)
             failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
             work = Work(
-                *(classifier, data, plan, journal, progress, window, stop), grace=config.stop_grace, failures=failures
+                *(audit or classifier, data, plan, journal, progress, window, stop),
+                grace=config.stop_grace,
+                failures=failures,
+                audited=audited_batches(len(plan), config.audit),
             )
             with progress.shown():
                 stop.in_order()
-                left = work.do(share.shard)
-                progress.wait_for_all(config.collective_timeout)
-                require_complete(left, work.samples, done, stop, len(data))
-                combined = combine(work, share, launch, plan, classifier)
+                brought = work.do_all(launch, config.collective_timeout)
+                combined = combine(work, brought, launch, classifier, audit)
         if not launch.is_leader:
             return None
         if combined.failed:
@@ -124,6 +126,7 @@ def evaluate_run(
             "ranks": combined.ranks,
             "throughput": throughput(combined.ranks),
             "swarm": swarm,
+            "audit": combined.audit and combined.audit.facts(config.audit),
         }
         folder.complete(combined.predictions, metrics, facts)
         print(format_results(metrics, facts, folder.path), flush=True)
@@ -176,47 +179,6 @@ def window_for(config: EvaluationConfig, base: Base, launch: Launch) -> Window:
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
-@contextmanager
-def open_swarm(
-    config: EvaluationConfig, base: Base, launch: Launch, board: Board
-) -> Iterator[tuple[list[str], Callable[[], None]]]:
-    """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
-
-    Yields:
-        Addresses of peers (none for the local backend and, because Petals knows them, for the public swarm), and a
-        function that raises a `SwarmError` when a server of an embedded swarm has ended.
-
-    Raises:
-        ConfigError: an embedded swarm was asked for on several hosts.
-    """
-    if config.backend == "local" or config.swarm == "public" or config.initial_peers:
-        yield config.initial_peers, lambda: None
-    elif launch.hosts > 1:
-        raise ConfigError(
-            "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
-            "swarm with `python -m dist_eval.swarm` and name it with --initial-peers."
-        )
-    elif not launch.is_leader:
-        yield board.wait_for("peers", config.swarm_timeout).split(), lambda: None
-    else:
-        from dist_eval.swarm.private import PrivateSwarm, split_blocks
-
-        blocks = base.config.num_hidden_layers
-        with PrivateSwarm(
-            base.name,
-            num_blocks=blocks,
-            dht_prefix=base.dht_prefix,
-            spans=split_blocks(blocks, config.servers),
-            echo=config.verbose,
-        ) as swarm:
-            board.publish("peers", " ".join(swarm.initial_peers))
-            try:
-                yield swarm.initial_peers, swarm.require_alive
-            except SwarmError:
-                swarm.require_alive()  # if a server of ours ended, that is the reason
-                raise
-
-
 def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
     """Tokenizes the dataset into a folder, once for all ranks of a host."""
     from transformers import AutoTokenizer
@@ -228,76 +190,27 @@ def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, f
     except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
         also = "" if own_tokenizer else f" (the checkpoint {tuned.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
-    tokenize_dataset(
-        str(config.dataset),
-        folder,
-        tokenizer=tokenizer,
-        text_columns=config.text_column,
-        label_column=config.label_column,
-        label_names=tuned.label_names,
-        max_length=base.max_length,
-        vocab_size=base.config.vocab_size,
-        labels=config.labels,
-        strict=config.strict,
-        subset=config.subset,
-        split=config.split,
-    )
-    return folder
-
-
-def load_classifier(
-    config: EvaluationConfig,
-    base: Base,
-    tuned: TunedCheckpoint,
-    peers: list[str],
-    sockets: Path,
-    check: Callable[[], None] = lambda: None,
-    *,
-    seed: int = 0,
-) -> tuple[Classifier, dict[str, Any] | None]:
-    """Builds the classifier, for a swarm after waiting until all blocks have a server.
-
-    Returns:
-        The classifier and the section `swarm` of `results.json`.
-
-    Raises:
-        SwarmError: the swarm does not answer or misses blocks.
-        CheckpointError: weights are missing or others than the checkpoint was tuned on.
-    """
-    if config.backend == "local":
-        return load_locally(base.name, tuned), None
-    from dist_eval.swarm.bridge import import_petals
-
-    import_petals(sockets=sockets)
-    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
-
-    peers = peers or public_peers()
-
-    def rejoin() -> None:
-        check()
-        rejoin_swarm(dht, peers)
-
-    dht = join_swarm(peers, config.swarm_timeout, check=check)
     try:
-        blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
-        classifier = load_on_swarm(
-            base.name,
-            tuned,
-            dht,
-            dht_prefix=base.dht_prefix,
-            request_timeout=config.request_timeout,
-            max_retries=config.max_retries,
-            compression=config.compression,
-            seed=seed,
-            outage_timeout=config.swarm_timeout,
-            rejoin=rejoin,
+        tokenize_dataset(
+            str(config.dataset),
+            folder,
+            tokenizer=tokenizer,
+            text_columns=config.text_column,
+            label_column=config.label_column,
+            label_names=tuned.label_names,
+            max_length=base.max_length,
+            vocab_size=base.config.vocab_size,
+            labels=config.labels,
+            strict=config.strict,
+            subset=config.subset,
+            split=config.split,
         )
-    except BaseException:
-        leave_swarm(dht)
-        raise
-    return classifier, coverage.to_dict()
+    except OSError as error:
+        raise RunError(
+            f"The tokenized dataset cannot be written to {folder}: {os.strerror(error.errno or 0)}. Nothing was lost. "
+            "Free some space, or name another place with the environment variable TMPDIR."
+        ) from error
+    return folder
 
 
 @dataclass(frozen=True)
@@ -309,47 +222,26 @@ class Combined:
         failed: examples without a prediction: position in the dataset, and why.
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
+        audit: what an audit has found, if there was one.
     """
 
     predictions: Predictions
     failed: list[tuple[int, str]]
     totals: Totals
     ranks: list[dict[str, Any]]
+    audit: Findings | None
 
 
-def require_complete(left: int, finished: int, before: int, stop: Stop, examples: int) -> None:
-    """Makes sure that no rank has stopped before its end; every rank calls it.
-
-    Args:
-        left: batches that this rank has not done.
-        finished: examples that it has done in this start.
-        before: examples that earlier starts have done.
-        stop: why it has stopped.
-        examples: of the dataset.
-
-    Raises:
-        RunStopped: some rank has; on all ranks.
-    """
-    everybody = all_gather((left, finished))
-    if any(left for left, _ in everybody):
-        seen = before + sum(finished for _, finished in everybody)
-        raise RunStopped(
-            f"Stopped, because {stop.reason}: {seen} of {examples} examples are in the journal. Start the same command "
-            "again to go on.",
-            Coverage(examples, seen, duplicates=0, missing=examples - seen),
-        )
-
-
-def combine(work: Work, share: Share, launch: Launch, plan: Plan, classifier: Classifier) -> Combined:
-    """Combines what stands in the journals; every rank calls it."""
-    local, failed = work.collect(np.concatenate([share.resumed, share.shard]))
-    facts = work.facts(launch, resumed=int(plan.sizes[share.resumed].sum()))
-    facts["traffic"] = classifier.backbone.traffic()
+def combine(work: Work, batches: np.ndarray, launch: Launch, classifier: Classifier, audit: Audit | None) -> Combined:
+    """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
+    local, failed = work.collect(batches)
+    facts = {**work.facts(launch), "traffic": classifier.backbone.traffic()}
     return Combined(
         predictions=gather_predictions(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
         totals=sum_over_ranks(Totals.of(local)),
         ranks=all_gather(facts),
+        audit=Findings.merged(all_gather(audit.findings)) if audit else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -38,6 +38,10 @@ class TextClassifier(Protocol):
         """Classifies a batch."""
         ...
 
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more."""
+        ...
+
 
 def predict_batches(
     classifier: TextClassifier,
@@ -49,6 +53,7 @@ def predict_batches(
     skip_failed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
     grace: float = 0.0,
+    audited: Container[int] = (),
 ) -> Iterator[BatchOutcome]:
     """Sends batches through the classifier and yields each as soon as it is back, in any order.
 
@@ -62,6 +67,7 @@ def predict_batches(
             an error even so: it would fail all.
         stopping: whether no further batch is to be sent.
         grace: seconds that batches under way then have to come back; later ones are dropped.
+        audited: numbers of the batches that need a second opinion.
 
     Yields:
         What became of a batch, rows in the batch's order.
@@ -79,7 +85,8 @@ def predict_batches(
             if deadline == float("inf") and stopping():
                 deadline, numbers = time.monotonic() + grace, iter(())
             while len(pending) < window.size and (number := next(numbers, None)) is not None:
-                pending.add(pool.submit(send, classifier, dataset, plan, int(number)))
+                trip = Trip(audited=number in audited)
+                pending.add(pool.submit(send, classifier, dataset, plan, int(number), trip))
             if not pending:
                 return
             done, pending = wait(pending, timeout=_STOP_LOOK_SECONDS, return_when=FIRST_COMPLETED)
@@ -93,18 +100,18 @@ def predict_batches(
 
 
 def _predict_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
 ) -> tuple[BatchOutcome, float]:
-    start, trip, rows = time.monotonic(), Trip(), plan.batch(number)
+    start, rows = time.monotonic(), plan.batch(number)
     logits = _logits(classifier, dataset, rows, f"Batch {number}", trip)
     return BatchOutcome(number, logits, trip.route), time.monotonic() - start
 
 
 def _salvage_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
 ) -> tuple[BatchOutcome, float]:
     """Does the same, and where that fails halves the batch until it is known which examples it is."""
-    start, trip, rows = time.monotonic(), Trip(), plan.batch(number)
+    start, rows = time.monotonic(), plan.batch(number)
     logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
     failed: dict[int, str] = {}
     parts = [range(len(rows))]

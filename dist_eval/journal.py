@@ -5,7 +5,6 @@ Every rank of every start appends to a file of its own, and reads those of all. 
     magic       4 bytes
     checksum    uint32, CRC-32 of all that follows
     batch       uint32, its number in the plan
-    revision    uint32; of several records of a batch the one with the highest revision counts
     rows        uint32, examples in the batch
     labels      uint32, width of the head
     notes       uint32, bytes of the notes
@@ -14,7 +13,7 @@ Every rank of every start appends to a file of its own, and reads those of all. 
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
 the logits. A file's end may be torn, because its process died while it wrote; whatever fails its checksum counts as
-never written.
+never written. So does a batch in which a server had a hand that an audit found odd: a file SERVER.odd says so.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ FOLDER, FINGERPRINT = "journal", "fingerprint.json"
 FOLLOWS = ("token ids", "plan")
 """Names in a fingerprint that change only if another one does, or if dist_eval itself did."""
 
-_SUFFIX = ".batches"
+_SUFFIX, _ODD_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
-_FIELDS = struct.Struct("<5I")
+_FIELDS = struct.Struct("<4I")
 _LOGITS = np.dtype("<f4")
 
 
@@ -54,7 +54,6 @@ class _Place:
 
     file: Path
     offset: int
-    revision: int
     is_whole: bool
 
 
@@ -73,6 +72,27 @@ class Journal:
         self._path = self._folder / f"rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
         self._places: dict[int, _Place] = {}
+        self._odd: frozenset[str] = frozenset()
+
+    def odd_servers(self) -> frozenset[str]:
+        """Returns the servers whose answers do not count.
+
+        Raises:
+            RunError: the folder cannot be read.
+        """
+        with _readable(self._folder):
+            return frozenset(path.stem for path in self._folder.glob(f"*{_ODD_SUFFIX}"))
+
+    def distrust(self, server: str) -> None:
+        """Notes that a server's answers do not count, whichever rank or start of the run got them.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        path = self._folder / f"{server}{_ODD_SUFFIX}"
+        with _writable(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
     def read(self) -> np.ndarray:
         """Looks through all files.
@@ -83,13 +103,11 @@ class Journal:
         Raises:
             RunError: a file cannot be read.
         """
-        self._places = {}
-        try:
+        self._places, self._odd = {}, self.odd_servers()
+        with _readable(self._folder):
             for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
                 for offset, outcome in _records(path):
                     self._note(path, offset, outcome)
-        except OSError as error:
-            raise RunError(f"The journal in {self._folder} cannot be read: {error.strerror or error}.") from error
         finished = np.zeros(len(self._sizes), dtype=bool)
         finished[[batch for batch, place in self._places.items() if place.is_whole]] = True
         return finished
@@ -112,7 +130,7 @@ class Journal:
         Raises:
             RunError: the disk is full, or the file cannot be written.
         """
-        try:
+        with _writable(self._path):
             if self._file is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -120,11 +138,7 @@ class Journal:
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
-        except OSError as error:
-            raise RunError(
-                f"The journal {self._path} cannot be written: {error.strerror or error}. What was written before is "
-                "kept: start the same command again once that is mended."
-            ) from error
+        self._places.pop(outcome.batch, None)  # whatever stood there did not count, or the batch were not done again
         self._note(self._path, offset, outcome)
 
     def close(self) -> None:
@@ -137,9 +151,28 @@ class Journal:
         known = self._places.get(outcome.batch)
         if outcome.batch >= len(self._sizes) or outcome.logits.shape != (self._sizes[outcome.batch], self._num_labels):
             return  # no batch of this plan
-        rank = (outcome.revision, outcome.is_whole)
-        if known is None or rank > (known.revision, known.is_whole):
-            self._places[outcome.batch] = _Place(path, offset, outcome.revision, outcome.is_whole)
+        servers = {peer for peer, _, _ in outcome.route}
+        if servers.isdisjoint(self._odd) and (known is None or outcome.is_whole > known.is_whole):
+            self._places[outcome.batch] = _Place(path, offset, outcome.is_whole)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"The journal in {folder} cannot be read: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"The journal {path} cannot be written: {error.strerror or error}. What was written before is kept: start "
+            "the same command again once that is mended."
+        ) from error
 
 
 def _packed(outcome: BatchOutcome) -> bytes:
@@ -148,7 +181,7 @@ def _packed(outcome: BatchOutcome) -> bytes:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
     extra = json.dumps(notes).encode() if notes else b""
     rows, labels = outcome.logits.shape
-    body = _FIELDS.pack(outcome.batch, outcome.revision, rows, labels, len(extra))
+    body = _FIELDS.pack(outcome.batch, rows, labels, len(extra))
     body += outcome.logits.astype(_LOGITS).tobytes() + extra
     return _HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
@@ -158,7 +191,7 @@ def _parse(head: bytes, read: Any) -> BatchOutcome | None:
     if len(head) < _HEAD.size + _FIELDS.size or not head.startswith(_MAGIC):
         return None
     _, checksum = _HEAD.unpack_from(head)
-    batch, revision, rows, labels, noted = _FIELDS.unpack_from(head, _HEAD.size)
+    batch, rows, labels, noted = _FIELDS.unpack_from(head, _HEAD.size)
     size = rows * labels * _LOGITS.itemsize
     rest = read(size + noted)
     if len(rest) < size + noted or zlib.crc32(rest, zlib.crc32(head[_HEAD.size :])) != checksum:
@@ -169,7 +202,6 @@ def _parse(head: bytes, read: Any) -> BatchOutcome | None:
         logits=np.frombuffer(rest, dtype=_LOGITS, count=rows * labels).reshape(rows, labels).astype(np.float32),
         route=[(str(peer), int(start), int(end)) for peer, start, end in notes.get("route", [])],
         failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
-        revision=revision,
     )
 
 
@@ -228,5 +260,6 @@ def has_batches(folder: Path) -> bool:
 
 def forget_journal(folder: Path) -> None:
     """Removes the finished batches of a run's folder."""
-    for path in [*(folder / FOLDER).glob(f"*{_SUFFIX}"), folder / FOLDER / FINGERPRINT]:
-        path.unlink(missing_ok=True)
+    for pattern in (f"*{_SUFFIX}", f"*{_ODD_SUFFIX}", FINGERPRINT):
+        for path in (folder / FOLDER).glob(pattern):
+            path.unlink(missing_ok=True)

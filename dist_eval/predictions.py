@@ -31,14 +31,12 @@ class BatchOutcome:
         logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
         route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
         failed: why examples have no prediction, by their row in the batch.
-        revision: counts how often the batch was done anew, because a server turned out to be wrong.
     """
 
     batch: int
     logits: np.ndarray
     route: Sequence[tuple[str, int, int]] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
-    revision: int = 0
 
     @property
     def is_whole(self) -> bool:

@@ -23,7 +23,7 @@ _PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _HOST, _BATCH, _BEAT, _FINISHED = "examples_done", "failed", "host", "batch", "beat", "finished"
 _STOP, _NOTICE = "stop", "notice"
-_BEATS_MISSED_SECONDS = 5.0
+_BEATS_MISSED_SECONDS = 10.0
 """Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
 
 
@@ -63,6 +63,16 @@ class Progress:
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._batch = -1
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
+
+    def counted(self) -> int:
+        """Returns how many examples all ranks have reported so far."""
+        with self._board.connect() as store:
+            self._open_counts(store)
+            return sum(self._counts(store, _DONE))
+
+    def begin(self, done: int, counted: int) -> None:
+        """Goes on from `done` finished examples, where `counted` have been reported."""
+        self._done_before = done - counted
 
     def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
         """Notes that this rank has finished some more examples.

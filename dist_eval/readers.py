@@ -165,8 +165,22 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     for batch in _with_growing_blocks(read):
         if is_tsv:
             _require_no_swallowed_rows(path, batch, row)
+        batch = batch.select(columns)
+        _require_no_nul(path, batch, row)
         row += batch.num_rows
-        yield batch.select(columns)
+        yield batch
+
+
+def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
+    """No text file holds such bytes; one that was cut off by a crash, or is of another encoding, may."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        found = pc.match_substring(column, "\0")
+        if pc.any(found).as_py():
+            row = first_row + found.to_pylist().index(True)
+            raise DataError(
+                f"{path}, row {row} (counted from 0): column {name!r} holds a NUL byte. Is the file damaged, or of "
+                "another encoding than UTF-8?"
+            )
 
 
 def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:

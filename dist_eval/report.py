@@ -111,13 +111,37 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         f"coverage: {coverage['seen']} of {coverage['expected']} examples, each exactly once"
         + (f"; {coverage['failed']} failed and are in no figure (see failures)" if coverage["failed"] else "")
         + (f"; {data['truncated']} texts cut to {data['max_length']} tokens" if data["truncated"] else "")
-        + (f"; {data['multiline']} texts have several lines" if data["multiline"] else ""),
+        + (f"; {data['multiline']} texts have several lines" if data["multiline"] else "")
+        + (f"; {data['blank']} texts have no token of their own" if data["blank"] else "")
+        + (f"; {data['unknown']} texts have no token that the tokenizer knows" if data["unknown"] else ""),
         f"speed: {throughput['examples_per_second']:.1f} examples/s, {throughput['tokens_per_second']:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        *_audit_lines(facts["audit"]),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, CONFUSION_MATRIX)),
     ]
     return "\n".join(lines)
+
+
+def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
+    if audit is None:
+        return []
+    without = audit["alone"] + audit["unanswered"]
+    lines = [
+        f"audit: {audit['batches']} batches sent twice, over different servers; "
+        + (f"{audit['disputes']} differ" if audit["disputes"] else "all agree")
+        + f" (largest difference that counts as equal: {audit['largest_difference']:.1e})"
+        + (f"; for {without} there was no other server" if without else "")
+    ]
+    for server in audit["servers"]:
+        if server["odd"]:
+            lines.append(f"audit: others agree against {server['peer']}; what it had answered was done again")
+    for dispute in audit["first_disputes"][:1]:
+        lines.append(
+            f"audit: nobody can tell which of {' and '.join(dispute['peers'])} is right ({dispute['why']}); the result "
+            f"may be wrong, all disputes are in {RESULTS}"
+        )
+    return lines
 
 
 def _number(value: float | None) -> str:

@@ -15,8 +15,8 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     confusion_matrix  {labels, matrix}: rows are true classes, columns predicted ones
     coverage          {expected, seen, duplicates, missing, failed}; failed ones are part of the missing ones
     failures          [{index, reason}] of the failed examples, which are in no figure
-    data              {source, examples, truncated, longest, multiline, max_length, digest, text_digest,
-                      tokenizer_digest}
+    data              {source, examples, truncated, longest, multiline, blank, unknown, max_length, digest,
+                      text_digest, tokenizer_digest}
     model             {base, checkpoint, tuning_mode, pre_seq_len, num_labels, weights_digest}
     plan              {batches, padded_tokens, real_tokens, digest}
     ranks             [{rank, host, began, batches, samples, resumed, tokens, padded_tokens, seconds, in_flight,
@@ -29,6 +29,9 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     throughput        {seconds, examples_per_second, tokens_per_second} of the forwards: tokens without padding, the
                       slowest rank's time
     swarm             null, or {dht_prefix, num_blocks, missing_blocks, replicas_per_block, servers}
+    audit             null, or {fraction, batches, alone, unanswered, largest_difference, servers: [{peer, agreed,
+                      disagreed, odd}], disputes, first_disputes: [{peers, blocks, difference, why}]}: batches that
+                      got a second opinion, those for which no other server was there, those for which it failed
     config            all options; peer addresses are counted, not written
     environment       {python, platform, packages, git_commit}
 """
@@ -240,21 +243,30 @@ class RunFolder:
             predictions: one for each example, in dataset order.
             metrics: their metrics.
             facts: the further sections of `results.json`.
+
+        Raises:
+            RunError: the files cannot be written.
         """
-        write_predictions(self.path / PREDICTIONS, predictions)
-        self._write(
-            {
-                **self._read(),
-                "status": "complete",
-                "finished": _now(),
-                "metrics": metrics.values,
-                "undefined": metrics.undefined,
-                "majority_share": metrics.majority_share,
-                "per_class": metrics.per_class,
-                "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()},
-                **facts,
-            }
-        )
+        try:
+            write_predictions(self.path / PREDICTIONS, predictions)
+            self._write(
+                {
+                    **self._read(),
+                    "status": "complete",
+                    "finished": _now(),
+                    "metrics": metrics.values,
+                    "undefined": metrics.undefined,
+                    "majority_share": metrics.majority_share,
+                    "per_class": metrics.per_class,
+                    "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()},
+                    **facts,
+                }
+            )
+        except OSError as error:
+            raise RunError(
+                f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
+                "in its journal: start the same command again once that is mended."
+            ) from error
         try:
             draw_confusion_matrix(self.path / CONFUSION_MATRIX, metrics)
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand

@@ -6,7 +6,7 @@ What is combined in the end is what stands in the journals, whichever start of t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -15,11 +15,11 @@ import numpy as np
 
 from dist_eval.collectives import Launch, all_gather
 from dist_eval.data import TokenizedDataset
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, RunStopped
 from dist_eval.forward import TextClassifier, predict_batches
 from dist_eval.journal import Journal
 from dist_eval.plan import Plan, shard_batches
-from dist_eval.predictions import Collector, Predictions
+from dist_eval.predictions import Collector, Coverage, Predictions
 from dist_eval.progress import Progress
 from dist_eval.stopping import Stop
 from dist_eval.window import Window
@@ -83,6 +83,29 @@ def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int
     return share, int(plan.sizes[done].sum())
 
 
+def require_complete(left: int, finished: int, before: int, stop: Stop, examples: int) -> None:
+    """Makes sure that no rank has stopped before its end; every rank calls it.
+
+    Args:
+        left: batches that this rank has not done.
+        finished: examples that it has done in this start.
+        before: examples that earlier starts have done.
+        stop: why it has stopped.
+        examples: of the dataset.
+
+    Raises:
+        RunStopped: some rank has; on all ranks.
+    """
+    everybody = all_gather((left, finished))
+    if any(left for left, _ in everybody):
+        seen = before + sum(finished for _, finished in everybody)
+        raise RunStopped(
+            f"Stopped, because {stop.reason}: {seen} of {examples} examples are in the journal. Start the same command "
+            "again to go on.",
+            Coverage(examples, seen, duplicates=0, missing=examples - seen),
+        )
+
+
 class Work:
     """This rank's work, and what it did.
 
@@ -96,6 +119,7 @@ class Work:
         stop: asked whether to go on.
         grace: seconds for batches under way once the run is to stop.
         failures: what becomes of examples that get no prediction.
+        audited: numbers of the batches that need a second opinion.
     """
 
     def __init__(
@@ -110,18 +134,53 @@ class Work:
         *,
         grace: float,
         failures: FailurePolicy,
+        audited: Container[int] = (),
     ) -> None:
         self._classifier, self._data, self._plan, self._journal = classifier, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
-        self._grace, self._failures = grace, failures
+        self._grace, self._failures, self._audited = grace, failures, audited
         self._done: list[int] = []
+        self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
 
-    @property
-    def samples(self) -> int:
-        """Examples of the batches that were done."""
-        return int(self._plan.sizes[self._done].sum())
+    def do_all(self, launch: Launch, patience: float) -> np.ndarray:
+        """Does what nobody has finished yet; every rank calls it.
+
+        If an audit has found a server odd by then, what that server had a hand in counts as never done, and the ranks
+        share it out once more.
+
+        Args:
+            launch: where this process stands.
+            patience: seconds without a finished example on any other rank after which the late ones are given up.
+
+        Returns:
+            The batches that this rank brings to the combination.
+
+        Raises:
+            RunStopped: the run was asked to stop before its end; on all ranks.
+            EvaluationError: see `do` and `Progress.wait_for_all`.
+        """
+        odd, brought = None, np.empty(0, dtype=np.int64)
+        while True:
+            odd_before, odd = odd, frozenset[str]().union(*all_gather(self._journal.odd_servers()))
+            if odd == odd_before:
+                return brought
+            self._classifier.distrust(odd)
+            for server in odd:  # hosts may have folders of their own
+                self._journal.distrust(server)
+            found = self._journal.read() if launch.is_host_leader else np.zeros(len(self._plan), dtype=bool)
+            counted = self._progress.counted()
+            share, done = share_out(found, self._plan, launch)
+            brought = np.concatenate([share.resumed, share.shard])
+            if odd_before is None:
+                self._resumed = int(self._plan.sizes[share.resumed].sum())
+            self._progress.begin(done, counted)
+            count = len(self._done)
+            left = self.do(share.shard)
+            self._progress.wait_for_all(patience)
+            finished = int(self._plan.sizes[self._done[count:]].sum())
+            require_complete(left, finished, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
         """Sends batches through the classifier and writes each to the journal as soon as it is back.
@@ -137,7 +196,7 @@ class Work:
             ModelOutputError: the model's outputs are no predictions.
             SwarmError: a batch got no answer.
         """
-        start = time.monotonic()
+        start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
             self._classifier,
             self._data,
@@ -147,6 +206,7 @@ class Work:
             skip_failed=self._failures.skip,
             stopping=lambda: self._stop.requested,
             grace=self._grace,
+            audited=self._audited,
         ):
             self._journal.append(outcome)
             failed = len(outcome.failed)
@@ -156,23 +216,19 @@ class Work:
                 reason = next(iter(outcome.failed.values()))
                 self._failures.require_few(max(self._progress.failed, self._failed), len(self._data), reason)
             self._done.append(outcome.batch)
+            left -= 1
         self._seconds += time.monotonic() - start
-        return len(shard) - len(self._done)
+        return left
 
-    def facts(self, launch: Launch, resumed: int) -> dict[str, Any]:
-        """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here.
-
-        Args:
-            launch: where this process stands.
-            resumed: examples of earlier starts that this rank brought.
-        """
+    def facts(self, launch: Launch) -> dict[str, Any]:
+        """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here."""
         return {
             "rank": launch.rank,
             "host": launch.host,
             "began": self._began.isoformat(timespec="milliseconds"),
             "batches": len(self._done),
-            "samples": self.samples,
-            "resumed": resumed,
+            "samples": int(self._plan.sizes[self._done].sum()),
+            "resumed": self._resumed,
             "tokens": int(self._plan.real_tokens[self._done].sum()),
             "padded_tokens": int(self._plan.tokens[self._done].sum()),
             "seconds": self._seconds,

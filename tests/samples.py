@@ -50,6 +50,8 @@ FACTS: dict[str, Any] = {
         "truncated": 0,
         "longest": 9,
         "multiline": 0,
+        "blank": 0,
+        "unknown": 0,
         "max_length": 64,
         "digest": "d",
     },
@@ -58,6 +60,7 @@ FACTS: dict[str, Any] = {
     "ranks": [
         {"rank": 0, "host": "here", "batches": 2, "samples": 5, "tokens": 45, "padded_tokens": 50, "seconds": 0.5}
     ],
+    "audit": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
     "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
 }

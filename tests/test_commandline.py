@@ -48,10 +48,15 @@ anywhere = {
     "verbose": st.booleans(),
 }
 outputs = {"output": words, "overwrite": st.booleans()}
+audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10)}
 wheres = st.one_of(
     st.just({"backend": "local"}),
-    st.fixed_dictionaries({"swarm": st.sampled_from(["embedded", "public"])}, optional={"backend": st.just("petals")}),
-    st.fixed_dictionaries({"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}),
+    st.fixed_dictionaries(
+        {"swarm": st.sampled_from(["embedded", "public"])}, optional={"backend": st.just("petals"), **audits}
+    ),
+    st.fixed_dictionaries(
+        {"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}, optional=audits
+    ),
 )
 ordinary_runs = st.builds(
     lambda what, where: {**what, **where},
@@ -108,7 +113,7 @@ def test_yaml_command_line_and_python_give_equal_configurations(
 
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
-    assert fields == {*anywhere, *outputs, *demo.OPTIONS, "demo", "backend", "swarm", "initial_peers"}
+    assert fields == {*anywhere, *outputs, *audits, *demo.OPTIONS, "demo", "backend", "swarm", "initial_peers"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,22 @@ def test_a_token_budget_that_petals_would_split_is_refused() -> None:
 def test_a_time_that_nobody_can_wait_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag(name)} must be more than 0 and at most .* seconds, not {value}\.$"):
         EvaluationConfig(**LOCAL, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"audit": 1.5}, "--audit must be between 0 and 1, not 1.5"),
+        ({"audit": -0.1}, "--audit must be between 0 and 1"),
+        ({"audit": float("nan")}, "--audit must be between 0 and 1"),
+        ({"audit": 0.1, "audit_tolerance": -1.0}, "--audit-tolerance must be a number of at least 0"),
+        ({"audit": 0.1, "audit_tolerance": float("inf")}, "--audit-tolerance must be a number of at least 0"),
+        ({"audit": 0.1, "backend": "local", "swarm": None}, "--backend local uses no servers that --audit"),
+    ],
+)
+def test_an_audit_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EvaluationConfig(**{**REQUIRED, "swarm": "embedded", **options})
 
 
 def test_the_swarm_has_two_minutes_unless_someone_says_otherwise() -> None:

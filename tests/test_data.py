@@ -211,6 +211,8 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "truncated": 0,
         "longest": 2,
         "multiline": 0,
+        "blank": 0,
+        "unknown": 0,
         "max_length": 100,
     }
 
@@ -233,6 +235,20 @@ def test_rows_with_several_lines_are_counted_over_all_chunks(tokenize: Tokenize)
     texts = ["good\nfilm" if row % 5 == 0 else "bad" for row in range(2 * ROWS_PER_BATCH)]
     data = tokenize(pa.table({"text": texts, "label": [0] * len(texts)}))
     assert data.facts.multiline == len(range(0, 2 * ROWS_PER_BATCH, 5))
+
+
+def test_texts_without_words_are_counted(tokenize: Tokenize) -> None:
+    texts = ["good film", "", "zzz", "good zzz", "   ", "zzz zzz", "<s>"]
+    facts = tokenize([(text, 1) for text in texts], tokenizer=word_tokenizer(begin=True)).facts
+    assert (facts.blank, facts.unknown) == (3, 2)
+
+
+def test_the_digest_of_a_tokenizer_does_not_depend_on_its_last_call(tokenize: Tokenize) -> None:
+    words = word_tokenizer()
+    before = tokenize([("good film", 1)], tokenizer=words).facts.tokenizer_digest
+    assert tokenize([("good film good film", 1)], tokenizer=words, max_length=2).facts.tokenizer_digest == before
+    assert tokenize([("good film", 1)], tokenizer=words).facts.tokenizer_digest == before
+    assert tokenize([("good film", 1)], tokenizer=DIGITS).facts.tokenizer_digest != before
 
 
 def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> None:

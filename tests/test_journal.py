@@ -35,7 +35,7 @@ def outcomes(draw: st.DrawFn) -> BatchOutcome:
     logits = np.array(draw(st.lists(floats, min_size=size * LABELS, max_size=size * LABELS)), dtype=np.float32)
     route = draw(st.lists(st.tuples(st.text(max_size=8), st.integers(0, 80), st.integers(0, 80)), max_size=3))
     failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
-    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed, draw(st.integers(0, 3)))
+    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed)
 
 
 def whole(batch: int, value: float = 0.0) -> BatchOutcome:
@@ -66,7 +66,7 @@ def found_in(folder: Path) -> tuple[list[int], Journal]:
 
 def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
-        (one.batch, one.revision, dict(one.failed)) == (other.batch, other.revision, dict(other.failed))
+        (one.batch, dict(one.failed)) == (other.batch, dict(other.failed))
         and [tuple(hop) for hop in one.route] == [tuple(hop) for hop in other.route]
         and one.logits.tobytes() == other.logits.tobytes()
     )
@@ -74,20 +74,19 @@ def same(one: BatchOutcome, other: BatchOutcome) -> bool:
 
 @quickly
 @given(st.lists(st.lists(outcomes(), max_size=6), max_size=4))
-def test_of_each_batch_the_latest_whole_record_is_found_to_the_last_bit(files: list[list[BatchOutcome]]) -> None:
+def test_of_each_batch_a_whole_record_is_found_to_the_last_bit(files: list[list[BatchOutcome]]) -> None:
     with fresh_folder() as folder:
         for rank, written in enumerate(files):
             if written:
                 write(folder, *written, rank=rank)
-        best: dict[int, tuple[int, bool]] = {}
+        best: dict[int, bool] = {}
         for outcome in (one for written in files for one in written):
-            key = (outcome.revision, outcome.is_whole)
-            best[outcome.batch] = max(best.get(outcome.batch, key), key)
+            best[outcome.batch] = best.get(outcome.batch, False) or outcome.is_whole
         finished, journal = found_in(folder)
-        assert finished == sorted(batch for batch, (_, is_whole) in best.items() if is_whole)
+        assert finished == sorted(batch for batch, is_whole in best.items() if is_whole)
         everything = [one for written in files for one in written]
         for outcome in journal.outcomes(sorted(best)):
-            assert (outcome.revision, outcome.is_whole) == best[outcome.batch]
+            assert outcome.is_whole == best[outcome.batch]
             assert any(same(outcome, one) for one in everything)
 
 
@@ -152,6 +151,25 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
     assert next(journal.outcomes([2])).failed == {1: "refused"}
     write(tmp_path, whole(2, 0.5), rank=1)
     assert found_in(tmp_path)[0] == [2]
+
+
+def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -> None:
+    routes = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
+    for batch, route in routes.items():
+        write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))
+    _, journal = found_in(tmp_path)
+    assert journal.odd_servers() == frozenset()
+    journal.distrust("b")
+    journal.distrust("b")
+    finished, later = found_in(tmp_path)
+    assert finished == [1, 4]
+    assert later.odd_servers() == {"b"}
+    journal.append(BatchOutcome(3, whole(3, 7.0).logits, [("a", 0, 4)]))  # done again by a rank that knew the old one
+    assert [float(outcome.logits[0, 0]) for outcome in journal.outcomes([3])] == [7.0]
+    journal.close()
+    assert found_in(tmp_path)[0] == [1, 3, 4]
+    forget_journal(tmp_path)
+    assert found_in(tmp_path)[1].odd_servers() == frozenset()
 
 
 def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:

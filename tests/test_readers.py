@@ -80,6 +80,10 @@ def write(folder: Path, name: str, content: bytes | str) -> str:
     return str(path)
 
 
+def is_plain_text(name: str) -> bool:
+    return "csv" in name or "tsv" in name
+
+
 def read(dataset: str, columns: tuple[str, ...] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:
     batches = open_rows(dataset, list(columns), **options).batches
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
@@ -104,8 +108,11 @@ any_rows = st.lists(st.tuples(texts, texts), min_size=1, max_size=8)
 @example(rows=[("a", "0"), ("b", "\n\t")])
 def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = write(tmp_path_factory.mktemp("rows"), name, FORMATS[name](rows))
-    if name == "rows.tsv" and any("\n" in cell and "\t" in cell for row in rows for cell in row):
+    cells = [cell for row in rows for cell in row]
+    if name == "rows.tsv" and any("\n" in cell and "\t" in cell for cell in cells):
         assert "An odd quote seems to have swallowed rows." in error_of(path)
+    elif is_plain_text(name) and any("\0" in cell for cell in cells):
+        assert "holds a NUL byte. Is the file damaged" in error_of(path)
     else:
         assert read(path) == rows
 
@@ -114,6 +121,11 @@ def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_f
 @pytest.mark.parametrize("text", [*AWKWARD, "2020-01-31", "2020-01-31 12:00:00", "12:30"])
 def test_a_column_of_nothing_but_such_texts_stays_text(name: str, text: str, tmp_path: Path) -> None:
     rows = [(text, "a"), (text, "b")]
+    if is_plain_text(name) and text == "\0":
+        assert "row 0 (counted from 0): column 'text' holds a NUL byte" in error_of(
+            write(tmp_path, name, FORMATS[name](rows))
+        )
+        return
     assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
 
 

@@ -132,3 +132,34 @@ def test_an_error_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert captured.err == "dist_eval: There is no file test.csv.\n"
     assert captured.out == ""
+
+
+def test_the_table_tells_what_an_audit_found(tmp_path: Path) -> None:
+    audit = {
+        "fraction": 0.1,
+        "batches": 12,
+        "alone": 1,
+        "unanswered": 2,
+        "largest_difference": 1.5e-6,
+        "servers": [
+            {"peer": "QmGood", "agreed": 9, "disagreed": 0, "odd": False},
+            {"peer": "QmOdd", "agreed": 0, "disagreed": 1, "odd": True},
+        ],
+        "disputes": 0,
+        "first_disputes": [],
+    }
+    lines = [
+        line for line in format_results(METRICS, {**FACTS, "audit": audit}, tmp_path).splitlines() if "audit" in line
+    ]
+    assert len(lines) == 2
+    assert "12 batches" in lines[0] and "all agree" in lines[0] and "1.5e-06" in lines[0]
+    assert "for 3 there was no other server" in lines[0]
+    assert "QmOdd" in lines[1] and "QmGood" not in lines[1]
+    dispute = {"peers": ["QmA", "QmB"], "blocks": [0, 2], "difference": 0.5, "why": "no third server"}
+    disputed = {**audit, "servers": [], "disputes": 1, "first_disputes": [dispute]}
+    lines = [
+        line for line in format_results(METRICS, {**FACTS, "audit": disputed}, tmp_path).splitlines() if "audit" in line
+    ]
+    assert "1 differ" in lines[0]
+    assert "QmA" in lines[1] and "QmB" in lines[1] and "no third server" in lines[1]
+    assert "audit" not in format_results(METRICS, FACTS, tmp_path)

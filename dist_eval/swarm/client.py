@@ -16,7 +16,7 @@ from typing import Any
 from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS, _PROBE_SECONDS = 0.1, 0.5
 _RETRY_SECONDS, _LEAVE_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 15.0
 _TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
 
@@ -118,6 +118,20 @@ def wait_until_listening(
     return False
 
 
+def may_answer(peer: str, addresses: Sequence[str]) -> bool:
+    """Returns False if nothing listens at a peer's address, True also where that is not known.
+
+    A daemon that has dialled in vain does not dial again for a while, longer each time, up to minutes. So it should not
+    be asked to before something listens.
+
+    Args:
+        peer: its identity.
+        addresses: of peers, perhaps of this one.
+    """
+    own = [address for address in addresses if address.endswith(f"/p2p/{peer}")]
+    return not own or wait_until_listening(own, time.monotonic() + _PROBE_SECONDS)
+
+
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
     """Greets the peers again, and returns at once; a node forgets those that did not answer for a while.
 
@@ -125,7 +139,8 @@ def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
         dht: this process' node.
         initial_peers: addresses of the swarm.
     """
-    dht.run_coroutine(functools.partial(_greet, list(initial_peers)), return_future=True)
+    listening = [address for address in initial_peers if may_answer(address.rpartition("/")[2], [address])]
+    dht.run_coroutine(functools.partial(_greet, listening), return_future=True)
 
 
 async def _greet(addresses: list[str], dht: Any, node: Any) -> None:

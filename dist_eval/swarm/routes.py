@@ -8,6 +8,7 @@ much as it can do meanwhile, and one that fails is left alone for a while.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import deque
@@ -46,17 +47,53 @@ class Span:
     dtype: str | None = None
 
 
+Hop = tuple[str, int, int]
+"""A part of a batch's way: the server's name, its first block, one past its last block."""
+
+
 @dataclass
 class Trip:
     """A batch's way through the swarm.
 
     Attributes:
-        audited: whether other servers are to do the same, where there are any.
-        route: the servers that computed it: name, first block, one past the last block. Filled on the way.
+        audited: whether other servers are to give a second opinion, where there are any.
+        avoided: where not to go if there is another way.
+        route: the servers that computed it. Filled on the way.
     """
 
     audited: bool = False
-    route: list[tuple[str, int, int]] = field(default_factory=list)
+    avoided: Sequence[Hop] = ()
+    route: list[Hop] = field(default_factory=list)
+
+
+def without(spans: Sequence[Span], avoided: Sequence[Hop]) -> list[Span]:
+    """Cuts servers' blocks out of a list where another server in it holds the same blocks.
+
+    Args:
+        spans: the blocks that are online.
+        avoided: what to cut out.
+
+    Returns:
+        What is left. Together it holds the same blocks as before.
+    """
+    if not avoided:
+        return list(spans)
+    held: dict[int, set[str]] = {}
+    for span in spans:
+        for block in range(span.start, span.end):
+            held.setdefault(block, set()).add(str(span.peer))
+    unwanted: dict[int, set[str]] = {}
+    for peer, start, end in avoided:
+        for block in range(start, end):
+            if block in held and not held[block] <= unwanted.get(block, set()) | {peer}:
+                unwanted.setdefault(block, set()).add(peer)
+    left = []
+    for span in spans:
+        kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
+        for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
+            blocks = [block for _, block in run]
+            left.append(Span(span.peer, blocks[0], blocks[-1] + 1, span.dtype))
+    return left
 
 
 @dataclass
@@ -136,7 +173,11 @@ class Server:
             self.wrong_answers += 1
             self._banned_until = now + _LONGEST_BAN_SECONDS
             return
-        self._banned_until = now + min(_BAN_SECONDS * 2**self._streak, _LONGEST_BAN_SECONDS)
+        self.leave_alone(now)
+
+    def leave_alone(self, now: float) -> None:
+        """Avoids the server for a while, longer each time in a row."""
+        self._banned_until = now + min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS)
         self._streak += 1
 
     def excuse(self) -> None:

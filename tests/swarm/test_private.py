@@ -10,7 +10,7 @@ from conftest import SwarmClient, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.errors import ConfigError, OutageError, SwarmError
 from dist_eval.swarm.private import PrivateSwarm, split_blocks
 
 
@@ -50,13 +50,13 @@ def test_a_killed_server_comes_back_under_its_old_address(
     from dist_eval.swarm.coverage import wait_until_covered
 
     with PrivateSwarm(str(tiny_models["llama"]), num_blocks=4, dht_prefix="phoenix", spans=[(0, 2), (2, 4)]) as swarm:
-        classifier = swarm_client.classifier(swarm, make_tuned("ptune"))
+        classifier = swarm_client.classifier(swarm, make_tuned("ptune"), outage_timeout=3.0)
         batch = torch.arange(1, 9).view(1, 8), torch.tensor([8])
         before, addresses = classifier.logits(*batch), list(swarm.addresses)
         swarm.kill_server(1)
         with pytest.raises(SwarmError, match=r"Server 1 .*was ended by SIGKILL"):
             swarm.require_alive()
-        with pytest.raises(Exception):  # noqa: B017 (whatever Petals raises after its retries)
+        with pytest.raises(OutageError):
             classifier.logits(*batch)
         swarm.start_server(1)
         assert swarm.addresses == addresses
@@ -65,7 +65,7 @@ def test_a_killed_server_comes_back_under_its_old_address(
         def answers() -> bool:
             try:
                 return torch.equal(classifier.logits(*batch), before)
-            except Exception:
+            except OutageError:
                 return False
 
         assert wait_for(answers)

@@ -17,12 +17,12 @@ from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, wait_for
 
 from dist_eval.backbone import SwarmBackbone
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError
-from dist_eval.model import Classifier, load_on_swarm
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.model import Classifier
 from dist_eval.swarm.client import rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import Trip
+from dist_eval.swarm.routes import Span, Trip
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
@@ -40,13 +40,6 @@ def bfloat16_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
 def requests_of(classifier: Classifier) -> SwarmRequests:
     assert isinstance(classifier.backbone, SwarmBackbone)
     return classifier.backbone.requests
-
-
-def connect(client: SwarmClient, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
-    options = {"request_timeout": 30.0, "max_retries": 5, **options}
-    classifier = load_on_swarm(swarm.model, tuned, client.join(swarm), dht_prefix=swarm.dht_prefix, **options)
-    client.classifiers.append(classifier)
-    return classifier
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +60,7 @@ def as_petals_does_it(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor
 def test_activations_travel_in_the_servers_dtype_and_no_bit_changes(
     bfloat16_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    classifier = connect(swarm_client, bfloat16_swarm, make_tuned("deep_ptune"))
+    classifier = swarm_client.classifier(bfloat16_swarm, make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, as_petals_does_it(classifier, ids))
@@ -81,19 +74,19 @@ def test_activations_travel_in_the_servers_dtype_and_no_bit_changes(
 def test_float32_servers_get_float32_and_prompts_once(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    classifier = connect(swarm_client, family_swarms["llama"], make_tuned("deep_ptune"))
+    classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, as_petals_does_it(classifier, ids))
-    assert requests_of(classifier).bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
+    assert requests_of(classifier).facts()["bytes_sent"] == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
 def test_compression_makes_both_ways_smaller(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     tuned, (ids, lengths) = make_tuned("ptune"), batch()
-    exact = connect(swarm_client, family_swarms["llama"], tuned).logits(ids, lengths)
-    classifier = connect(swarm_client, family_swarms["llama"], tuned, compression="float16")
+    exact = swarm_client.classifier(family_swarms["llama"], tuned).logits(ids, lengths)
+    classifier = swarm_client.classifier(family_swarms["llama"], tuned, compression="float16")
     smaller = classifier.logits(ids, lengths)
     assert not torch.equal(smaller, exact)
     assert (smaller - exact).abs().max() < 0.01 * exact.abs().max()
@@ -106,7 +99,7 @@ def test_other_prompts_are_packed_anew(
 ) -> None:
     first, second = make_tuned("deep_ptune", seed=1), make_tuned("deep_ptune", seed=2)
     assert first.deep_prompts is not None and second.deep_prompts is not None
-    backbone = connect(swarm_client, family_swarms["llama"], first).backbone
+    backbone = swarm_client.classifier(family_swarms["llama"], first).backbone
     ids, _ = batch()
     answers = [backbone.hidden_states(ids, first.prompts, deep) for deep in (first.deep_prompts, second.deep_prompts)]
     again = backbone.hidden_states(ids, first.prompts, first.deep_prompts)
@@ -123,10 +116,29 @@ def three_replicas(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
 
 
 def connect_to_all(client: SwarmClient, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
-    classifier = connect(client, swarm, tuned, **options)
+    classifier = client.classifier(swarm, tuned, **options)
     requests = requests_of(classifier)
-    assert wait_for(lambda: len(requests._spans()) == 3 or requests._manager.update(wait=True))
+    assert wait_for(lambda: len(requests.spans()) == 3 or requests._manager.update(wait=True))
+    for span in requests.spans():
+        assert wait_for(lambda span=span: answers(classifier, span)), "the first contact may fail"
+    assert wait_for(lambda: not any(is_banned(requests, span) for span in requests.spans()))
     return classifier
+
+
+def answers(classifier: Classifier, span: Span) -> bool:
+    try:
+        requests_of(classifier).ask(span, hidden_states(classifier, rows=1, length=4), None)
+    except SwarmError:
+        return False
+    return True
+
+
+def failures(requests: SwarmRequests) -> int:
+    return sum(server["failures"] for server in requests.facts()["servers"])
+
+
+def is_banned(requests: SwarmRequests, span: Span) -> bool:
+    return requests.routes.server(span.peer).is_banned(time.monotonic())
 
 
 def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tensor:
@@ -144,7 +156,7 @@ def test_what_a_server_finds_too_large_is_sent_in_halves(
     assert requests.halved == 1
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
     assert requests.retries == 0
-    assert not any(requests.routes.server(span.peer).is_banned(time.monotonic()) for span in requests._spans())
+    assert not any(is_banned(requests, span) for span in requests.spans())
     assert {(start, end) for _, start, end in trip.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.classifiers[-1], rows=2, length=2100), None)
@@ -159,7 +171,7 @@ def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
     assert requests.retries == 2
     later = time.monotonic() + 1.5
-    assert not any(requests.routes.server(span.peer).is_banned(later) for span in requests._spans())
+    assert not any(requests.routes.server(span.peer).is_banned(later) for span in requests.spans())
     assert requests.forward(hidden, None).shape == hidden.shape
 
 
@@ -190,10 +202,10 @@ def test_a_replica_that_hangs_does_not_hold_requests_up(
     try:
         start = time.monotonic()
         with ThreadPoolExecutor(16) as pool:
-            for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
-                assert torch.equal(answer, before)
-        assert time.monotonic() - start < TIMEOUT / 2
-        assert requests.retries >= 1
+            while not requests.retries:  # until it was asked
+                for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
+                    assert torch.equal(answer, before)
+                assert time.monotonic() - start < TIMEOUT / 2
     finally:
         os.killpg(hanging, signal.SIGCONT)
 
@@ -209,6 +221,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
     for _ in range(5):
         assert torch.equal(classifier.logits(ids, lengths), before)
     assert (requests.retries, len(requests.routes.servers)) == (0, 3)
+    failures_before = failures(requests)
 
     swarm.kill_server(1)
     swarm.kill_server(2)
@@ -216,7 +229,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
         for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
             assert torch.equal(answer, before)
     assert requests.retries >= 1
-    assert sum(server["failures"] for server in requests.facts()["servers"]) == requests.retries
+    assert failures(requests) - failures_before == requests.retries
 
     swarm.kill_server(0)
     start = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.swarm.routes import Routes, Span
+from dist_eval.swarm.routes import Routes, Span, without
 
 TOKENS = 1000
 
@@ -200,3 +200,19 @@ def test_hops_lead_to_the_end_whenever_there_is_a_way(
         assert whole.start <= hop.start == block < hop.end <= whole.end
         block = hop.end
     assert block == 8
+
+
+@given(spans_of_eight, spans_of_eight)
+def test_what_is_avoided_is_left_out_where_another_server_has_it(
+    drawn: list[tuple[str, int, int]], avoided: list[tuple[str, int, int]]
+) -> None:
+    spans = [Span(*span) for span in drawn]
+    holders = {block: {span.peer for span in spans if span.start <= block < span.end} for block in range(8)}
+    for block, left in {
+        block: {span.peer for span in without(spans, avoided) if span.start <= block < span.end} for block in range(8)
+    }.items():
+        unwanted = {peer for peer, start, end in avoided if start <= block < end}
+        if holders[block] - unwanted:
+            assert left == holders[block] - unwanted
+        else:
+            assert len(left) == min(1, len(holders[block])), "one of those that are unwanted has to do it"
