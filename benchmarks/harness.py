@@ -141,6 +141,12 @@ class Report:
             Comparison(claim, statistics.median(ratios), min(ratios), max(ratios), bar=bar, at_most=at_most)
         )
 
+    def bound(self, claim: str, values: Sequence[float], bar: float | None = None) -> None:
+        """Adds a figure of each round, and the most that it should be."""
+        self.comparisons.append(
+            Comparison(claim, statistics.median(values), min(values), max(values), bar=bar, at_most=True)
+        )
+
     def table(self) -> str:
         """Returns the figures and the ratios as text."""
         lines = ["", f"{self.question}", ""]

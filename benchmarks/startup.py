@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks import harness, ranks
-from benchmarks.harness import Comparison, Report
+from benchmarks.harness import Report
 from benchmarks.hosting import swarm_of
 from benchmarks.models import Model, Size
 from benchmarks.program import run_program
@@ -126,21 +125,15 @@ def _add_round(report: Report, starts: Starts, world_sizes: Sequence[int]) -> No
 
 def _compare(report: Report, most: int) -> None:
     nothing, ours, client = (_TO_HELP, NOTHING), (_TO_FORWARD, _name(OURS, 1)), (_TO_FORWARD, _name(CLIENT, 1))
-    _bound(report, "seconds until the help", report.series[_TO_HELP, HELP].values, _HELP_SECONDS)
+    report.bound("seconds until the help", report.series[_TO_HELP, HELP].values, _HELP_SECONDS)
     report.compare(f"{HELP} / {NOTHING}", (_TO_HELP, HELP), nothing)
     for reference, bar in (((_TO_FORWARD, _name(CLIENT, None)), None), (client, _FURTHER_SECONDS)):
         pairs = zip(report.series[ours].values, report.series[reference].values, strict=True)
-        _bound(report, f"seconds that {ours[1]} takes more than {reference[1]}", [a - b for a, b in pairs], bar)
+        report.bound(f"seconds that {ours[1]} takes more than {reference[1]}", [a - b for a, b in pairs], bar)
     for name in (OURS, CLIENT) if most > 1 else ():
         claim = f"{name}: {most} ranks / 1 rank"
         for group, what in ((_TO_FORWARD, "time"), (_CPU, "CPU")):
             report.compare(f"{claim}, {what}", (group, _name(name, most)), (group, _name(name, 1)))
-
-
-def _bound(report: Report, claim: str, values: Sequence[float], bar: float | None) -> None:
-    """Adds a figure with the most that it should be."""
-    middle = statistics.median(values)
-    report.comparisons.append(Comparison(claim, middle, min(values), max(values), bar=bar, at_most=True))
 
 
 def seconds_of(arguments: Sequence[str]) -> float:

@@ -1,0 +1,384 @@
+"""`python -m benchmarks.chaos`: is anything lost when ranks, servers and whole runs are killed?
+
+A seeded schedule kills and stops what takes part in a run, which is started again, each time on another number of
+ranks, until it is complete. Its predictions must be those of an undisturbed run, to the last byte. Then it is measured
+how soon a run goes on after servers were killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import harness, ranks
+from benchmarks.harness import Report
+from benchmarks.program import BenchmarkError, run_program
+from dist_eval import demo
+from dist_eval.swarm.private import PrivateSwarm
+
+QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run go on?"
+SOONEST = "seconds without a finished batch"
+KILLED, RETURNED = "a server is killed, another one has its blocks", "the only server comes back, from when it is ready"
+_BAR_SECONDS = 5.0
+_BLOCKS, _REPLICAS, _PREFIX = 4, 2, "chaos"
+_WORLD_SIZES = (1, 2, 3)
+_TOKEN_BUDGET = 400
+"""Small, so that there are hundreds of batches."""
+_REPEATED, _QUICK_REPEATED = 24, 5
+_STEP = 0.015
+"""Share of the batches that have to be finished before the next event."""
+_FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _PATIENCE = 6.0, 10.0, 10.0, 400.0
+_OTHER_ERRORS_SHOWN = 3
+
+
+class Run:
+    """A run that is started again and again in the same folder.
+
+    Args:
+        dataset: what it evaluates.
+        output: its folder.
+        own: folder for temporary files and logs.
+        peers: addresses of the swarm; without any, the model runs in the ranks themselves.
+    """
+
+    def __init__(self, dataset: Path, output: Path, own: Path, peers: list[str]) -> None:
+        self.output, self._own, self.starts = output, own, 0
+        self.marker = f"CHAOS_{uuid.uuid4().hex}"
+        where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
+        self._arguments = [
+            *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
+            *("--dataset", str(dataset), "--output", str(output), "--token-budget", str(_TOKEN_BUDGET)),
+            *("--swarm-timeout", str(_PATIENCE), "--stop-grace", "5", *where),
+        ]
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def start(self, world_size: int) -> subprocess.Popen[bytes]:
+        """Starts it (again)."""
+        self.starts += 1
+        with (self._own / f"start-{self.starts}.log").open("wb") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, *ranks.torchrun(world_size), *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, self.marker: "1", "OMP_NUM_THREADS": "1"},
+            )
+        return self.agent
+
+    def wait(self) -> int:
+        """Waits for its end, and for that of all processes that it has started."""
+        assert self.agent is not None
+        status = self.agent.wait(_PATIENCE)
+        wait_for(lambda: not self.processes(), "the run's processes to end")
+        return status
+
+    def rank(self, number: int) -> psutil.Process | None:
+        """Returns the process of a rank, if it runs."""
+        assert self.agent is not None
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.agent.pid).children():
+                if child.environ().get("RANK") == str(number):
+                    return child
+        return None
+
+    def processes(self) -> list[int]:
+        """Returns all living processes that descend from any start of the run."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and self.marker in process.environ():
+                    found.append(process.pid)
+        return found
+
+    def journal_size(self) -> int:
+        """Returns the bytes of all finished batches."""
+        return sum(path.stat().st_size for path in (self.output / "journal").glob("*.batches"))
+
+    def results(self) -> dict[str, Any]:
+        """Returns what `results.json` holds."""
+        return json.loads((self.output / "results.json").read_text(encoding="utf-8"))
+
+    def last_words(self) -> str:
+        """Returns what the latest start said about its end."""
+        lines = (self._own / f"start-{self.starts}.log").read_text(errors="replace").splitlines()
+        return next((line for line in lines if line.startswith("dist_eval: ")), "nothing")[:300]
+
+    def predictions(self) -> bytes:
+        """Returns the file with the predictions."""
+        return (self.output / "predictions.parquet").read_bytes()
+
+
+class Chaos:
+    """Events that happen to a run and its swarm.
+
+    Args:
+        run: it.
+        swarm: it.
+        generator: of everything that happens by chance.
+    """
+
+    def __init__(self, run: Run, swarm: PrivateSwarm, generator: random.Random) -> None:
+        self._run, self._swarm, self._random = run, swarm, generator
+        self._frozen: tuple[int, float] | None = None
+        self.events: dict[str, Callable[[], None]] = {
+            "agent killed": self._kill_agent,
+            "rank killed": self._kill_rank,
+            "server killed": self._kill_server,
+            "server frozen": self._freeze_server,
+            "stopped by SIGTERM": self._terminate,
+            "stopped by a file": self._leave_a_note,
+        }
+
+    def thaw(self, *, at_once: bool = False) -> None:
+        """Lets a frozen server go on, if it has been frozen for long enough."""
+        if self._frozen and (at_once or time.monotonic() > self._frozen[1]):
+            with suppress(ProcessLookupError):
+                os.killpg(self._frozen[0], signal.SIGCONT)
+            self._frozen = None
+
+    def _kill_rank(self) -> None:
+        for number in self._random.sample(_WORLD_SIZES, len(_WORLD_SIZES)):
+            rank = self._run.rank(number - 1)
+            if rank:
+                rank.kill()
+                return
+
+    def _kill_agent(self) -> None:
+        assert self._run.agent is not None
+        self._run.agent.kill()
+
+    def _terminate(self) -> None:
+        assert self._run.agent is not None
+        self._run.agent.terminate()
+
+    def _leave_a_note(self) -> None:
+        (self._run.output / "STOP").touch()
+
+    def _kill_server(self) -> None:
+        self.thaw(at_once=True)
+        number = self._random.randrange(_REPLICAS)
+        self._swarm.kill_server(number)
+        restart(self._swarm, number)
+
+    def _freeze_server(self) -> None:
+        self.thaw(at_once=True)
+        group = self._swarm.servers[self._random.randrange(_REPLICAS)].pid
+        os.killpg(group, signal.SIGSTOP)
+        self._frozen = group, time.monotonic() + _FREEZE_SECONDS
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Lets everything happen, then measures how soon a run goes on.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
+    count, long = 4 if options.quick else options.events, write_rows(own / "long.csv", _REPEATED)
+    dataset = write_rows(own / "short.csv", _QUICK_REPEATED) if options.quick else long
+    undisturbed = Run(dataset, own / "undisturbed", own, peers=[])
+    undisturbed.start(2)
+    if undisturbed.wait():
+        raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_words()}")
+    with replicated_swarm(own) as swarm:
+        for round_number in range(1 if options.quick else options.rounds):
+            run = Run(dataset, own / f"disturbed-{round_number}", own, swarm.initial_peers)
+            tally = disturb(run, swarm, random.Random(options.seed + round_number), count, undisturbed.journal_size())
+            judge(report, run, undisturbed, tally)
+        for _ in range(1 if options.quick else options.rounds):
+            run = Run(long, own / f"watched-{uuid.uuid4().hex}", own, swarm.initial_peers)
+            with_replica, without = watch(run, swarm)
+            report.add(SOONEST, KILLED, with_replica)
+            report.add(SOONEST, RETURNED, without)
+    for name in (KILLED, RETURNED):
+        report.bound(name, report.series[SOONEST, name].values, _BAR_SECONDS)
+    report.finish()
+    if "LOST" in "".join(report.notes):
+        raise BenchmarkError("something was lost")
+
+
+def write_rows(path: Path, times: int) -> Path:
+    """Writes the embedded test data so many times over."""
+    header, *rows = demo.TEST_DATA.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([header, *rows * times]) + "\n", encoding="utf-8")
+    return path
+
+
+@contextmanager
+def replicated_swarm(own: Path) -> Iterator[PrivateSwarm]:
+    """Opens a swarm of servers that hold all blocks each."""
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=own)
+    spans = [(0, _BLOCKS)] * _REPLICAS
+    with PrivateSwarm(str(demo.BASE_MODEL), num_blocks=_BLOCKS, dht_prefix=_PREFIX, spans=spans, threads=1) as swarm:
+        for number in range(_REPLICAS):
+            wait_until_up(swarm, number)
+        yield swarm
+
+
+def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int, whole: int) -> Counter[str]:
+    """Lets events happen to a run until there were enough of them and it is complete.
+
+    Args:
+        run: it.
+        swarm: what it uses.
+        generator: of everything that happens by chance.
+        count: how many events.
+        whole: bytes of a complete journal.
+
+    Returns:
+        How often each event happened.
+    """
+    chaos, tally = Chaos(run, swarm, generator), Counter[str]()
+    names = [name for _ in range(count) for name in chaos.events][:count]
+    generator.shuffle(names)
+    others: list[str] = []
+    world_size = generator.choice(_WORLD_SIZES)
+    run.start(world_size)
+    try:
+        while True:
+            assert run.agent is not None
+            goal = run.journal_size() + _STEP * whole
+            while run.agent.poll() is None and not (names and run.journal_size() >= goal):
+                chaos.thaw()
+                time.sleep(0.02)
+            if run.agent.poll() is None and names:
+                name = names.pop()
+                print(f"  {100 * run.journal_size() / whole:3.0f} % on {world_size} ranks: {name}", flush=True)
+                tally[name] += 1
+                chaos.events[name]()
+                if "server" not in name:
+                    run.wait()
+            if run.agent.poll() is not None:
+                status = run.wait()
+                if status == 0 and run.results()["status"] == "complete":
+                    break
+                if run.results()["status"] == "failed":
+                    others.append(run.last_words())
+                world_size = generator.choice([size for size in _WORLD_SIZES if size != world_size])
+                tally["restarts on another number of ranks"] += 1
+                run.start(world_size)
+    finally:
+        chaos.thaw(at_once=True)
+        for process in run.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    for words in others[:_OTHER_ERRORS_SHOWN]:
+        print(f"  a start ended with: {words}", flush=True)
+    return tally
+
+
+def judge(report: Report, run: Run, undisturbed: Run, tally: Counter[str]) -> None:
+    """Compares a disturbed run with the undisturbed one and notes the tally."""
+    results = run.results()
+    coverage, events = results["coverage"], {name: n for name, n in tally.items() if "restart" not in name}
+    is_equal = run.predictions() == undisturbed.predictions()
+    sections = ("metrics", "per_class", "confusion_matrix", "coverage")
+    is_equal &= all(results[name] == undisturbed.results()[name] for name in sections)
+    orphans = run.processes()
+    verdict = "equal to the undisturbed run's to the last byte" if is_equal else "LOST: other results than undisturbed"
+    report.note(
+        f"{sum(events.values())} events ({', '.join(f'{n} x {name}' for name, n in sorted(events.items()))}), "
+        f"{tally['restarts on another number of ranks']} restarts on another number of ranks, "
+        f"{results['plan']['batches']} batches: {coverage['missing']} of {coverage['expected']} examples lost, "
+        f"{coverage['duplicates']} counted twice, {len(orphans)} processes left behind; results {verdict}."
+        + (" LOST: processes" if orphans else "")
+    )
+
+
+def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
+    """Measures how long nothing gets done after servers were killed.
+
+    Returns:
+        Seconds after one of two replicas was killed, and seconds after the only server was ready again.
+    """
+    for number in range(_REPLICAS):
+        wait_until_up(swarm, number)
+    run.start(1)
+    wait_for(lambda: run.journal_size() > 0, "the run to begin")
+    swarm.kill_server(1)
+    longest = _longest_pause(run, _WATCH_SECONDS)
+    swarm.kill_server(0)
+    time.sleep(_OUTAGE_SECONDS)
+    size = run.journal_size()
+    restart(swarm, 0)
+    wait_until_up(swarm, 0)
+    ready = time.monotonic()
+    wait_for(lambda: run.journal_size() > size, "the run to go on")
+    seconds = time.monotonic() - ready
+    assert run.agent is not None
+    run.agent.kill()
+    run.wait()
+    restart(swarm, 1)
+    return longest, seconds
+
+
+def restart(swarm: PrivateSwarm, number: int) -> None:
+    """Starts a killed server again."""
+    (swarm.folder / f"server-{number}.log").write_bytes(b"")  # see `wait_until_up`
+    swarm.start_server(number)
+
+
+def wait_until_up(swarm: PrivateSwarm, number: int) -> None:
+    """Waits until a server's latest process says that it is ready."""
+    log = swarm.folder / f"server-{number}.log"
+
+    def is_ready() -> bool:
+        return "[INFO] Started" in log.read_text(errors="replace")
+
+    wait_for(is_ready, f"server {number}")
+
+
+def _longest_pause(run: Run, seconds: float) -> float:
+    """Returns the longest time in which no batch was finished."""
+    begin = last = time.monotonic()
+    size, longest = run.journal_size(), 0.0
+    while time.monotonic() < begin + seconds:
+        now, size_now = time.monotonic(), run.journal_size()
+        longest = max(longest, now - last)
+        if size_now > size:
+            last, size = now, size_now
+        time.sleep(0.02)
+    return longest
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> None:
+    """Polls a condition.
+
+    Raises:
+        BenchmarkError: it did not come true in a long time.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"waited in vain for {what}")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("chaos", QUESTION, rounds=1)
+    parser.add_argument("--events", type=int, default=24, help="what happens to the run, at least (default 24)")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()
