@@ -46,9 +46,9 @@ _QUICK_LEFT_OUT = (
     "dist_eval, 4 ranks",
     LOOP_64_TWICE,
     LOOP_128,
-    *(one.name for one in LIBRARIES if one.batch_size > 32),
+    *(one.name for one in LIBRARIES if one.batch_size > 32 or one.ranks == 1),
 )
-"""What --quick leaves out: programs that it runs anyway, with other settings."""
+"""What --quick leaves out: programs that it, or `benchmarks.wide_area`, runs anyway, with other settings."""
 
 
 def measure(options: argparse.Namespace, own: Path) -> None:

@@ -43,7 +43,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     ours, theirs = list(OURS), list(THEIRS)
     if options.quick:
         size, rows, rounds, round_trips = TINY, _QUICK_ROWS, 1, [0, HEADLINE]
-        ours, theirs = ours[:1], [one for one in theirs if one.batch_size == 32 and one.ranks == 1]
+        ours, theirs = ours[:1], [one for one in LIBRARIES if one.batch_size == 32 and one.ranks == 1]
     corpus = text.load_corpus(rows, options.data)
     report.note(corpus.source)
     model = make_model(own, size, corpus.sentences)
@@ -58,7 +58,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     here, there = groups[0], groups[HEADLINE]
     at = f"{HEADLINE} ms: "
     report.note(describe_plan(outcomes[TWO_RANKS]))
-    report.compare(f"{at}{TWO_RANKS} / {LOOP}", (there, TWO_RANKS), (there, LOOP), bar=8)
+    if not options.quick:
+        report.compare(f"{at}{TWO_RANKS} / {LOOP}", (there, TWO_RANKS), (there, LOOP), bar=8)
     rivals = [(there, one.name) for one in LIBRARIES if one in theirs]
     best = f"{at}{TWO_RANKS} / best of gather_for_metrics, Trainer.predict"
     report.compare(best, (there, TWO_RANKS), rivals, bar=4)

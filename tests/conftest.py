@@ -64,6 +64,21 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in models}
 
 
+_FILES_BY_SWARM = {
+    "demo": ("test_evaluator.py", "test_main.py", "test_client.py", "test_coverage.py", "test_swarm.py"),
+    "families": ("test_model.py", "test_requests.py", "test_private.py"),
+}
+"""Files whose tests share swarms."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps files together, and those that share a swarm, where several processes run the tests."""
+    for item in items:
+        groups = [group for group, files in _FILES_BY_SWARM.items() if item.path.name in files]
+        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else str(item.path)))
+
+
 @dataclass
 class SwarmClient:
     """This process as a client of several swarms, with one DHT node for each."""
@@ -79,13 +94,15 @@ class SwarmClient:
         if swarm.dht_prefix not in self.nodes:
             dht = join_swarm(swarm.initial_peers, TIMEOUT, check=swarm.require_alive)
             self.nodes[swarm.dht_prefix] = dht
-            wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT, check=swarm.require_alive)
+            servers = len(swarm.spans)  # a server that is met too early is left alone for a while
+            wait_until_covered(
+                dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT, servers=servers, check=swarm.require_alive
+            )
         return self.nodes[swarm.dht_prefix]
 
-    def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint) -> Classifier:
-        classifier = load_on_swarm(
-            swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, request_timeout=TIMEOUT, max_retries=5
-        )
+    def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
+        options = {"request_timeout": TIMEOUT, "max_retries": 5, **options}
+        classifier = load_on_swarm(swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
         self.classifiers.append(classifier)
         return classifier
 

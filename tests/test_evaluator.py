@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ from dist_eval.errors import SwarmError
 from dist_eval.swarm.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parent / "workers" / "world_size_worker.py")
-SIZES = (1, 2, 3, 4, 5, 97)
+SIZES = {ranks: sorted({1, ranks - 1, ranks, ranks + 1, 97} - {0}) for ranks in (2, 3)}
+"""Numbers of examples to try with so many ranks."""
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
 
@@ -36,15 +38,15 @@ def results_of(folder: Path) -> dict[str, Any]:
 def by_world_size(
     demo_swarm: PrivateSwarm, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, tuple[Path, subprocess.CompletedProcess[str]]]:
-    """Folders with the results of 1 to 4 ranks."""
+    """Folders with the results of 1 to 3 ranks."""
     folders = {}
-    for ranks in (1, 2, 3, 4):
+    for ranks, sizes in {1: sorted({*itertools.chain(*SIZES.values())}), **SIZES}.items():
         folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
         temporary = Path("/tmp") / f"w-{os.getpid()}-{ranks}"
         temporary.mkdir()
         try:
             result = Launcher(temporary).run(
-                WORKER, str(folder), ",".join(demo_swarm.initial_peers), *map(str, SIZES), ranks=ranks
+                WORKER, str(folder), ",".join(demo_swarm.initial_peers), *map(str, sizes), ranks=ranks
             )
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -52,10 +54,12 @@ def by_world_size(
     return folders
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("ranks", "n"), [(ranks, n) for ranks, sizes in SIZES.items() for n in sizes])
 def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ranks(
-    ranks: int, n: int, by_world_size: dict[int, tuple[Path, subprocess.CompletedProcess[str]]]
+    ranks: int,
+    n: int,
+    by_world_size: dict[int, tuple[Path, subprocess.CompletedProcess[str]]],
+    demo_swarm: PrivateSwarm,
 ) -> None:
     folder, result = by_world_size[ranks]
     assert result.returncode == 0, result.stderr
@@ -70,6 +74,7 @@ def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ra
     assert (folder / str(n) / "predictions.parquet").read_bytes() == (alone / "predictions.parquet").read_bytes()
     for section in ("metrics", "undefined", "per_class", "confusion_matrix"):
         assert json.dumps(results[section]) == json.dumps(results_of(alone)[section])
+    assert not any(peer in (folder / str(n) / "results.json").read_text() for peer in demo_swarm.initial_peers)
 
 
 def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Path) -> None:
@@ -97,50 +102,41 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
     assert "Traceback" not in result.stdout + result.stderr
     assert f"evaluating: {n} of {n} examples" in result.stderr
     assert not launcher.leftovers()
+    alone = launcher.run("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone"))
+    assert alone.returncode == 0, alone.stderr
+    assert (output / "predictions.parquet").read_bytes() == (tmp_path / "alone" / "predictions.parquet").read_bytes()
+    for section in ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan"):
+        assert json.dumps(results[section]) == json.dumps(results_of(tmp_path / "alone")[section])
+
+
+DEMO = ("--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA))
 
 
 def swarm_options(swarm: PrivateSwarm, output: Path) -> list[str]:
-    return [
-        *("--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA)),
-        *("--initial-peers", *swarm.initial_peers, "--output", str(output)),
-    ]
+    return [*DEMO, "--initial-peers", *swarm.initial_peers, "--output", str(output)]
 
 
-def test_the_command_gives_the_same_files_on_one_and_on_three_ranks(
-    launcher: Launcher, tmp_path: Path, demo_swarm: PrivateSwarm
-) -> None:
-    for ranks in (None, 3):
-        output = tmp_path / str(ranks)
-        result = launcher.run("-m", "dist_eval", *swarm_options(demo_swarm, output), ranks=ranks)
-        assert result.returncode == 0, result.stderr
-    alone, three = (tmp_path / "None"), (tmp_path / "3")
-    assert len(results_of(three)["ranks"]) == 3
-    assert (alone / "predictions.parquet").read_bytes() == (three / "predictions.parquet").read_bytes()
-    for section in ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan"):
-        assert json.dumps(results_of(alone)[section]) == json.dumps(results_of(three)[section])
-    assert demo_swarm.initial_peers[0] not in (three / "results.json").read_text()
-
-
-@pytest.mark.parametrize("victim", ["agent", "rank 0", "rank 1"])
+@pytest.mark.parametrize("victim", ["agent", "rank 0"])
 def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: Launcher, tmp_path: Path) -> None:
     header, *rows = demo.TEST_DATA.read_text().splitlines()
     data = tmp_path / "long.csv"
     data.write_text("\n".join([header, *rows * 40]) + "\n")  # minutes of work
     options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
     output = tmp_path / "out"
-    agent = launcher.start("-m", "dist_eval", *options, "--swarm", "embedded", "--output", str(output), ranks=2)
+    agent = launcher.start(
+        "-m", "dist_eval", *options, "--swarm", "embedded", "--output", str(output), "--stop-grace", "2", ranks=2
+    )
     assert agent.stderr
     for line in agent.stderr:
         if "evaluating:" in line:
             break
-    shared_before = set(os.listdir("/dev/shm"))
     ours = launcher.processes()
     assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
     os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)
     assert wait_for(lambda: not launcher.processes()), launcher.processes()
     agent.communicate()
     assert not launcher.leftovers()
-    assert set(os.listdir("/dev/shm")) <= shared_before
+    assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in ours)]
 
 
 def _ranks(processes: dict[int, str]) -> dict[str, int]:
@@ -304,7 +300,7 @@ def test_an_embedded_swarm_is_refused_on_several_hosts(
 
 @pytest.mark.parametrize(
     ("ranks", "case"),
-    [(1, "empty"), (2, "empty"), (3, "empty"), (4, "empty"), (4, "no checkpoint"), (2, "unknown label")],
+    [(1, "empty"), (2, "unknown label"), (3, "no checkpoint")],
 )
 def test_of_several_ranks_one_speaks_once_and_the_run_is_marked_as_failed(
     ranks: int, case: str, launcher: Launcher, tmp_path: Path

@@ -17,7 +17,6 @@ def test_all_contenders_run_on_one_swarm_and_agree(launcher: Launcher, tmp_path:
         "local, no swarm",
         "loop, padded to 64",
         "gather_for_metrics, 2 ranks, batch 32",
-        "Trainer.predict, batch 32",
         "dist_eval, 1 rank",
         "dist_eval, 2 ranks",
     }

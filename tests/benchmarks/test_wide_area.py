@@ -20,13 +20,11 @@ def test_all_contenders_run_through_the_proxy_and_agree(launcher: Launcher, tmp_
     assert set(details) == {
         (NEAR, "dist_eval, 2 ranks"),
         (FAR, "dist_eval, 2 ranks"),
-        (FAR, "loop, padded to 64"),
         (FAR, "Trainer.predict, batch 32"),
     }
     assert all(one["equal_predictions"] == 1.0 for one in details.values())
     assert all(one["seconds"] > SECONDS_ON_THE_WAY for (group, _), one in details.items() if group == FAR)
     assert {one["claim"] for one in content["comparisons"]} == {
-        "100 ms: dist_eval, 2 ranks / loop, padded to 64",
         "100 ms: dist_eval, 2 ranks / best of gather_for_metrics, Trainer.predict",
         "100 ms: dist_eval, 2 ranks / the same at 0 ms",
     }

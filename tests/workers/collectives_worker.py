@@ -22,7 +22,7 @@ from dist_eval.errors import ExactnessError, RunError
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Predictions
 
-CLASSES = 3
+CLASSES, PATIENCE = 3, 400.0
 
 
 def share(launch: Launch) -> Predictions:
@@ -48,14 +48,14 @@ def main() -> None:
     board = Board(launch)
     if launch.is_leader:
         board.publish("word", "shared before any process group")
-    known = {"word": board.wait_for("word", 60.0), "word_again": board.wait_for("word", 60.0)}
-    board.meet("here", 60.0)
+    known = {"word": board.wait_for("word", PATIENCE), "word_again": board.wait_for("word", PATIENCE)}
+    board.meet("here", PATIENCE)
     try:
         board.wait_for("nobody-writes-this", 1.0)
     except RunError as error:
         known["missing"] = str(error)
     local = share(launch)
-    with process_group(launch, board, 60.0):
+    with process_group(launch, board, PATIENCE):
         totals = sum_over_ranks(Totals.of(local))
         gathered = gather_predictions(local)
         collectives._ROWS_IN_A_ROUND = launch.world_size  # one of each rank at a time
@@ -77,11 +77,11 @@ def main() -> None:
         "same_confusion": Totals.of(gathered).confusion.tolist(),
         "same_loss": float(gathered.loss.sum()),
     }
-    with process_group(launch, board, 60.0):
+    with process_group(launch, board, PATIENCE):
         known["claimed"] = board.claim_failure({"message": f"rank {launch.rank} failed"})
         all_gather("everybody has claimed")
         try:
-            board.wait_for("nobody-writes-this", 60.0)
+            board.wait_for("nobody-writes-this", PATIENCE)
         except RunError as error:
             known["gave_up"] = str(error)
         known["reason"] = (board.failure() or {})["message"]

@@ -31,7 +31,7 @@ def main() -> None:
         if launch.is_leader:
             data.write_text("\n".join(lines[: n + 1]) + "\n")
             board.publish("written", "")
-        board.wait_for("written", 60.0)
+        board.wait_for("written", 400.0)
         config = EvaluationConfig(
             model=str(demo.BASE_MODEL),
             checkpoint=str(demo.CHECKPOINT),
