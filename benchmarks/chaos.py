@@ -41,6 +41,7 @@ _TOKEN_BUDGET = 400
 _REPEATED, _QUICK_REPEATED = 24, 5
 _STEP = 0.015
 """Share of the batches that have to be finished before the next event."""
+_ORPHANS_SECONDS = 30.0
 _FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _PATIENCE = 6.0, 10.0, 10.0, 400.0
 _OTHER_ERRORS_SHOWN = 3
 
@@ -56,7 +57,7 @@ class Run:
     """
 
     def __init__(self, dataset: Path, output: Path, own: Path, peers: list[str]) -> None:
-        self.output, self._own, self.starts = output, own, 0
+        self.output, self._own, self.starts, self.orphans = output, own, 0, 0
         self.marker = f"CHAOS_{uuid.uuid4().hex}"
         where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
         self._arguments = [
@@ -80,10 +81,16 @@ class Run:
         return self.agent
 
     def wait(self) -> int:
-        """Waits for its end, and for that of all processes that it has started."""
+        """Waits for its end, and a little for that of all processes that it has started; kills and counts the rest."""
         assert self.agent is not None
         status = self.agent.wait(_PATIENCE)
-        wait_for(lambda: not self.processes(), "the run's processes to end")
+        deadline = time.monotonic() + _ORPHANS_SECONDS
+        while (late := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.orphans += len(late)
+        for process in late:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         return status
 
     def rank(self, number: int) -> psutil.Process | None:
@@ -134,7 +141,7 @@ class Chaos:
     def __init__(self, run: Run, swarm: PrivateSwarm, generator: random.Random) -> None:
         self._run, self._swarm, self._random = run, swarm, generator
         self._frozen: tuple[int, float] | None = None
-        self.events: dict[str, Callable[[], None]] = {
+        self.events: dict[str, Callable[[], bool]] = {
             "agent killed": self._kill_agent,
             "rank killed": self._kill_rank,
             "server killed": self._kill_server,
@@ -150,35 +157,41 @@ class Chaos:
                 os.killpg(self._frozen[0], signal.SIGCONT)
             self._frozen = None
 
-    def _kill_rank(self) -> None:
+    def _kill_rank(self) -> bool:
         for number in self._random.sample(_WORLD_SIZES, len(_WORLD_SIZES)):
             rank = self._run.rank(number - 1)
             if rank:
                 rank.kill()
-                return
+                return True
+        return False
 
-    def _kill_agent(self) -> None:
+    def _kill_agent(self) -> bool:
         assert self._run.agent is not None
         self._run.agent.kill()
+        return True
 
-    def _terminate(self) -> None:
+    def _terminate(self) -> bool:
         assert self._run.agent is not None
         self._run.agent.terminate()
+        return True
 
-    def _leave_a_note(self) -> None:
+    def _leave_a_note(self) -> bool:
         (self._run.output / "STOP").touch()
+        return True
 
-    def _kill_server(self) -> None:
+    def _kill_server(self) -> bool:
         self.thaw(at_once=True)
         number = self._random.randrange(_REPLICAS)
         self._swarm.kill_server(number)
         restart(self._swarm, number)
+        return True
 
-    def _freeze_server(self) -> None:
+    def _freeze_server(self) -> bool:
         self.thaw(at_once=True)
         group = self._swarm.servers[self._random.randrange(_REPLICAS)].pid
         os.killpg(group, signal.SIGSTOP)
         self._frozen = group, time.monotonic() + _FREEZE_SECONDS
+        return True
 
 
 def measure(options: argparse.Namespace, own: Path) -> None:
@@ -259,15 +272,18 @@ def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int,
                 chaos.thaw()
                 time.sleep(0.02)
             if run.agent.poll() is None and names:
-                name = names.pop()
-                print(f"  {100 * run.journal_size() / whole:3.0f} % on {world_size} ranks: {name}", flush=True)
-                tally[name] += 1
-                chaos.events[name]()
+                name, share = names[-1], run.journal_size() / whole
+                if chaos.events[name]():
+                    names.pop()
+                    tally[name] += 1
+                    print(f"  {100 * share:3.0f} % on {world_size} ranks: {name}", flush=True)
                 if "server" not in name:
                     run.wait()
             if run.agent.poll() is not None:
                 status = run.wait()
                 if status == 0 and run.results()["status"] == "complete":
+                    if names:
+                        raise BenchmarkError(f"the run was over before {', '.join(names)}: give fewer --events")
                     break
                 if run.results()["status"] == "failed":
                     others.append(run.last_words())
@@ -291,14 +307,13 @@ def judge(report: Report, run: Run, undisturbed: Run, tally: Counter[str]) -> No
     is_equal = run.predictions() == undisturbed.predictions()
     sections = ("metrics", "per_class", "confusion_matrix", "coverage")
     is_equal &= all(results[name] == undisturbed.results()[name] for name in sections)
-    orphans = run.processes()
     verdict = "equal to the undisturbed run's to the last byte" if is_equal else "LOST: other results than undisturbed"
     report.note(
         f"{sum(events.values())} events ({', '.join(f'{n} x {name}' for name, n in sorted(events.items()))}), "
         f"{tally['restarts on another number of ranks']} restarts on another number of ranks, "
         f"{results['plan']['batches']} batches: {coverage['missing']} of {coverage['expected']} examples lost, "
-        f"{coverage['duplicates']} counted twice, {len(orphans)} processes left behind; results {verdict}."
-        + (" LOST: processes" if orphans else "")
+        f"{coverage['duplicates']} counted twice, {run.orphans} processes left behind; results {verdict}."
+        + (" LOST: processes" if run.orphans else "")
     )
 
 
@@ -310,7 +325,7 @@ def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
     """
     for number in range(_REPLICAS):
         wait_until_up(swarm, number)
-    run.start(1)
+    agent = run.start(1)
     wait_for(lambda: run.journal_size() > 0, "the run to begin")
     swarm.kill_server(1)
     longest = _longest_pause(run, _WATCH_SECONDS)
@@ -320,10 +335,11 @@ def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
     restart(swarm, 0)
     wait_until_up(swarm, 0)
     ready = time.monotonic()
-    wait_for(lambda: run.journal_size() > size, "the run to go on")
+    wait_for(lambda: run.journal_size() > size or agent.poll() is not None, "the run to go on")
+    if run.journal_size() == size:
+        raise BenchmarkError(f"the run ended too soon: {run.last_words()}")
     seconds = time.monotonic() - ready
-    assert run.agent is not None
-    run.agent.kill()
+    agent.kill()
     run.wait()
     restart(swarm, 1)
     return longest, seconds

@@ -64,18 +64,17 @@ def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
         from dist_eval.report import print_error
         from dist_eval.run_folder import RunFolder
 
-    launch, board, coverage, details = None, None, None, ""
+    launch, board, coverage, details, folder = None, None, None, "", RunFolder(config)
     try:
         launch = Launch.from_environment()
         board = Board(launch)
-        evaluate_run(config, launch, board, own, stop)
+        evaluate_run(config, launch, board, own, stop, folder)
         return 0
     except KeyboardInterrupt:
         message, code = "interrupted before the end", INTERRUPTED
     except RunStopped as error:
         if launch is not None and launch.is_leader:  # all ranks stop together
             print_error(str(error))
-            RunFolder(config).stop(str(error), rank=launch.rank, host=launch.host, coverage=_counts(error.coverage))
         return STOPPED
     except EvaluationError as error:
         message, code = str(error), FAILED
@@ -90,7 +89,6 @@ def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
         first = reason if speaks or board is None else board.failure() or reason
     except (EvaluationError, RuntimeError):  # the store went with torchrun: better twice than not at all
         speaks, first = True, reason
-    folder = RunFolder(config)
     if speaks:
         print_error(details + message)
     if speaks or launch.is_leader:  # the leader too: the rank that failed may be on a host with other disks

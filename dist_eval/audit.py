@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -120,6 +119,25 @@ class Findings:
             disputes=[dispute for one in ranks for dispute in one.disputes],
         )
 
+    def __bool__(self) -> bool:
+        return self != Findings()
+
+    def to_notes(self) -> dict[str, Any]:
+        """Returns all but the odd servers, ready for JSON."""
+        notes = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
+        del notes["odd"]
+        return notes
+
+    @classmethod
+    def of_notes(cls, notes: Mapping[str, Any]) -> Findings:
+        """Makes findings of what `to_notes` returned."""
+        disputes = [
+            Dispute(tuple(one["peers"]), tuple(one["blocks"]), one["difference"], one["why"])
+            for one in notes["disputes"]
+        ]
+        counts = {name: Counter(notes[name]) for name in ("agreed", "disagreed")}
+        return cls(**{**notes, **counts, "disputes": disputes})
+
     def facts(self, fraction: float) -> dict[str, Any]:
         """Returns the section `audit` of `results.json`.
 
@@ -139,7 +157,7 @@ class Findings:
                     "disagreed": self.disagreed[peer],
                     "odd": peer in self.odd,
                 }
-                for peer in sorted({*self.agreed, *self.disagreed})
+                for peer in sorted({*self.agreed, *self.disagreed, *self.odd})
             ],
             "disputes": len(self.disputes),
             "first_disputes": [asdict(dispute) for dispute in self.disputes[:_DISPUTES_LISTED]],
@@ -153,9 +171,6 @@ class Audit:
         classifier: it, on a `SwarmBackbone`.
         on_odd: called with each server that is found odd.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
-
-    Attributes:
-        findings: so far.
     """
 
     def __init__(
@@ -168,8 +183,6 @@ class Audit:
             raise TypeError("only a classifier on a swarm can be audited")
         self._classifier, self._backbone, self._tolerance = classifier, classifier.backbone, tolerance
         self._requests, self._on_odd = classifier.backbone.requests, on_odd
-        self._lock = threading.Lock()
-        self.findings = Findings()
 
     @property
     def num_labels(self) -> int:
@@ -192,42 +205,37 @@ class Audit:
         for _ in range(_MOST_ROUNDS):
             own = Trip()
             first = self._classifier.logits(input_ids, lengths, own)
-            if not self._finds_odd_servers(input_ids, lengths, own.route, first):
+            found = self._second_opinion(input_ids, lengths, own.route, first)
+            if found is not None:
+                trip.findings = Findings.merged([trip.findings or Findings(), found])
                 break
         trip.route += own.route
         return first
 
-    def _finds_odd_servers(
+    def _second_opinion(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[Hop], first: torch.Tensor
-    ) -> bool:
-        """Compares a batch's logits with those of another way; returns whether this shows servers to be odd."""
+    ) -> Findings | None:
+        """Compares a batch's logits with those of another way; None if it has to be done again without odd servers."""
         other = Trip(avoided=tuple(route))
         try:
             second = self._classifier.logits(input_ids, lengths, other)
         except EvaluationError:
-            self._note(Findings(unanswered=1))
-            return False
+            return Findings(unanswered=1)
         names = _who_parted(route, other.route)
         if not names:
-            self._note(Findings(alone=1))
-            return False
+            return Findings(alone=1)
         difference = largest_difference(first, second, least=1.0)
         if difference <= self._tolerated(names):
-            self._note(Findings(batches=1, agreed=Counter(names), largest_difference=difference))
-            return False
+            return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
         odd, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
-        for server in odd:
+        for server in odd - self._requests.distrusted:
             self._on_odd(server)
         self.distrust(odd)
-        if odd:
-            self._note(Findings(odd=frozenset(odd), disagreed=Counter(odd)))
-        elif dispute:
-            self._note(Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute]))
-        return bool(odd)
-
-    def _note(self, found: Findings) -> None:
-        with self._lock:
-            self.findings = Findings.merged([self.findings, found])
+        # another batch may have shown meanwhile that one of these servers is odd
+        if not self._requests.distrusted.isdisjoint(peer for peer, *_ in (*route, *other.route)):
+            return None
+        assert dispute is not None
+        return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
 
     def _tolerated(self, peers: Sequence[str]) -> float:
         if self._tolerance is not None:
@@ -241,6 +249,9 @@ class Audit:
     ) -> tuple[set[str], Dispute | None]:
         """Walks two ways side by side, and asks third servers where they part."""
         spans, odd = self._requests.spans(), set[str]()
+        if _covers_twice(route) or _covers_twice(other):
+            peers = tuple(_who_parted(route, other))
+            return odd, Dispute(peers, (0, 0), difference, "it was sent in halves: give a lower --token-budget")
         hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
         parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
         cuts = sorted({block for _, start, end in parts for block in (start, end)})
@@ -304,3 +315,8 @@ def _who_parted(route: Sequence[Hop], other: Sequence[Hop]) -> list[str]:
 
 def _server_at(route: Sequence[Hop], block: int) -> str:
     return next(peer for peer, start, end in route if start <= block < end)
+
+
+def _covers_twice(route: Sequence[Hop]) -> bool:
+    """Whether a batch was sent in halves, each on a way of its own."""
+    return sum(end - start for _, start, end in route) > max(end for *_, end in route)

@@ -13,6 +13,7 @@ from dist_eval.config import EvaluationConfig
 from dist_eval.errors import CheckpointError, ConfigError
 
 _LONGEST_TEXT = 1 << 20
+_PIECES, _PIECE_BYTES = 64, 4096
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
@@ -58,11 +59,23 @@ class Base:
         )
 
     def digest(self) -> str:
-        """Returns a hash of what the base model is: its config, without where it was found and what wrote it."""
+        """Returns a hash of what the base model is.
+
+        That is its config, without where it was found and what wrote it, and evenly spaced pieces of its weights where
+        they lie in a folder.
+        """
         values = self.config.to_dict()
         for name in ("_name_or_path", "transformers_version", "torch_dtype"):
             values.pop(name, None)
-        return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
+        for path in sorted(Path(self.name).glob("*.safetensors")):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}".encode())
+            with path.open("rb") as file:
+                for piece in range(_PIECES):
+                    file.seek(piece * max(0, size - _PIECE_BYTES) // (_PIECES - 1))
+                    digest.update(file.read(_PIECE_BYTES))
+        return digest.hexdigest()
 
     def facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -29,12 +30,12 @@ from dist_eval.collectives import (
 )
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import CheckpointError, RunError
+from dist_eval.errors import CheckpointError, RunError, RunStopped
 from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier
 from dist_eval.plan import Plan, plan_batches
-from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.predictions import Coverage, Predictions, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import format_results
 from dist_eval.run_folder import RunFolder
@@ -50,7 +51,12 @@ _PREPARATION_SECONDS = 6 * 3600.0
 
 
 def evaluate_run(
-    config: EvaluationConfig, launch: Launch, board: Board, own: Path, stop: Stop | None = None
+    config: EvaluationConfig,
+    launch: Launch,
+    board: Board,
+    own: Path,
+    stop: Stop | None = None,
+    folder: RunFolder | None = None,
 ) -> dict[str, Any] | None:
     """Evaluates a tuned classifier on a dataset; every rank calls it.
 
@@ -60,6 +66,7 @@ def evaluate_run(
         board: the ranks' store.
         own: this rank's private folder for sockets and tokenized data (see `dist_eval.lifetime.workspace`).
         stop: asked whether to go on.
+        folder: the run's folder, if the caller wants to note how the run ended.
 
     Returns:
         On the leader the metrics by name, else None.
@@ -68,13 +75,14 @@ def evaluate_run(
         EvaluationError: the run cannot be done, on the rank that knows why.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    folder, stop = RunFolder(config), stop or Stop()
+    folder, stop = folder or RunFolder(config), stop or Stop()
     with ExitStack() as stack:
         if launch.is_leader:
             folder.open(launch.attempt)
             stack.callback(folder.close)
             board.publish("opened", "")
-        board.wait_for("opened", _OPENING_SECONDS)  # before that, a failing rank could not mark the run as failed
+        board.wait_for("opened", _OPENING_SECONDS)
+        folder.is_ours = True
         torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
         tuned = TunedCheckpoint.load(str(config.checkpoint))
         base = Base.of(config, tuned)
@@ -90,11 +98,12 @@ def evaluate_run(
         if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
             return present_complete(folder) if launch.is_leader else None
         data, plan = prepared or open_plan(base, tuned, launch, board)
-        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank)
+        run_id = fingerprint_of(config, base, tuned, data, plan).digest()
+        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank, run=run_id)
         stack.callback(journal.close)
         window = window_for(config, base, launch)
         board.meet("ready", _PREPARATION_SECONDS)
-        with process_group(launch, board, config.collective_timeout):
+        with process_group(launch, board, config.collective_timeout), noting_a_stop(folder, launch):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             audit = Audit(classifier, journal.distrust, config.audit_tolerance) if config.audit else None
             notice = classifier.backbone.notice
@@ -109,7 +118,7 @@ def evaluate_run(
             with progress.shown():
                 stop.in_order()
                 brought = work.do_all(launch, config.collective_timeout)
-                combined = combine(work, brought, launch, classifier, audit)
+                combined = combine(work, brought, launch, classifier)
         if not launch.is_leader:
             return None
         if combined.failed:
@@ -126,11 +135,24 @@ def evaluate_run(
             "ranks": combined.ranks,
             "throughput": throughput(combined.ranks),
             "swarm": swarm,
-            "audit": combined.audit and combined.audit.facts(config.audit),
+            "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
         }
         folder.complete(combined.predictions, metrics, facts)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
+
+
+@contextmanager
+def noting_a_stop(folder: RunFolder, launch: Launch) -> Iterator[None]:
+    """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
+    try:
+        yield
+    except RunStopped as error:
+        if launch.is_leader:
+            with suppress(OSError):  # a full disk: the journal is what counts
+                coverage = asdict(cast(Coverage, error.coverage))
+                folder.stop(str(error), rank=launch.rank, host=launch.host, coverage=coverage)
+        raise
 
 
 def open_plan(base: Base, tuned: TunedCheckpoint, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
@@ -222,26 +244,26 @@ class Combined:
         failed: examples without a prediction: position in the dataset, and why.
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
-        audit: what an audit has found, if there was one.
+        audit: what audits have found.
     """
 
     predictions: Predictions
     failed: list[tuple[int, str]]
     totals: Totals
     ranks: list[dict[str, Any]]
-    audit: Findings | None
+    audit: Findings
 
 
-def combine(work: Work, batches: np.ndarray, launch: Launch, classifier: Classifier, audit: Audit | None) -> Combined:
+def combine(work: Work, batches: np.ndarray, launch: Launch, classifier: Classifier) -> Combined:
     """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
-    local, failed = work.collect(batches)
+    local, failed, findings = work.collect(batches)
     facts = {**work.facts(launch), "traffic": classifier.backbone.traffic()}
     return Combined(
         predictions=gather_predictions(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
         totals=sum_over_ranks(Totals.of(local)),
         ranks=all_gather(facts),
-        audit=Findings.merged(all_gather(audit.findings)) if audit else None,
+        audit=Findings.merged(all_gather(findings)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import BinaryIO
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
     """Opens a new content for a file; it takes the old one's place when the context ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with temporary.open("wb") as file:
             yield file

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ def _predict_batch(
 ) -> tuple[BatchOutcome, float]:
     start, rows = time.monotonic(), plan.batch(number)
     logits = _logits(classifier, dataset, rows, f"Batch {number}", trip)
-    return BatchOutcome(number, logits, trip.route), time.monotonic() - start
+    return BatchOutcome(number, logits, trip.route, audit=_notes_of(trip)), time.monotonic() - start
 
 
 def _salvage_batch(
@@ -131,7 +131,11 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, logits, trip.route, failed), time.monotonic() - start
+    return BatchOutcome(number, logits, trip.route, failed, _notes_of(trip)), time.monotonic() - start
+
+
+def _notes_of(trip: Trip) -> Mapping[str, Any] | None:
+    return trip.findings.to_notes() if trip.findings else None
 
 
 def _logits(

@@ -9,15 +9,18 @@ Every rank of every start appends to a file of its own, and reads those of all. 
     labels      uint32, width of the head
     notes       uint32, bytes of the notes
     logits      float32 of shape [rows, labels], not finite where an example failed
-    notes       JSON, {"route": [[peer, first block, one past the last block], ...], "failed": {row: reason}}
+    notes       JSON, {"route": [[peer, first block, one past the last block], ...], "failed": {row: reason},
+                "audit": what an audit has found}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
 the logits. A file's end may be torn, because its process died while it wrote; whatever fails its checksum counts as
-never written. So does a batch in which a server had a hand that an audit found odd: a file SERVER.odd says so.
+never written. So does a batch in which a server had a hand that an audit found odd: a file named after it says so. All
+names begin with a hash of what the results depend on: hosts may have folders of their own, one with an older run's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import mmap
@@ -25,7 +28,7 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +58,7 @@ class _Place:
     file: Path
     offset: int
     is_whole: bool
+    is_audited: bool
 
 
 class Journal:
@@ -65,11 +69,13 @@ class Journal:
         sizes: examples in each batch of the plan, integers of shape [batches].
         num_labels: width of the head.
         rank: this rank, for the name of its file.
+        run: what the results depend on, as a hash; files of other runs are passed over.
     """
 
-    def __init__(self, folder: Path, sizes: np.ndarray, num_labels: int, *, rank: int = 0) -> None:
+    def __init__(self, folder: Path, sizes: np.ndarray, num_labels: int, *, rank: int = 0, run: str = "") -> None:
         self._folder, self._sizes, self._num_labels = folder / FOLDER, sizes, num_labels
-        self._path = self._folder / f"rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
+        self._run = f"run-{run[:12]}"
+        self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
         self._places: dict[int, _Place] = {}
         self._odd: frozenset[str] = frozenset()
@@ -81,7 +87,8 @@ class Journal:
             RunError: the folder cannot be read.
         """
         with _readable(self._folder):
-            return frozenset(path.stem for path in self._folder.glob(f"*{_ODD_SUFFIX}"))
+            found = self._folder.glob(f"{self._run}-odd-*{_ODD_SUFFIX}")
+            return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def distrust(self, server: str) -> None:
         """Notes that a server's answers do not count, whichever rank or start of the run got them.
@@ -89,13 +96,16 @@ class Journal:
         Raises:
             RunError: the folder cannot be written.
         """
-        path = self._folder / f"{server}{_ODD_SUFFIX}"
+        path = self._folder / f"{self._run}-odd-{server}{_ODD_SUFFIX}"
         with _writable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
-    def read(self) -> np.ndarray:
+    def read(self, audited: Container[int] = ()) -> np.ndarray:
         """Looks through all files.
+
+        Args:
+            audited: batches that are finished only if an audit has looked at them.
 
         Returns:
             Whether each batch is finished, with a prediction for every example; bool of shape [batches].
@@ -105,18 +115,19 @@ class Journal:
         """
         self._places, self._odd = {}, self.odd_servers()
         with _readable(self._folder):
-            for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
                 for offset, outcome in _records(path):
                     self._note(path, offset, outcome)
         finished = np.zeros(len(self._sizes), dtype=bool)
-        finished[[batch for batch, place in self._places.items() if place.is_whole]] = True
+        for batch, place in self._places.items():
+            finished[batch] = place.is_whole and (place.is_audited or batch not in audited)
         return finished
 
     def outcomes(self, batches: Sequence[int] | np.ndarray) -> Iterator[BatchOutcome]:
         """Reads batches that `read` has found, or that were appended, file by file."""
         places = sorted((self._places[int(batch)].file, self._places[int(batch)].offset) for batch in batches)
         for path, of_file in itertools.groupby(places, key=lambda place: place[0]):
-            with path.open("rb") as file:
+            with _readable(self._folder), path.open("rb") as file:
                 for _, offset in of_file:
                     file.seek(offset)
                     outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read)
@@ -152,8 +163,10 @@ class Journal:
         if outcome.batch >= len(self._sizes) or outcome.logits.shape != (self._sizes[outcome.batch], self._num_labels):
             return  # no batch of this plan
         servers = {peer for peer, _, _ in outcome.route}
-        if servers.isdisjoint(self._odd) and (known is None or outcome.is_whole > known.is_whole):
-            self._places[outcome.batch] = _Place(path, offset, outcome.is_whole)
+        place = _Place(path, offset, outcome.is_whole, outcome.audit is not None)
+        is_better = known is None or (place.is_whole, place.is_audited) > (known.is_whole, known.is_audited)
+        if servers.isdisjoint(self._odd) and is_better:
+            self._places[outcome.batch] = place
 
 
 @contextmanager
@@ -179,6 +192,8 @@ def _packed(outcome: BatchOutcome) -> bytes:
     notes: dict[str, Any] = {"route": [list(hop) for hop in outcome.route]} if outcome.route else {}
     if outcome.failed:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
+    if outcome.audit is not None:
+        notes["audit"] = dict(outcome.audit)
     extra = json.dumps(notes).encode() if notes else b""
     rows, labels = outcome.logits.shape
     body = _FIELDS.pack(outcome.batch, rows, labels, len(extra))
@@ -202,6 +217,7 @@ def _parse(head: bytes, read: Any) -> BatchOutcome | None:
         logits=np.frombuffer(rest, dtype=_LOGITS, count=rows * labels).reshape(rows, labels).astype(np.float32),
         route=[(str(peer), int(start), int(end)) for peer, start, end in notes.get("route", [])],
         failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
+        audit=notes.get("audit"),
     )
 
 
@@ -240,6 +256,10 @@ class Fingerprint:
         except (OSError, ValueError):
             return None
         return cls({str(name): str(value) for name, value in values.items()}) if isinstance(values, dict) else None
+
+    def digest(self) -> str:
+        """Returns a hash of all of it."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Writes it to a run's folder."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +32,14 @@ class BatchOutcome:
         logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
         route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
         failed: why examples have no prediction, by their row in the batch.
+        audit: what an audit has found (see `dist_eval.audit.Findings.to_notes`), None if there was none.
     """
 
     batch: int
     logits: np.ndarray
     route: Sequence[tuple[str, int, int]] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
+    audit: Mapping[str, Any] | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -59,7 +59,7 @@ class Progress:
         self._launch, self._board, self._total, self._done_before = launch, board, total, done
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream = stream or sys.stderr
-        self.failed = 0
+        self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._batch = -1
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
@@ -68,11 +68,12 @@ class Progress:
         """Returns how many examples all ranks have reported so far."""
         with self._board.connect() as store:
             self._open_counts(store)
+            self._failed_total = store.add(_FAILED, 0)
             return sum(self._counts(store, _DONE))
 
     def begin(self, done: int, counted: int) -> None:
         """Goes on from `done` finished examples, where `counted` have been reported."""
-        self._done_before = done - counted
+        self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
 
     def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
         """Notes that this rank has finished some more examples.
@@ -163,7 +164,8 @@ class Progress:
         with self._lock:  # the thread and the waiting rank both report
             delta, failed = self._done - self._reported, self._failed - self._failed_reported
             store.add(f"{_DONE}/{self._launch.rank}", delta)
-            self.failed = store.add(_FAILED, failed)
+            self._failed_total = store.add(_FAILED, failed)
+            self.failed = self._failed_total - self._failed_before
             self._reported, self._failed_reported = self._reported + delta, self._failed_reported + failed
             if delta or failed:
                 store.set(f"{_BATCH}/{self._launch.rank}", f"batch {self._batch}")

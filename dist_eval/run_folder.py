@@ -80,6 +80,10 @@ class RunFolder:
 
     Args:
         config: the run's options; `config.output_folder` is the folder.
+
+    Attributes:
+        path: where it is.
+        is_ours: whether the leader of this run has opened it; before that, another run may be using it.
     """
 
     def __init__(self, config: EvaluationConfig) -> None:
@@ -87,6 +91,7 @@ class RunFolder:
         self._config = config
         self._lock: int | None = None
         self._before: dict[str, Any] = {}
+        self.is_ours = False
 
     def open(self, attempt: int = 0) -> None:
         """Makes the folder this run's own, and writes `results.json` with status "running" unless it is complete.
@@ -101,10 +106,14 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
             self._take_lock()
+            self.is_ours = True
             if attempt == 0:  # to start a run again is to want it to go on
                 (self.path / STOP_FILE).unlink(missing_ok=True)
-            self._before = self._read()
-            if self._before.get("status") != "complete" or self._config.overwrite:
+            if attempt == 0 and self._config.overwrite:
+                forget_journal(self.path)
+            else:
+                self._before = self._read()
+            if self._before.get("status") != "complete":
                 self._begin()
         except OSError as error:
             raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
@@ -123,15 +132,12 @@ class RunFolder:
         """
         try:
             status, earlier = self._before.get("status"), Fingerprint.load(self.path)
-            if self._config.overwrite:
-                forget_journal(self.path)
-                earlier = None
-            elif earlier is None and status == "complete":
+            if earlier is None and status == "complete":
                 raise RunError(
                     f"{self.path} holds the results of a complete run, and no journal that says of what. Choose "
                     "another --output, or replace them with --overwrite."
                 )
-            elif earlier is None:
+            if earlier is None:
                 forget_journal(self.path)
             changed = fingerprint.changed(earlier) if earlier else []
             if changed:
@@ -222,12 +228,13 @@ class RunFolder:
         return self._end("failed", message, rank, host, coverage)
 
     def stop(self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None) -> bool:
-        """Marks the run as incomplete; all else is as with `fail`."""
+        """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
+        (self.path / STOP_FILE).touch()
         return self._end("incomplete", message, rank, host, coverage)
 
     def _end(self, status: str, message: str, rank: int, host: str, coverage: dict[str, int] | None) -> bool:
         results = self._read()
-        if results.get("status") == "running":  # never touch what an earlier, complete run left
+        if self.is_ours and results.get("status") == "running":  # never touch what an earlier, complete run left
             for address in self._config.initial_peers:
                 message = message.replace(address, "(peer, not recorded)")
             error = {"message": _PEER.sub("(peer, not recorded)", message), "rank": rank, "host": host}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.audit import Findings
 from dist_eval.collectives import Launch, all_gather
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
@@ -83,12 +84,13 @@ def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int
     return share, int(plan.sizes[done].sum())
 
 
-def require_complete(left: int, finished: int, before: int, stop: Stop, examples: int) -> None:
+def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
     """Makes sure that no rank has stopped before its end; every rank calls it.
 
     Args:
         left: batches that this rank has not done.
         finished: examples that it has done in this start.
+        failed: examples that it has given up.
         before: examples that earlier starts have done.
         stop: why it has stopped.
         examples: of the dataset.
@@ -96,13 +98,14 @@ def require_complete(left: int, finished: int, before: int, stop: Stop, examples
     Raises:
         RunStopped: some rank has; on all ranks.
     """
-    everybody = all_gather((left, finished))
-    if any(left for left, _ in everybody):
-        seen = before + sum(finished for _, finished in everybody)
+    everybody = all_gather((left, finished, failed))
+    if any(left for left, *_ in everybody):
+        seen = before + sum(finished for _, finished, _ in everybody)
+        given_up = sum(failed for *_, failed in everybody)
         raise RunStopped(
             f"Stopped, because {stop.reason}: {seen} of {examples} examples are in the journal. Start the same command "
             "again to go on.",
-            Coverage(examples, seen, duplicates=0, missing=examples - seen),
+            Coverage(examples, seen, duplicates=0, missing=examples - seen, failed=given_up),
         )
 
 
@@ -169,18 +172,20 @@ class Work:
             self._classifier.distrust(odd)
             for server in odd:  # hosts may have folders of their own
                 self._journal.distrust(server)
-            found = self._journal.read() if launch.is_host_leader else np.zeros(len(self._plan), dtype=bool)
+            found = np.zeros(len(self._plan), dtype=bool)
+            if launch.is_host_leader:
+                found = self._journal.read(self._audited)
             counted = self._progress.counted()
             share, done = share_out(found, self._plan, launch)
             brought = np.concatenate([share.resumed, share.shard])
             if odd_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
             self._progress.begin(done, counted)
-            count = len(self._done)
+            count, self._failed = len(self._done), 0
             left = self.do(share.shard)
             self._progress.wait_for_all(patience)
-            finished = int(self._plan.sizes[self._done[count:]].sum())
-            require_complete(left, finished, done, self._stop, len(self._data))
+            tried = int(self._plan.sizes[self._done[count:]].sum())
+            require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
         """Sends batches through the classifier and writes each to the journal as soon as it is back.
@@ -235,17 +240,20 @@ class Work:
             "in_flight": self._window.size,
         }
 
-    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]]]:
+    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]], Findings]:
         """Reads batches back from the journal.
 
         Returns:
-            The predictions, and the examples that have none: position in the dataset, and why.
+            The predictions, the examples that have none (position in the dataset, and why), and what audits have found.
         """
         collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels)
         failed: list[tuple[int, str]] = []
+        findings = [Findings(odd=self._journal.odd_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
+            if outcome.audit is not None:
+                findings.append(Findings.of_notes(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
             collector.add(Predictions.from_logits(rows[kept], self._data.labels[rows[kept]], outcome.logits[kept]))
-        return collector.predictions(), failed
+        return collector.predictions(), failed, Findings.merged(findings)

@@ -64,21 +64,6 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in models}
 
 
-_FILES_BY_SWARM = {
-    "demo": ("test_evaluator.py", "test_main.py", "test_client.py", "test_coverage.py", "test_swarm.py"),
-    "families": ("test_model.py", "test_requests.py", "test_private.py"),
-}
-"""Files whose tests share swarms."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps files together, and those that share a swarm, where several processes run the tests."""
-    for item in items:
-        groups = [group for group, files in _FILES_BY_SWARM.items() if item.path.name in files]
-        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else str(item.path)))
-
-
 @dataclass
 class SwarmClient:
     """This process as a client of several swarms, with one DHT node for each."""

@@ -110,6 +110,7 @@ class Kind:
 def in_use(scene: Scene) -> Iterator[None]:
     """Another process holds the output folder."""
     (scene.output / "journal").mkdir(parents=True)
+    (scene.output / "results.json").write_text('{"status": "running"}')
     code = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('locked', flush=True); "
         "f.write('process 1 on here'); f.flush(); sys.stdin.read()"
@@ -122,6 +123,9 @@ def in_use(scene: Scene) -> Iterator[None]:
         assert holder.stdout and holder.stdout.readline()
         yield
         holder.kill()
+    assert json.loads((scene.output / "results.json").read_text()) == {"status": "running"}, (
+        "it belongs to the other run"
+    )
 
 
 @contextmanager

@@ -130,6 +130,8 @@ def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: 
     for line in agent.stderr:
         if "evaluating:" in line:
             break
+    else:
+        pytest.fail(f"it never began: {results_of(tmp_path / 'out')}")
     ours = launcher.processes()
     assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
     os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)

@@ -35,7 +35,8 @@ def outcomes(draw: st.DrawFn) -> BatchOutcome:
     logits = np.array(draw(st.lists(floats, min_size=size * LABELS, max_size=size * LABELS)), dtype=np.float32)
     route = draw(st.lists(st.tuples(st.text(max_size=8), st.integers(0, 80), st.integers(0, 80)), max_size=3))
     failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
-    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed)
+    audit = draw(st.none() | st.dictionaries(reasons, st.integers(), max_size=2))
+    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed, audit)
 
 
 def whole(batch: int, value: float = 0.0) -> BatchOutcome:
@@ -66,7 +67,7 @@ def found_in(folder: Path) -> tuple[list[int], Journal]:
 
 def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
-        (one.batch, dict(one.failed)) == (other.batch, dict(other.failed))
+        (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
         and [tuple(hop) for hop in one.route] == [tuple(hop) for hop in other.route]
         and one.logits.tobytes() == other.logits.tobytes()
     )
@@ -170,6 +171,25 @@ def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -
     assert found_in(tmp_path)[0] == [1, 3, 4]
     forget_journal(tmp_path)
     assert found_in(tmp_path)[1].odd_servers() == frozenset()
+
+
+def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
+    older = Journal(tmp_path, SIZES, LABELS, run="older")
+    older.append(whole(3))
+    older.distrust("a")
+    older.close()
+    assert not Journal(tmp_path, SIZES, LABELS, run="newer").read().any()
+    assert Journal(tmp_path, SIZES, LABELS, run="newer").odd_servers() == frozenset()
+    assert Journal(tmp_path, SIZES, LABELS, run="older").read()[3]
+
+
+def test_a_batch_to_be_audited_is_finished_once_it_was(tmp_path: Path) -> None:
+    write(tmp_path, whole(3), whole(4))
+    assert np.flatnonzero(Journal(tmp_path, SIZES, LABELS).read(audited={4})).tolist() == [3]
+    write(tmp_path, BatchOutcome(4, whole(4).logits, audit={"batches": 1}), rank=1)
+    journal = Journal(tmp_path, SIZES, LABELS)
+    assert np.flatnonzero(journal.read(audited={4})).tolist() == [3, 4]
+    assert [outcome.audit for outcome in journal.outcomes([3, 4])] == [None, {"batches": 1}]
 
 
 def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:

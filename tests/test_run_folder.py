@@ -86,6 +86,12 @@ def test_the_environment_names_the_versions_a_result_depends_on(tmp_path: Path) 
 FINGERPRINT = Fingerprint({"dataset": "a", "tokenizer": "b"})
 
 
+def this_run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(config_for(tmp_path))
+    run.is_ours = True  # as on a rank whose leader has opened it
+    return run
+
+
 def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     """A run that began with a fingerprint and has one batch in its journal."""
     run = RunFolder(config_for(folder, **options))
@@ -124,7 +130,8 @@ def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) ->
 def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_path: Path, complete: bool) -> None:
     claimed_run(tmp_path, complete)
     if not complete:
-        RunFolder(config_for(tmp_path)).stop("there is a file STOP", rank=0, host="here")
+        this_run(tmp_path).stop("there is a file STOP", rank=0, host="here")
+        (tmp_path / "STOP").unlink()
     before = everything_below(tmp_path)
     run = RunFolder(config_for(tmp_path))
     run.open()
@@ -158,9 +165,31 @@ def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, co
     assert not run.is_resumable
 
 
+def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    run = RunFolder(config_for(tmp_path, overwrite=True))
+    run.open(attempt=1)
+    assert run.claim(FINGERPRINT)
+    assert run.is_resumable
+
+
+def test_a_stopped_run_is_not_taken_up_by_torchruns_restarts(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here")
+    RunFolder(config_for(tmp_path)).open(attempt=1)
+    assert (tmp_path / "STOP").exists()
+
+
+def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    before = everything_below(tmp_path)
+    assert not RunFolder(config_for(tmp_path)).fail("in use by another run", rank=0, host="here")
+    assert everything_below(tmp_path) == before
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
-    RunFolder(config_for(tmp_path)).stop("this rank got SIGTERM", rank=0, host="here", coverage={"seen": 3})
+    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage={"seen": 3})
     assert (results(tmp_path)["status"], results(tmp_path)["coverage"]) == ("incomplete", {"seen": 3})
     run = RunFolder(config_for(tmp_path))
     run.open()
@@ -259,7 +288,7 @@ def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[
 
 def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
     RunFolder(config_for(tmp_path)).open()
-    RunFolder(config_for(tmp_path)).fail("gone", rank=1, host="b")
+    this_run(tmp_path).fail("gone", rank=1, host="b")
     assert results(tmp_path)["error"]["rank"] == 1
 
 
@@ -274,7 +303,7 @@ def test_the_first_failure_stands(tmp_path: Path) -> None:
 def test_a_failure_does_not_touch_a_complete_run(tmp_path: Path) -> None:
     complete_run(tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    RunFolder(config_for(tmp_path)).fail("holds a complete run", rank=0, host="here")
+    this_run(tmp_path).fail("holds a complete run", rank=0, host="here")
     assert (tmp_path / RESULTS).read_bytes() == before
 
 
@@ -337,7 +366,7 @@ def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
     monkeypatch.setattr("dist_eval.run_folder.draw_confusion_matrix", draw)
     with pytest.raises(KeyboardInterrupt):
         complete_run(tmp_path)
-    RunFolder(config_for(tmp_path)).fail("interrupted before the end", rank=0, host="here")
+    this_run(tmp_path).fail("interrupted before the end", rank=0, host="here")
     assert results(tmp_path)["status"] == "complete"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.lifetime import adopt_orphans, end_session, workspace
 
 _LOG_LINES_SHOWN, _END_SECONDS = 1, 10.0
+_PORTS = range(12_000, 32_000)
 _ANNOUNCED_THROUGHPUT = "1"
 """In requests per second; "auto" would measure for a minute and call out to the network."""
 
@@ -196,13 +198,17 @@ def _peer_id(identity: Path) -> str:
 def free_ports(host: str, count: int) -> list[int]:
     """Finds ports that nobody listens on at the moment, all different.
 
-    They are not reserved: whoever is faster may take one before it is used, which then shows as the server's error.
+    They are not reserved, and a server takes seconds until it uses one. So they lie below those that the system gives
+    to connections: there somebody else is much less likely to be faster, which would show as the server's error.
     """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket(_family(host))) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket(_family(host)) as one, contextlib.suppress(OSError):
+            one.bind((host, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise SwarmError(f"There are not {count} free ports on {host} from {_PORTS.start} to {_PORTS.stop - 1}.")
 
 
 def _family(host: str) -> socket.AddressFamily:

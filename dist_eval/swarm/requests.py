@@ -181,7 +181,7 @@ class SwarmRequests:
         tokens, blocks = hidden.shape[0] * hidden.shape[1], len(self._manager)
         attempts, out_since = 0, None
         complaints: list[str] = []
-        wrong: set[Any] = set()
+        complained_of: dict[Failure, list[Any]] = {}
         while True:
             now = time.monotonic()
             spans = without(self.spans(), avoided)
@@ -194,13 +194,17 @@ class SwarmRequests:
             elif hop is not None:
                 is_sent = True
                 try:
-                    return hop, await self._call_measured(hop, hidden, tokens, self._patience(hop, spans, now))
+                    return hop, await self._call_measured(
+                        hop, hidden, tokens, self._patience(hop, spans, now, bool(avoided))
+                    )
                 except Exception as reason:  # whatever the daemon, the connection or the server raised
                     error = reason
             failure = Failure.UNREACHABLE if error is None else classify(error)
             part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
             if failure is Failure.TOO_LARGE:
                 raise _TooLarge(first_line(error or Exception())) from error
+            if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
+                raise SwarmError(f"no second opinion for {part}") from error  # nothing waits for it
             self.retries += is_sent
             self._manager.update(wait=False)  # who left is taken from the list, who came is put there
             if failure is Failure.UNREACHABLE:
@@ -208,14 +212,19 @@ class SwarmRequests:
                 await self._wait_for_servers(part, error, out_since, block, tokens)
                 continue
             complaints.append(f"{part}: {first_line(error or Exception())}")
-            if failure is Failure.WRONG and hop is not None:
-                wrong.add(hop.peer)
-            if failure is Failure.WRONG and len(complaints) >= _REFUSALS_BELIEVED:
-                if len(wrong) > 1:
-                    for peer in wrong:
+            peers = complained_of.setdefault(failure, [])
+            if hop is not None:
+                peers.append(hop.peer)
+            others = [span for span in spans if span.peer not in peers]
+            is_believed = len(peers) >= _REFUSALS_BELIEVED and (
+                len({*peers}) > 1 or self.routes.next_hop(others, block, blocks, tokens, now) is None
+            )
+            if failure is Failure.WRONG and is_believed:
+                if len({*peers}) > 1:
+                    for peer in {*peers}:
                         self.routes.server(peer).excuse()
                 raise ModelOutputError("servers answered with " + "; ".join(complaints)) from error
-            if failure is Failure.REFUSED and len(complaints) >= _REFUSALS_BELIEVED:
+            if failure is Failure.REFUSED and is_believed:
                 raise RefusedError("servers refused it, " + "; ".join(complaints)) from error
             attempts += 1
             if attempts >= self._attempts:
@@ -248,13 +257,13 @@ class SwarmRequests:
     async def _is_worth_trying(self, hop: Span) -> bool:
         return await asyncio.get_running_loop().run_in_executor(None, self._may_answer, str(hop.peer))
 
-    def _patience(self, hop: Span, spans: Sequence[Span], now: float) -> float:
-        """Returns seconds to wait for a server: fewer where another one could do it."""
+    def _patience(self, hop: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
+        """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
         latencies = list(self.routes.server(hop.peer).latencies)[-_LATENCIES_LOOKED_AT:]
-        if not latencies or len(spans) == 1:
+        if not latencies:
             return self._timeout
         others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
-        if self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
+        if not is_optional and self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
             return self._timeout
         return min(self._timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
 

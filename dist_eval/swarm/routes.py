@@ -14,9 +14,12 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_eval.swarm.failures import Failure
+
+if TYPE_CHECKING:
+    from dist_eval.audit import Findings
 
 _MEMORY_REQUESTS = 10.0
 """How many requests the estimate of a server's speed looks back on."""
@@ -59,11 +62,13 @@ class Trip:
         audited: whether other servers are to give a second opinion, where there are any.
         avoided: where not to go if there is another way.
         route: the servers that computed it. Filled on the way.
+        findings: what an audit has found on the way.
     """
 
     audited: bool = False
     avoided: Sequence[Hop] = ()
     route: list[Hop] = field(default_factory=list)
+    findings: Findings | None = None
 
 
 def without(spans: Sequence[Span], avoided: Sequence[Hop]) -> list[Span]:

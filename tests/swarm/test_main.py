@@ -21,6 +21,7 @@ def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
     options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
     swarm = launcher.start("-m", "dist_eval.swarm", *options)
     assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None)
+    assert swarm.poll() is None, swarm.communicate()
     peers = peers_file.read_text().split()
     if end == signal.SIGINT:
         status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
