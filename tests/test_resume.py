@@ -124,6 +124,26 @@ def test_torchrun_restarts_the_ranks_and_they_go_on(
     assert not launcher.leftovers()
 
 
+def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
+    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out"
+    command = arguments(data, output, "--collective-timeout", "5")
+    process = start(launcher, *command, ranks=2, output=output)
+    os.kill(process_of_rank(launcher, 1), signal.SIGSTOP)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    results = results_of(output)
+    assert results["status"] == "failed"
+    assert re.match(
+        r"Rank 0 waits, but for 5 s there was no sign of rank 1 on \S+ "
+        r"\(\d+ examples done, the last ones in (batch \d+|no batch)\)\. .*--collective-timeout",
+        results["error"]["message"],
+    )
+    assert not launcher.processes()
+    assert_goes_on(launcher, command, undisturbed, output, ranks=1)
+
+
 def test_a_changed_input_is_refused_by_name_and_nothing_is_lost(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

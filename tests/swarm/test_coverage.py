@@ -62,10 +62,10 @@ def test_waiting_for_a_model_that_nobody_serves_ends_in_time_and_names_what_is_s
 ) -> None:
     dht = swarm_client.join(demo_swarm)
     with pytest.raises(SwarmError, match=r"no block of 'other'.*serves base \(4 blocks\).*--dht-prefix"):
-        wait_until_covered(dht, "other", 4, timeout=1.0)
+        wait_until_covered(dht, "other", 4, timeout=5.0)
 
 
 def test_waiting_names_the_blocks_that_are_missing(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
     dht = swarm_client.join(demo_swarm)
-    with pytest.raises(SwarmError, match=r"holds blocks 4-7 of base \(0-7\) after 1 s.*--swarm-timeout"):
-        wait_until_covered(dht, demo_swarm.dht_prefix, 8, timeout=1.0)
+    with pytest.raises(SwarmError, match=r"holds blocks 4-7 of base \(0-7\) after 5 s.*--swarm-timeout"):
+        wait_until_covered(dht, demo_swarm.dht_prefix, 8, timeout=5.0)
