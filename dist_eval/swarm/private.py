@@ -18,6 +18,7 @@ from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.lifetime import adopt_orphans, end_session, workspace
+from dist_eval.swarm.client import may_answer
 
 _LOG_LINES_SHOWN, _END_SECONDS = 1, 10.0
 _PORTS = range(12_000, 32_000)
@@ -115,6 +116,8 @@ class PrivateSwarm:
             for i, (address, server) in enumerate(zip(self.addresses, self.servers, strict=False))
             if i != number and server.poll() is None
         ]
+        if number < len(self.servers):  # again: two that are down must not wait for each other
+            others = [address for address in others if may_answer(address.rpartition("/")[2], [address])]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
