@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval import demo
 from dist_eval.config import EvaluationConfig
+from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics import Metrics, compute_metrics
 from dist_eval.predictions import Predictions
 
@@ -21,6 +23,23 @@ RESULTS = "results.json"
 def config_for(folder: Path, **options: Any) -> EvaluationConfig:
     options = {"dataset": "test.csv", "checkpoint": "tuned", "initial_peers": [PEER], **options}
     return EvaluationConfig(output=str(folder), **options)
+
+
+def tokenized_digits(folder: Path, rows: int, classes: int) -> TokenizedDataset:
+    """Texts of several lengths, all different, through the demo's tokenizer."""
+    from transformers import AutoTokenizer
+
+    lines = [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row},{row % classes}" for row in range(rows)]
+    (folder / "test.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return tokenize_dataset(
+        str(folder / "test.csv"),
+        folder,
+        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
+        text_columns=["text"],
+        label_column="label",
+        label_names=[chr(ord("a") + number) for number in range(classes)],
+        max_length=100,
+    )
 
 
 def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predictions:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from samples import tokenized_digits
 
-from dist_eval import demo
-from dist_eval.data import TokenizedDataset, tokenize_dataset
+from dist_eval.data import TokenizedDataset
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.forward import predict_batches
 from dist_eval.plan import Plan
@@ -69,18 +68,7 @@ def scores(input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
-    folder = tmp_path_factory.mktemp("data")
-    lines = [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row},{row % CLASSES}" for row in range(ROWS)]
-    (folder / "test.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    return tokenize_dataset(
-        str(folder / "test.csv"),
-        folder,
-        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
-        text_columns=["text"],
-        label_column="label",
-        label_names=["a", "b", "c"],
-        max_length=100,
-    )
+    return tokenized_digits(tmp_path_factory.mktemp("data"), ROWS, CLASSES)
 
 
 def equal_batches(dataset: TokenizedDataset, size: int) -> Plan:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from samples import tokenized_digits
 
-from dist_eval import demo, work
+from dist_eval import work
 from dist_eval.collectives import Board, Launch, process_group
-from dist_eval.data import TokenizedDataset, tokenize_dataset
+from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.journal import Journal
 from dist_eval.plan import Plan, plan_batches
@@ -60,18 +60,7 @@ class Classifier:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
-    folder = tmp_path_factory.mktemp("data")
-    lines = [f"{'12/3g'[row % 5] * (row % 7 + 1)},{row % CLASSES}" for row in range(ROWS)]
-    (folder / "test.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    return tokenize_dataset(
-        str(folder / "test.csv"),
-        folder,
-        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
-        text_columns=["text"],
-        label_column="label",
-        label_names=["a", "b", "c"],
-        max_length=100,
-    )
+    return tokenized_digits(tmp_path_factory.mktemp("data"), ROWS, CLASSES)
 
 
 @pytest.fixture
