@@ -17,7 +17,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
 
 _POLL_SECONDS, _PROBE_SECONDS = 0.1, 0.5
-_RETRY_SECONDS, _LEAVE_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 15.0
+_RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
 _TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
 
 
@@ -73,9 +73,8 @@ def join_swarm(
         except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
             lines = str(error).strip().splitlines()
             reason = lines[0][:200] if lines else type(error).__name__
-            if dht is not None and dht.is_alive():
-                dht.kill()
-                dht.join(_LEAVE_SECONDS)
+            if dht is not None:
+                _end(dht)
         # a server that listens already may need a moment more to answer; and a node, which is forked, can get stuck in
         # a lock that another thread of this process held
         patience *= 2
@@ -174,9 +173,24 @@ def leave_swarm(dht: Any, routes: Any = None) -> None:
         with contextlib.suppress(concurrent.futures.TimeoutError):
             RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
     _within(_LEAVE_SECONDS, dht.shutdown)
+    _end(dht)
+
+
+def _end(dht: Any) -> None:
+    """Waits a moment for the end of a node's process, then makes an end of it.
+
+    A node that reports a failure is still about to let go of the lock that it reported it under, which is shared with
+    this process and with every node to come. Killed while it holds it, it would take all of them along.
+    """
+    from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
+    dht.join(_END_SECONDS)
     if dht.is_alive():
         dht.kill()
-    dht.join(_LEAVE_SECONDS)
+        dht.join(_LEAVE_SECONDS)
+        for lock in (MPFuture._update_lock, MPFuture._initialization_lock, SharedBytes._lock):
+            lock.acquire(timeout=_END_SECONDS)  # in vain if it was the node that held it
+            lock.release()
 
 
 def _within(seconds: float, action: Callable[[], Any]) -> None:

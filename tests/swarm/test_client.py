@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any
 
 import pytest
 from conftest import SwarmClient
@@ -51,3 +52,23 @@ def test_a_swarm_can_be_left_and_joined_again(demo_swarm: PrivateSwarm, swarm_cl
         assert dht.is_alive()
         leave_swarm(dht)
         assert not dht.is_alive()
+
+
+async def _hold_the_lock_for_ever(dht: Any, node: Any) -> None:
+    """Runs in the node's own process."""
+    from hivemind.utils.mpfuture import MPFuture
+
+    MPFuture._update_lock.acquire()
+    time.sleep(10_000)
+
+
+def test_a_node_that_had_to_be_killed_takes_no_lock_along(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+    from hivemind.utils.mpfuture import MPFuture
+
+    dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
+    dht.run_coroutine(_hold_the_lock_for_ever, return_future=True)
+    while MPFuture._update_lock.acquire(block=False):
+        MPFuture._update_lock.release()
+        time.sleep(0.01)
+    leave_swarm(dht)
+    leave_swarm(join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive))
