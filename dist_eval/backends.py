@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +80,7 @@ def load_classifier(
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=sockets)
-    from dist_eval.swarm.client import join_swarm, leave_swarm, may_answer, public_peers, rejoin_swarm
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
     peers = peers or public_peers()
@@ -105,7 +104,6 @@ def load_classifier(
             seed=seed,
             outage_timeout=config.swarm_timeout,
             rejoin=rejoin,
-            may_answer=functools.partial(may_answer, addresses=peers),
         )
     except BaseException:
         leave_swarm(dht)

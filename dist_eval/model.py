@@ -103,7 +103,6 @@ def load_on_swarm(
     seed: int = 0,
     outage_timeout: float = 120.0,
     rejoin: Callable[[], None] = lambda: None,
-    may_answer: Callable[[str], bool] = lambda peer: True,
 ) -> Classifier:
     """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded here.
 
@@ -118,7 +117,6 @@ def load_on_swarm(
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no server holds any more.
         rejoin: called now and then while waiting for them.
-        may_answer: tells whether it is worth trying to reach such a server again.
 
     Returns:
         The classifier. Close it before the process group.
@@ -153,7 +151,6 @@ def load_on_swarm(
         seed=seed,
         outage_timeout=outage_timeout,
         rejoin=rejoin,
-        may_answer=may_answer,
     )
     requests.start()
     return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,19 @@ import pytest
 import torch
 
 from dist_eval import demo
+from dist_eval.backbone import SwarmBackbone
 from dist_eval.chatter import silence_libraries
 from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.errors import SwarmError
 from dist_eval.lifetime import workspace
 from dist_eval.model import Classifier, load_on_swarm
 from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.requests import SwarmRequests
+from dist_eval.swarm.routes import Span
 
 silence_libraries()
+# in the background of a script it is ignored, and whatever is started from here would ignore it, too
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
@@ -90,6 +97,32 @@ class SwarmClient:
         classifier = load_on_swarm(swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
         self.classifiers.append(classifier)
         return classifier
+
+    def classifier_on_all(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
+        """Makes a classifier for which every server has answered already: on a busy host the first contact may fail."""
+        classifier = self.classifier(swarm, tuned, **options)
+        requests = requests_of(classifier)
+        assert wait_for(lambda: len(requests.spans()) == len(swarm.spans) or requests._manager.update(wait=True))
+        for span in requests.spans():
+            assert wait_for(lambda span=span: _answers(classifier, span))
+        assert wait_for(
+            lambda: not any(requests.routes.server(s.peer).is_banned(time.monotonic()) for s in requests.spans())
+        )
+        return classifier
+
+
+def requests_of(classifier: Classifier) -> SwarmRequests:
+    backbone = classifier.backbone
+    assert isinstance(backbone, SwarmBackbone)
+    return backbone.requests
+
+
+def _answers(classifier: Classifier, span: Span) -> bool:
+    try:
+        requests_of(classifier).ask(span, classifier.backbone.embedded(torch.ones(1, 4, dtype=torch.long), None), None)
+    except SwarmError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Launcher, SwarmClient, wait_for
+from conftest import Launcher, SwarmClient, requests_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -105,10 +105,8 @@ def swarm(other_weights: Path) -> Iterator[SwarmWithLiar]:
 
 def connect(client: SwarmClient, swarm: PrivateSwarm) -> tuple[Classifier, SwarmRequests]:
     swarm.model = str(demo.BASE_MODEL)
-    classifier = client.classifier(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
-    requests: SwarmRequests = classifier.backbone.requests  # type: ignore[attr-defined]
-    assert wait_for(lambda: len(requests.spans()) == len(swarm.spans) or requests._manager.update(wait=True))
-    return classifier, requests
+    classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
+    return classifier, requests_of(classifier)
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,8 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-import re
-import socket
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +14,10 @@ from typing import Any
 
 from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
+from dist_eval.swarm.daemon import knock_before_dialling, listens, tcp_address
 
-_POLL_SECONDS, _PROBE_SECONDS = 0.1, 0.5
+_POLL_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
-_TCP_ADDRESS = re.compile(r"/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)/p2p/")
 
 
 def public_peers() -> list[str]:
@@ -53,15 +52,16 @@ def join_swarm(
     """
     import hivemind
 
+    knock_before_dialling(initial_peers)
     deadline, patience = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
     reason = "nothing listens there"
-    while wait_until_listening(initial_peers, deadline, check=check):
+    while listening := wait_until_listening(initial_peers, deadline, check=check):
         dht = None
         within = max(1.0, min(patience, deadline - time.monotonic()))
         try:
             with helpers_die_with_us():
                 dht = hivemind.DHT(
-                    initial_peers=list(initial_peers),
+                    initial_peers=listening,
                     client_mode=True,
                     num_workers=32,
                     startup_timeout=within,
@@ -89,8 +89,8 @@ def join_swarm(
 
 def wait_until_listening(
     initial_peers: Sequence[str], deadline: float, *, check: Callable[[], None] = lambda: None
-) -> bool:
-    """Waits until something listens at one of the addresses; those that are not plain TCP count as listening.
+) -> list[str]:
+    """Waits until something listens at one of the addresses.
 
     Args:
         initial_peers: addresses of peers.
@@ -98,37 +98,21 @@ def wait_until_listening(
         check: called at every look; raises when waiting has become pointless.
 
     Returns:
-        Whether one listens.
+        Those where something listens, and with them those that are not plain TCP; none if time was up.
     """
-    targets = [_TCP_ADDRESS.match(address) for address in initial_peers]
     while time.monotonic() < deadline:
         check()
-        for target in targets:
-            if target is None:
-                return True
-            try:
-                socket.create_connection(
-                    (target[1], int(target[2])), timeout=min(5.0, deadline - time.monotonic())
-                ).close()
-                return True
-            except (OSError, ValueError):
-                continue
+        with concurrent.futures.ThreadPoolExecutor(_KNOCKS_AT_ONCE) as pool:
+            answers = list(pool.map(functools.partial(_may_listen, deadline=deadline), initial_peers))
+        if any(answers):
+            return list(itertools.compress(initial_peers, answers))
         time.sleep(_POLL_SECONDS)
-    return False
+    return []
 
 
-def may_answer(peer: str, addresses: Sequence[str]) -> bool:
-    """Returns False if nothing listens at a peer's address, True also where that is not known.
-
-    A daemon that has dialled in vain does not dial again for a while, longer each time, up to minutes. So it should not
-    be asked to before something listens.
-
-    Args:
-        peer: its identity.
-        addresses: of peers, perhaps of this one.
-    """
-    own = [address for address in addresses if address.endswith(f"/p2p/{peer}")]
-    return not own or wait_until_listening(own, time.monotonic() + _PROBE_SECONDS)
+def _may_listen(address: str, deadline: float) -> bool:
+    target = tcp_address(address)
+    return target is None or listens(target, max(0.1, min(_KNOCK_SECONDS, deadline - time.monotonic())))
 
 
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
@@ -138,8 +122,7 @@ def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
         dht: this process' node.
         initial_peers: addresses of the swarm.
     """
-    listening = [address for address in initial_peers if may_answer(address.rpartition("/")[2], [address])]
-    dht.run_coroutine(functools.partial(_greet, listening), return_future=True)
+    dht.run_coroutine(functools.partial(_greet, list(initial_peers)), return_future=True)
 
 
 async def _greet(addresses: list[str], dht: Any, node: Any) -> None:
@@ -149,9 +132,11 @@ async def _greet(addresses: list[str], dht: Any, node: Any) -> None:
 
     for address in addresses:
         with contextlib.suppress(Exception):  # whoever is not there yet is greeted next time
-            place, _, peer = address.rpartition("/p2p/")
-            await node.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(place)])
-            await node.protocol.call_ping(PeerID.from_base58(peer))
+            place, _, name = address.rpartition("/p2p/")
+            peer = PeerID.from_base58(name)
+            await node.p2p._client.connect(peer, [Multiaddr(place)])
+            if await node.protocol.call_ping(peer) is not None:
+                node.blacklist.register_success(peer)
 
 
 def leave_swarm(dht: Any, routes: Any = None) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from dist_eval.base import first_line
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
 from dist_eval.swarm.wire import Wire
@@ -38,7 +39,6 @@ class SwarmRequests:
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no server holds, or none that can be reached.
         rejoin: called now and then while waiting for such servers.
-        may_answer: tells of a server's name whether it is worth trying to reach it again.
 
     Attributes:
         routes: chooses servers, and knows how they did.
@@ -57,12 +57,10 @@ class SwarmRequests:
         seed: int = 0,
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
-        may_answer: Callable[[str], bool] = lambda peer: True,
     ) -> None:
         self.routes, self.retries, self.halved = Routes(seed), 0, 0
         self.distrusted: set[str] = set()
         self._manager, self._outage_timeout, self._rejoin = sequence_manager, outage_timeout, rejoin
-        self._may_answer = may_answer
         self._timeout, self._attempts, self._compression = request_timeout, max_retries, compression
         self._wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
         self._outage: tuple[str, float, float] | None = None
@@ -187,12 +185,7 @@ class SwarmRequests:
             spans = without(self.spans(), avoided)
             hop = self.routes.next_hop(spans, block, blocks, tokens, now)
             error: Exception | None = None
-            is_sent = False
-            if hop is not None and out_since is not None and not await self._is_worth_trying(hop):
-                error = ConnectionError("nothing listens at its address")
-                self.routes.server(hop.peer).leave_alone(now)
-            elif hop is not None:
-                is_sent = True
+            if hop is not None:
                 try:
                     return hop, await self._call_measured(
                         hop, hidden, tokens, self._patience(hop, spans, now, bool(avoided))
@@ -205,7 +198,7 @@ class SwarmRequests:
                 raise _TooLarge(first_line(error or Exception())) from error
             if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
                 raise SwarmError(f"no second opinion for {part}") from error  # nothing waits for it
-            self.retries += is_sent
+            self.retries += hop is not None and not isinstance(error, PeerAway)
             self._manager.update(wait=False)  # who left is taken from the list, who came is put there
             if failure is Failure.UNREACHABLE:
                 out_since = out_since or now
@@ -254,9 +247,6 @@ class SwarmRequests:
         self._outage = (f"no server to reach for {part}: {why}", now, deadline)
         await asyncio.sleep(min(_OUTAGE_LOOK_SECONDS, max(0.0, deadline - now)))
 
-    async def _is_worth_trying(self, hop: Span) -> bool:
-        return await asyncio.get_running_loop().run_in_executor(None, self._may_answer, str(hop.peer))
-
     def _patience(self, hop: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
         """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
         latencies = list(self.routes.server(hop.peer).latencies)[-_LATENCIES_LOOKED_AT:]
@@ -272,6 +262,9 @@ class SwarmRequests:
         server.sent(work)
         try:
             outputs = await asyncio.wait_for(self._wire.send(hop, hidden), patience)
+        except PeerAway:
+            server.not_sent(work, time.monotonic())
+            raise
         except BaseException as error:
             server.failed(work, time.monotonic(), classify(error))
             raise

@@ -178,10 +178,15 @@ class Server:
             self.wrong_answers += 1
             self._banned_until = now + _LONGEST_BAN_SECONDS
             return
-        self.leave_alone(now)
+        self._leave_alone(now)
 
-    def leave_alone(self, now: float) -> None:
-        """Avoids the server for a while, longer each time in a row."""
+    def not_sent(self, work: int, now: float) -> None:
+        """Notes a request for which nobody was there: it counts as none, but the server is left alone."""
+        self.backlog -= work
+        self._under_way -= 1
+        self._leave_alone(now)
+
+    def _leave_alone(self, now: float) -> None:
         self._banned_until = now + min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS)
         self._streak += 1
 

@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, wait_for
+from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
 
 from dist_eval.backbone import SwarmBackbone
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError
 from dist_eval.model import Classifier
 from dist_eval.swarm.client import rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
@@ -35,11 +34,6 @@ def bfloat16_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
         str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="half", spans=[(0, 2), (2, 4)], torch_dtype="bfloat16"
     ) as swarm:
         yield swarm
-
-
-def requests_of(classifier: Classifier) -> SwarmRequests:
-    assert isinstance(classifier.backbone, SwarmBackbone)
-    return classifier.backbone.requests
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,24 +109,6 @@ def three_replicas(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
         yield swarm
 
 
-def connect_to_all(client: SwarmClient, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
-    classifier = client.classifier(swarm, tuned, **options)
-    requests = requests_of(classifier)
-    assert wait_for(lambda: len(requests.spans()) == 3 or requests._manager.update(wait=True))
-    for span in requests.spans():
-        assert wait_for(lambda span=span: answers(classifier, span)), "the first contact may fail"
-    assert wait_for(lambda: not any(is_banned(requests, span) for span in requests.spans()))
-    return classifier
-
-
-def answers(classifier: Classifier, span: Span) -> bool:
-    try:
-        requests_of(classifier).ask(span, hidden_states(classifier, rows=1, length=4), None)
-    except SwarmError:
-        return False
-    return True
-
-
 def failures(requests: SwarmRequests) -> int:
     return sum(server["failures"] for server in requests.facts()["servers"])
 
@@ -149,7 +125,7 @@ def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tenso
 def test_what_a_server_finds_too_large_is_sent_in_halves(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    requests = requests_of(connect_to_all(swarm_client, three_replicas, make_tuned(None)))
+    requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.classifiers[-1], rows=30, length=100)  # servers accept 2048 tokens
     trip = Trip()
     whole = requests.forward(hidden, None, trip)
@@ -165,7 +141,7 @@ def test_what_a_server_finds_too_large_is_sent_in_halves(
 def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    classifier = connect_to_all(swarm_client, three_replicas, make_tuned(None))
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
     with pytest.raises(RefusedError, match=r"servers refused it, blocks 0:4 \(peer \w+\): .*; blocks 0:4 \(peer"):
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
@@ -178,7 +154,7 @@ def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
 def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    classifier = connect_to_all(swarm_client, three_replicas, make_tuned(None))
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
     with pytest.raises(ModelOutputError, match=r"values that are not finite; blocks 0:4 \(peer"):
         requests.forward(torch.full_like(hidden, torch.nan), None)
@@ -191,7 +167,7 @@ def test_a_replica_that_hangs_does_not_hold_requests_up(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     patient = {"request_timeout": TIMEOUT}
-    classifier = connect_to_all(swarm_client, three_replicas, make_tuned("deep_ptune"), **patient)
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **patient)
     requests, (ids, lengths) = requests_of(classifier), batch()
     before = classifier.logits(ids, lengths)
     for _ in range(5):
@@ -215,7 +191,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
 ) -> None:
     swarm, (ids, lengths) = three_replicas, batch()
     options = {"request_timeout": 10.0, "max_retries": 3, "outage_timeout": 4.0}
-    classifier = connect_to_all(swarm_client, swarm, make_tuned("deep_ptune"), **options)
+    classifier = swarm_client.classifier_on_all(swarm, make_tuned("deep_ptune"), **options)
     requests = requests_of(classifier)
     before = classifier.logits(ids, lengths)
     for _ in range(5):
