@@ -12,7 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -227,6 +227,8 @@ class Audit:
         difference = largest_difference(first, second, least=1.0)
         if difference <= self._tolerated(names):
             return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
+        if _covers_twice(route) or _covers_twice(other.route):
+            return self._by_halves(input_ids, lengths)
         odd, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
         for server in odd - self._requests.distrusted:
             self._on_odd(server)
@@ -236,6 +238,18 @@ class Audit:
             return None
         assert dispute is not None
         return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
+
+    def _by_halves(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> Findings | None:
+        """Does the same with each half of a batch that a server took in halves, which may have gone different ways."""
+        known, found = set(self._requests.distrusted), []
+        for rows in torch.arange(len(input_ids)).tensor_split(2):
+            trip = Trip(audited=True)
+            self.logits(input_ids[rows], lengths[rows], trip)
+            found.append(trip.findings or Findings())
+        if self._requests.distrusted != known:
+            return None
+        both = Findings.merged(found)
+        return replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
 
     def _tolerated(self, peers: Sequence[str]) -> float:
         if self._tolerance is not None:
@@ -249,9 +263,6 @@ class Audit:
     ) -> tuple[set[str], Dispute | None]:
         """Walks two ways side by side, and asks third servers where they part."""
         spans, odd = self._requests.spans(), set[str]()
-        if _covers_twice(route) or _covers_twice(other):
-            peers = tuple(_who_parted(route, other))
-            return odd, Dispute(peers, (0, 0), difference, "it was sent in halves: give a lower --token-budget")
         hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
         parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
         cuts = sorted({block for _, start, end in parts for block in (start, end)})

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from dist_eval.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.base import first_line
@@ -210,9 +211,26 @@ def _no_pickle() -> Iterator[None]:
         modeling_utils.load_state_dict = original
 
 
+@contextmanager
+def _no_initial_weights() -> Iterator[None]:
+    """Spares drawing weights at random that are loaded next.
+
+    Petals draws them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
+    """
+    layers: tuple[Any, ...] = (nn.Embedding, nn.Linear)
+    originals = [layer.reset_parameters for layer in layers]
+    for layer in layers:
+        layer.reset_parameters = lambda self: None
+    try:
+        yield
+    finally:
+        for layer, original in zip(layers, originals, strict=True):
+            layer.reset_parameters = original
+
+
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
     try:
-        with _no_pickle():
+        with _no_pickle(), _no_initial_weights():
             base, info = model_class.from_pretrained(
                 model, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
             )

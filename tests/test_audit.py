@@ -142,6 +142,23 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
     assert swarm.liar not in {str(span.peer) for span in requests.spans()}
 
 
+def test_a_batch_that_servers_take_in_halves_shows_the_odd_one_too(
+    swarm: SwarmWithLiar, swarm_client: SwarmClient
+) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
+    lengths = torch.full((60,), 50)
+    truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
+    told: list[str] = []
+    while not told:
+        trip = Trip(audited=True)
+        logits = Audit(classifier, told.append).logits(ids, lengths, trip)
+        assert torch.allclose(logits, truth, atol=1e-4)
+        assert (trip.findings.batches, trip.findings.disputes) == (1, [])
+    assert told == [swarm.liar]
+    assert requests.halved >= 1
+
+
 def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     swarm: SwarmWithLiar, launcher: Launcher, tmp_path: Path
 ) -> None:
