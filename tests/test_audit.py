@@ -106,6 +106,7 @@ def swarm(other_weights: Path) -> Iterator[SwarmWithLiar]:
 def connect(client: SwarmClient, swarm: PrivateSwarm) -> tuple[Classifier, SwarmRequests]:
     swarm.model = str(demo.BASE_MODEL)
     classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
+    requests_of(classifier).routes.servers.clear()  # or one that is a little slower might not be asked for minutes
     return classifier, requests_of(classifier)
 
 
