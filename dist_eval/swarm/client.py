@@ -14,9 +14,9 @@ from typing import Any
 
 from dist_eval.errors import SwarmError
 from dist_eval.lifetime import helpers_die_with_us
-from dist_eval.swarm.daemon import knock_before_dialling, listens, tcp_address
+from dist_eval.swarm.daemon import knock_before_dialling, may_listen
 
-_POLL_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 5.0, 16
+_POLL_SECONDS, _LEAST_KNOCK_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
 
 
@@ -102,17 +102,13 @@ def wait_until_listening(
     """
     while time.monotonic() < deadline:
         check()
+        patience = max(_LEAST_KNOCK_SECONDS, min(_KNOCK_SECONDS, deadline - time.monotonic()))
         with concurrent.futures.ThreadPoolExecutor(_KNOCKS_AT_ONCE) as pool:
-            answers = list(pool.map(functools.partial(_may_listen, deadline=deadline), initial_peers))
+            answers = list(pool.map(functools.partial(may_listen, timeout=patience), initial_peers))
         if any(answers):
             return list(itertools.compress(initial_peers, answers))
         time.sleep(_POLL_SECONDS)
     return []
-
-
-def _may_listen(address: str, deadline: float) -> bool:
-    target = tcp_address(address)
-    return target is None or listens(target, max(0.1, min(_KNOCK_SECONDS, deadline - time.monotonic())))
 
 
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:

@@ -144,8 +144,11 @@ def tcp_address(text: str) -> Address | None:
     return None if match is None or int(match[2]) > 65535 else (match[1], int(match[2]))
 
 
-def listens(address: Address, timeout: float) -> bool:
-    """Returns whether something listens at an address, within seconds."""
+def may_listen(text: str, timeout: float) -> bool:
+    """Returns whether something listens at a peer's address, within seconds; True if it is not reached by plain TCP."""
+    address = tcp_address(text)
+    if address is None:
+        return True
     try:
         socket.create_connection(address, timeout=timeout).close()
     except (OSError, ValueError):

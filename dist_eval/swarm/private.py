@@ -18,7 +18,7 @@ from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.lifetime import adopt_orphans, end_session, workspace
-from dist_eval.swarm.daemon import listens, tcp_address
+from dist_eval.swarm.daemon import may_listen
 
 _LOG_LINES_SHOWN, _END_SECONDS, _KNOCK_SECONDS = 1, 10.0, 0.5
 _PORTS = range(12_000, 32_000)
@@ -117,7 +117,7 @@ class PrivateSwarm:
             if i != number and server.poll() is None
         ]
         if number < len(self.servers):  # again: two that are down must not wait for each other
-            others = [address for address in others if _listens(address)]
+            others = [address for address in others if may_listen(address, _KNOCK_SECONDS)]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
@@ -196,11 +196,6 @@ def _peer_id(identity: Path) -> str:
     if not identity.exists():
         P2P.generate_identity(str(identity))
     return PeerID.from_identity(identity.read_bytes()).to_base58()
-
-
-def _listens(address: str) -> bool:
-    target = tcp_address(address)
-    return target is None or listens(target, _KNOCK_SECONDS)
 
 
 def free_ports(host: str, count: int) -> list[int]:
