@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from dist_eval.checkpoint import TunedCheckpoint
     from dist_eval.config import EvaluationConfig
     from dist_eval.errors import EvaluationError
+    from dist_eval.loop import evaluate
     from dist_eval.metrics import Metrics, compute_metrics
     from dist_eval.predictions import Coverage, Predictions, prove_coverage
+    from dist_eval.swarm.petals_classifier import open_petals_classifier
     from dist_eval.swarm.private import PrivateSwarm
 
 _HOMES = {
@@ -27,6 +29,8 @@ _HOMES = {
     "PrivateSwarm": "swarm.private",
     "TunedCheckpoint": "checkpoint",
     "compute_metrics": "metrics",
+    "evaluate": "loop",
+    "open_petals_classifier": "swarm.petals_classifier",
     "prove_coverage": "predictions",
 }
 
@@ -39,6 +43,8 @@ __all__ = [
     "PrivateSwarm",
     "TunedCheckpoint",
     "compute_metrics",
+    "evaluate",
+    "open_petals_classifier",
     "prove_coverage",
 ]
 

@@ -38,7 +38,7 @@ _FIELD_TYPES = {
     "base_model_name_or_path": str,
     "base_model_fingerprint": str,
 }
-_ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,21 @@ class TunedCheckpoint:
             prompts=prompts,
             deep_prompts=None if deep is None else deep.view(length, layers, hidden).permute(1, 0, 2).contiguous(),
             label_names=names,
-            architecture={key: config.get(key) for key in _ARCHITECTURE},
+            architecture={key: config.get(key) for key in ARCHITECTURE},
             base_model=config.get("base_model_name_or_path"),
             base_fingerprint=config.get("base_model_fingerprint"),
             folder=folder,
         )
+
+    def model_settings(self) -> dict[str, Any]:
+        """Returns the fields of a Petals model's config that follow from the tuned tensors."""
+        return {
+            "tuning_mode": self.tuning_mode,
+            "pre_seq_len": self.pre_seq_len,
+            "num_labels": self.num_labels,
+            "id2label": dict(enumerate(self.label_names)),
+            "label2id": {name: i for i, name in enumerate(self.label_names)},
+        }
 
     def save(self, folder: str | Path) -> None:
         """Writes `config.json` and `model.safetensors`; the tokenizer is saved beside them by its own method.
@@ -152,11 +162,7 @@ class TunedCheckpoint:
             **self.architecture,
             "base_model_name_or_path": self.base_model,
             "base_model_fingerprint": self.base_fingerprint,
-            "tuning_mode": self.tuning_mode,
-            "pre_seq_len": self.pre_seq_len,
-            "num_labels": self.num_labels,
-            "id2label": {str(i): name for i, name in enumerate(self.label_names)},
-            "label2id": {name: i for i, name in enumerate(self.label_names)},
+            **self.model_settings(),
         }
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

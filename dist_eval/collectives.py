@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,14 @@ _CONNECT_SECONDS, _POLL_SECONDS = 60.0, 0.1
 _ROWS_IN_A_ROUND = 1 << 16
 """Predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'."""
 
+_CALL_SECONDS = 6 * 3600.0
+"""Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
+
 _FAILURE = "failure"
+
+_group: dist.ProcessGroup | None = None
+"""What collectives go through, if it is not the default group."""
+_calls = 0
 
 
 @dataclass(frozen=True)
@@ -228,6 +235,35 @@ def _torchrun_store(timeout: float) -> dist.Store:
 
 
 @contextmanager
+def group_of_program() -> Iterator[Launch]:
+    """Uses the process group that the program has opened, or opens one for the time of the context.
+
+    Objects travel through gloo, also where the program's own group is for GPUs. Every rank calls it.
+
+    Yields:
+        Where this process stands.
+
+    Raises:
+        RunError: the environment names several ranks, but torchrun's store cannot be reached.
+    """
+    global _group, _calls
+    if not dist.is_initialized():
+        launch, _calls = Launch.from_environment(), _calls + 1
+        with process_group(launch, Board(launch, f"call-{_calls}"), _CALL_SECONDS):
+            yield launch
+        return
+    before = _group
+    own = cast(Any, dist.new_group(backend="gloo")) if dist.get_backend() != "gloo" else None
+    _group = own or before
+    try:
+        yield Launch(rank=dist.get_rank(), world_size=dist.get_world_size(), host=socket.gethostname())
+    finally:
+        _group = before
+        if own is not None:
+            dist.destroy_process_group(own)
+
+
+@contextmanager
 def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None]:
     """Opens the gloo process group of all ranks for the time of the context.
 
@@ -275,7 +311,7 @@ def require_agreement(facts: Mapping[str, str]) -> None:
 def all_gather(value: Any) -> list[Any]:
     """Brings one picklable object of every rank to every rank, in the order of the ranks."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=_group)
     return gathered
 
 
@@ -309,6 +345,6 @@ def sum_over_ranks(local: Totals) -> Totals:
     reduced = {}
     for name, dtype in (("counts", np.int64), ("confusion", np.int64), ("loss", np.float64)):
         tensor = torch.from_numpy(np.array(getattr(local, name), dtype=dtype))
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
         reduced[name] = tensor.numpy()
     return replace(local, **reduced)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +10,13 @@ import torch
 
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.in_flight import map_in_flight
 from dist_eval.plan import Plan
 from dist_eval.predictions import BatchOutcome
 from dist_eval.swarm.routes import Trip
 from dist_eval.window import Window
 
 _ROWS_NAMED = 5
-_STOP_LOOK_SECONDS = 0.2
 
 
 class TextClassifier(Protocol):
@@ -55,7 +53,7 @@ def predict_batches(
     grace: float = 0.0,
     audited: Container[int] = (),
 ) -> Iterator[BatchOutcome]:
-    """Sends batches through the classifier and yields each as soon as it is back, in any order.
+    """Sends batches through the classifier; each comes as soon as it is back, in any order.
 
     Args:
         classifier: the model.
@@ -69,49 +67,35 @@ def predict_batches(
         grace: seconds that batches under way then have to come back; later ones are dropped.
         audited: numbers of the batches that need a second opinion.
 
-    Yields:
-        What became of a batch, rows in the batch's order.
+    Returns:
+        What became of the batches, rows in each batch's order.
 
     Raises:
         ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
         SwarmError: a batch got no answer within the retries; the message names rows of the batch.
     """
-    numbers, deadline = iter(batch_numbers), float("inf")
     send = _salvage_batch if skip_failed else _predict_batch
-    pool = ThreadPoolExecutor(max_workers=window.largest, thread_name_prefix="forward")
-    pending: set[Future[tuple[BatchOutcome, float]]] = set()
-    try:
-        while time.monotonic() < deadline:
-            if deadline == float("inf") and stopping():
-                deadline, numbers = time.monotonic() + grace, iter(())
-            while len(pending) < window.size and (number := next(numbers, None)) is not None:
-                trip = Trip(audited=number in audited)
-                pending.add(pool.submit(send, classifier, dataset, plan, int(number), trip))
-            if not pending:
-                return
-            done, pending = wait(pending, timeout=_STOP_LOOK_SECONDS, return_when=FIRST_COMPLETED)
-            for future in done:
-                outcome, seconds = future.result()
-                window.finished(seconds, classifier.retries)
-                yield outcome
-    finally:
-        # on an error the rest is given up: a request under way cannot be called back
-        pool.shutdown(wait=False, cancel_futures=True)
+
+    def outcome_of(number: int) -> BatchOutcome:
+        return send(classifier, dataset, plan, int(number), Trip(audited=number in audited))
+
+    return map_in_flight(
+        outcome_of, batch_numbers, window, retries=lambda: classifier.retries, stopping=stopping, grace=grace
+    )
 
 
 def _predict_batch(
     classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
-) -> tuple[BatchOutcome, float]:
-    start, rows = time.monotonic(), plan.batch(number)
-    logits = _logits(classifier, dataset, rows, f"Batch {number}", trip)
-    return BatchOutcome(number, logits, trip.route, audit=_notes_of(trip)), time.monotonic() - start
+) -> BatchOutcome:
+    logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", trip)
+    return BatchOutcome(number, logits, trip.route, audit=_notes_of(trip))
 
 
 def _salvage_batch(
     classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
-) -> tuple[BatchOutcome, float]:
+) -> BatchOutcome:
     """Does the same, and where that fails halves the batch until it is known which examples it is."""
-    start, rows = time.monotonic(), plan.batch(number)
+    rows = plan.batch(number)
     logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
     failed: dict[int, str] = {}
     parts = [range(len(rows))]
@@ -131,7 +115,7 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, logits, trip.route, failed, _notes_of(trip)), time.monotonic() - start
+    return BatchOutcome(number, logits, trip.route, failed, _notes_of(trip))
 
 
 def _notes_of(trip: Trip) -> Mapping[str, Any] | None:

@@ -9,9 +9,10 @@ Both backends share everything but the transformer blocks. Two things differ fro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +22,10 @@ from dist_eval.base import first_line
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.swarm.routes import Trip
+from dist_eval.tuned_model import tuned_tensors_of
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.requests import SwarmRequests
 
 _FINGERPRINT_ROWS = 64
 _PETALS_CLASS = {
@@ -157,6 +162,62 @@ def load_on_swarm(
     return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
 
 
+def is_on_swarm(model: Any) -> bool:
+    """Whether a model is one of Petals', whose blocks a swarm hosts."""
+    return any(kind.__module__.startswith("petals.models.") for kind in type(model).__mro__)
+
+
+def classifier_of(model: Any, requests: SwarmRequests | None = None) -> Classifier:
+    """Makes a classifier of a Petals model that somebody else has loaded, with its tuned tensors as they are now.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`.
+        requests: the way to its swarm, if there was a classifier of this model before.
+
+    Returns:
+        The classifier. It need not be closed: swarm and node are the model's.
+
+    Raises:
+        SwarmError: a block has no server.
+    """
+    from dist_eval.config import EvaluationConfig
+    from dist_eval.swarm.requests import SwarmRequests
+
+    base, config = model.transformer, model.config
+    if requests is None:
+        requests = SwarmRequests(
+            base.h.sequence_manager,
+            request_timeout=config.request_timeout,
+            max_retries=config.max_retries or EvaluationConfig.max_retries,
+        )
+        requests.start()
+    return Classifier(SwarmBackbone(base, base.h.sequence_manager.dht, requests), tuned_tensors_of(model))
+
+
+def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
+    """Loads Petals' own classifier, with prompts and a head that are random and can be tuned.
+
+    Args:
+        model: folder or hub name of the base model.
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the swarm announces the blocks.
+        **settings: further fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
+
+    Returns:
+        A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
+
+    Raises:
+        CheckpointError: weights are missing or pickled.
+    """
+    import petals
+
+    settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
+    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    name = _PETALS_CLASS[config.model_type]
+    with _using_node(getattr(petals, name), dht):
+        return _load(getattr(petals, name.replace("Model", "ForSequenceClassification")), model, config=config)
+
+
 def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
     """Builds a classifier that runs in this process.
 
@@ -228,9 +289,25 @@ def _no_initial_weights() -> Iterator[None]:
             layer.reset_parameters = original
 
 
-def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
+@contextmanager
+def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
+    """Lets Petals' base models take a DHT node that exists; its classifiers have no argument to hand one on."""
+    original = base_class.__init__
+    base_class.__init__ = functools.partialmethod(original, dht=dht)
     try:
-        with _no_pickle(), _no_initial_weights():
+        yield
+    finally:
+        base_class.__init__ = original
+
+
+def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
+    with _no_initial_weights():
+        return _load(model_class, model, **kwargs).eval().requires_grad_(False)
+
+
+def _load(model_class: Any, model: str, **kwargs: Any) -> Any:
+    try:
+        with _no_pickle():
             base, info = model_class.from_pretrained(
                 model, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
             )
@@ -238,9 +315,9 @@ def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
         raise CheckpointError(
             f"The weights of the base model {model} cannot be loaded (only safetensors are read): {first_line(error)}"
         ) from error
-    missing = [name for name in info["missing_keys"] if not name.startswith(_LEFT_IN_BASE)]
+    missing = [name for name in info["missing_keys"] if name.split(".")[-2] not in _LEFT_IN_BASE]
     if missing or info["mismatched_keys"]:
         raise CheckpointError(
             f"The base model {model} lacks weights for {', '.join(map(str, (missing or info['mismatched_keys'])[:5]))}."
         )
-    return base.eval().requires_grad_(False)
+    return base

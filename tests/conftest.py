@@ -26,7 +26,7 @@ from dist_eval.chatter import silence_libraries
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import SwarmError
 from dist_eval.lifetime import workspace
-from dist_eval.model import Classifier, load_on_swarm
+from dist_eval.model import Classifier, load_on_swarm, load_petals_classifier
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.routes import Span
@@ -152,6 +152,19 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
             )
             for name, path in tiny_models.items()
         }
+
+
+@pytest.fixture(scope="module")
+def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient) -> Any:
+    """A deep_ptune classifier as Petals' users load it, with random prompts and head."""
+    swarm = family_swarms["llama"]
+    torch.manual_seed(3)
+    settings = {"tuning_mode": "deep_ptune", "pre_seq_len": 3, "num_labels": 3}
+    model = load_petals_classifier(swarm.model, swarm_client.join(swarm), dht_prefix=swarm.dht_prefix, **settings)
+    for module in (model.transformer.intermediate_prompt_embeddings, model.transformer.prompt_embeddings, model.score):
+        torch.nn.init.normal_(module.weight, std=0.5)
+    model.config.pad_token_id = 0
+    return model
 
 
 @pytest.fixture(scope="session")

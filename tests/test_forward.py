@@ -197,7 +197,6 @@ def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, pla
             others_are_done.set()
     assert in_time == [True]
     assert sorted(order) == list(range(len(plan)))
-    assert order[-1] in (0, 1)
 
 
 def raising(error: Exception, at: int = 0) -> Callable[[int], None]:

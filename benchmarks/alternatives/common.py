@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -20,10 +20,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from dist_eval.chatter import silence_libraries
-from dist_eval.checkpoint import WEIGHTS_FILE
-from dist_eval.lifetime import die_with_parent, helpers_die_with_us, temporary_files_in, workspace
+from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.swarm.petals_classifier import open_petals_classifier
 
-PROMPT_TOKENS, NUM_LABELS = 16, 2
 _Answer = TypeVar("_Answer")
 
 
@@ -98,37 +97,14 @@ def tokenized(spec: Spec) -> tuple[Any, Any]:
     return rows, tokenizer
 
 
-@contextmanager
-def swarm_model(spec: Spec, own: Path) -> Iterator[Any]:
+def swarm_model(spec: Spec) -> AbstractContextManager[Any]:
     """Opens Petals' own classifier with the tuned prompts and head.
 
     Open it before a process group: it forks, and the fork must not inherit connections.
     """
-    from dist_eval.swarm.bridge import import_petals
-
-    petals = import_petals(sockets=own)
-    from safetensors.torch import load_file
-
-    from dist_eval.swarm.client import leave_swarm
-
-    torch.set_num_threads(1)  # the cores are the servers'
-    with helpers_die_with_us():
-        model = petals.AutoDistributedModelForSequenceClassification.from_pretrained(
-            spec.model,
-            initial_peers=spec.initial_peers,
-            dht_prefix=spec.dht_prefix,
-            tuning_mode="deep_ptune",
-            pre_seq_len=PROMPT_TOKENS,
-            num_labels=NUM_LABELS,
-            torch_dtype=torch.float32,
-            low_cpu_mem_usage=False,  # saves seconds of imports
-        )
-    model.load_state_dict(load_file(Path(spec.checkpoint) / WEIGHTS_FILE), strict=False)
-    routes = model.transformer.h.sequence_manager
-    try:
-        yield model.eval()
-    finally:
-        leave_swarm(routes.dht, routes)
+    return open_petals_classifier(
+        spec.model, spec.initial_peers, checkpoint=spec.checkpoint, dht_prefix=spec.dht_prefix
+    )
 
 
 def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ def evaluate(spec: Spec, own: Path) -> Result:
     from transformers import DataCollatorWithPadding
 
     dataset, tokenizer = tokenized(spec)
-    with swarm_model(spec, own) as model:
+    with swarm_model(spec) as model:
         accelerator = Accelerator(cpu=True)
         collate = DataCollatorWithPadding(tokenizer)
         loader = accelerator.prepare(DataLoader(dataset, batch_size=spec.batch_size, collate_fn=collate))

@@ -19,7 +19,7 @@ from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_m
 def evaluate(spec: Spec, own: Path) -> Result:
     """Classifies the dataset."""
     dataset, _ = tokenized(spec)
-    with swarm_model(spec, own) as model:
+    with swarm_model(spec) as model:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if ranks > 1:
             dist.init_process_group("gloo")

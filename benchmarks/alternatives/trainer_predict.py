@@ -38,7 +38,7 @@ def evaluate(spec: Spec, own: Path) -> Result:
 
     _bridge_accelerate()
     dataset, tokenizer = tokenized(spec)
-    with swarm_model(spec, own) as model:
+    with swarm_model(spec) as model:
         arguments = TrainingArguments(
             output_dir=str(own),
             per_device_eval_batch_size=spec.batch_size,

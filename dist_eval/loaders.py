@@ -1,0 +1,231 @@
+"""Which batches of a DataLoader are whose: each example is evaluated by exactly one rank. Opens no process group.
+
+A plain DataLoader is dealt out by whole batches, so that its batches hold the same examples on any number of ranks. One
+whose sampler shards already is taken as it is, and what it repeats to give all ranks equally many is left out, by the
+index of the example in the dataset. Anything else that yields batches is read by every rank, which keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from dist_eval.errors import ConfigError, ExactnessError, RunError
+from dist_eval.plan import shard_batches
+
+Gather = Callable[[Any], list[Any]]
+"""Brings an object of every rank to every rank."""
+
+_KEPT_ARGUMENTS = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+)
+
+
+@dataclass(frozen=True)
+class LoaderShard:
+    """One rank's share of the batches of an evaluation set.
+
+    Attributes:
+        batches: for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with -1 for
+            a repeat, and the batch as the DataLoader made it.
+        count: number of examples of the evaluation set; called when the batches are used up.
+    """
+
+    batches: Iterable[tuple[np.ndarray, Any]]
+    count: Callable[[], int]
+
+
+def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: Gather) -> LoaderShard:
+    """Takes one rank's share of the batches of a DataLoader; every rank calls it.
+
+    Args:
+        loader: a DataLoader, or anything that yields batches, in the same order on all ranks.
+        rank: this rank.
+        world_size: number of ranks.
+        gather: brings an object of every rank to every rank.
+
+    Returns:
+        The share.
+
+    Raises:
+        ConfigError: the DataLoader leaves examples out, draws some more than once, or shards for other ranks.
+        RunError: on the other ranks.
+    """
+    problem = batches = sampler = None
+    is_sharded = False
+    try:
+        sampler = _sampler_of(loader)
+        is_sharded = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
+        if is_sharded and (sampler.num_replicas, sampler.rank) != (world_size, rank):
+            raise ConfigError(
+                f"The eval_dataloader's {type(sampler).__name__} is for rank {sampler.rank} of {sampler.num_replicas}, "
+                f"but this is rank {rank} of {world_size}. Make it with num_replicas={world_size} and this rank."
+            )
+        if sampler is not None:
+            batches = _index_batches(loader)
+    except Exception as error:  # the others have to be told, whatever it is
+        problem = error
+    # where the order is by chance, ranks may draw differently: the first one's counts for all
+    is_shared = sampler is not None and (is_sharded or (rank == 0 and not isinstance(sampler, SequentialSampler)))
+    everybody = gather((problem and str(problem), batches if is_shared else None))
+    if problem is not None:
+        raise problem
+    for other, (text, _) in enumerate(everybody):
+        if text:
+            raise RunError(f"Rank {other} failed: {text}")
+    if batches is None:
+        return _share_of_stream(loader, rank, world_size, gather)
+    if is_sharded:
+        return _share_of_sharded(loader, batches, [theirs for _, theirs in everybody], rank)
+    return _share_of_plain(loader, sampler, everybody[0][1] or batches, rank, world_size)
+
+
+def _sampler_of(loader: Iterable[Any]) -> Any:
+    """Returns what draws the examples; None if the batches come from a stream."""
+    if not isinstance(loader, DataLoader):
+        return None
+    if type(loader) is not DataLoader:
+        raise ConfigError(
+            f"The eval_dataloader is a {type(loader).__name__}, which may shard or repeat examples by itself. Give the "
+            "plain torch DataLoader that it was made from."
+        )
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return None
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _share_of_plain(
+    loader: Any, sampler: Any, batches: Sequence[np.ndarray], rank: int, world_size: int
+) -> LoaderShard:
+    drawn = _joined(batches)
+    members, counts = np.unique(drawn, return_counts=True)
+    if len(members) < len(drawn):
+        raise ConfigError(
+            f"The eval_dataloader draws some examples more than once (such as {members[counts.argmax()]}, "
+            f"{counts.max()} times): give it a sampler without replacement."
+        )
+    chosen = len(sampler) if hasattr(sampler, "__len__") else len(drawn)
+    if len(drawn) < chosen:
+        raise _left_out(chosen - len(drawn))
+    own = [batches[number] for number in shard_batches(len(batches), rank=rank, world_size=world_size)]
+    positions = [np.searchsorted(members, batch) for batch in own]
+    return LoaderShard(_Zipped(positions, _only(loader, own)), lambda: len(members))
+
+
+def _share_of_sharded(
+    loader: Any, batches: Sequence[np.ndarray], everybody: Sequence[Sequence[np.ndarray]], rank: int
+) -> LoaderShard:
+    total = len(loader.dataset)
+    seen = np.zeros(total, dtype=bool)
+    for theirs in everybody[:rank]:
+        seen[_joined(theirs)] = True
+    positions = []
+    for batch in batches:
+        first = np.zeros(len(batch), dtype=bool)
+        first[np.unique(batch, return_index=True)[1]] = True
+        positions.append(np.where(first & ~seen[batch], batch, -1))
+        seen[batch] = True
+    for theirs in everybody[rank + 1 :]:
+        seen[_joined(theirs)] = True
+    if not seen.all():
+        raise _left_out(int(total - seen.sum()))
+    return LoaderShard(_Zipped(positions, _only(loader, batches)), lambda: total)
+
+
+def _share_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: Gather) -> LoaderShard:
+    stream = _Stream(loader, rank, world_size)
+
+    def count() -> int:
+        counts = gather(stream.rows)
+        if len({*counts}) > 1:
+            raise ExactnessError(
+                f"The eval_dataloader yields {counts[0]} examples on rank 0, but {', '.join(map(str, counts[1:6]))} on "
+                "the following: all ranks must read the same ones. If the dataset shards by itself, let it not."
+            )
+        return stream.rows
+
+    return LoaderShard(stream, count)
+
+
+def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
+    """Returns a DataLoader like another one that yields just these batches, given by their examples' indices."""
+    arguments = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
+    return DataLoader(loader.dataset, batch_sampler=[batch.tolist() for batch in batches], **arguments)
+
+
+def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *batches])
+
+
+class _Stream:
+    """Every `world_size`-th batch of what yields batches, with the positions that their examples have in it."""
+
+    def __init__(self, loader: Iterable[Any], rank: int, world_size: int) -> None:
+        self._loader, self._rank, self._world_size, self.rows = loader, rank, world_size, 0
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
+        for number, batch in enumerate(self._loader):
+            rows = rows_of(batch)
+            if number % self._world_size == self._rank:
+                yield np.arange(self.rows, self.rows + rows), batch
+            self.rows += rows
+
+
+@dataclass(frozen=True)
+class _Zipped:
+    positions: Sequence[np.ndarray]
+    loader: DataLoader[Any]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
+        batches = iter(self.loader)
+        for positions in self.positions:
+            batch = next(batches)
+            if rows_of(batch) != len(positions):
+                raise ConfigError(
+                    f"The eval_dataloader's collate_fn made a batch of {rows_of(batch)} labels from {len(positions)} "
+                    "examples: it must keep each of them, in order."
+                )
+            yield positions, batch
+
+
+def rows_of(batch: Any) -> int:
+    """Returns the number of examples of a batch, by its labels.
+
+    Raises:
+        ConfigError: it has no labels.
+    """
+    try:
+        return len(batch["labels"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            "The eval_dataloader should yield batches that map 'input_ids', 'attention_mask' and 'labels' to tensors, "
+            f"but 'labels' is missing in a {type(batch).__name__}"
+            + (f" of {', '.join(map(str, batch))}." if hasattr(batch, "keys") else ".")
+        ) from error
+
+
+def _index_batches(loader: Any) -> list[np.ndarray]:
+    sampler = loader.batch_sampler
+    if isinstance(sampler, BatchSampler) and sampler.drop_last:
+        examples: Any = sampler.sampler
+        if len(examples) % sampler.batch_size:
+            raise _left_out(len(examples) % sampler.batch_size)
+    return [np.asarray(batch, dtype=np.int64) for batch in sampler]
+
+
+def _left_out(count: int) -> ConfigError:
+    return ConfigError(
+        f"The eval_dataloader leaves {count} examples out, so its figures would not be those of the dataset: give it, "
+        "and its sampler, drop_last=False."
+    )
