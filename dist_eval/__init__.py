@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dist_eval.errors import EvaluationError
     from dist_eval.loop import evaluate
     from dist_eval.metrics import Metrics, compute_metrics
+    from dist_eval.pipeline import PetalsPipeline
     from dist_eval.predictions import Coverage, Predictions, prove_coverage
     from dist_eval.swarm.petals_classifier import open_petals_classifier
     from dist_eval.swarm.private import PrivateSwarm
@@ -25,6 +26,7 @@ _HOMES = {
     "EvaluationConfig": "config",
     "EvaluationError": "errors",
     "Metrics": "metrics",
+    "PetalsPipeline": "pipeline",
     "Predictions": "predictions",
     "PrivateSwarm": "swarm.private",
     "TunedCheckpoint": "checkpoint",
@@ -39,6 +41,7 @@ __all__ = [
     "EvaluationConfig",
     "EvaluationError",
     "Metrics",
+    "PetalsPipeline",
     "Predictions",
     "PrivateSwarm",
     "TunedCheckpoint",

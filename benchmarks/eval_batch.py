@@ -1,0 +1,115 @@
+"""`python -m benchmarks.eval_batch`: `PetalsPipeline.eval_batch` beside DeepSpeed's.
+
+The same model, micro-batches and loss go through DeepSpeed's `PipelineEngine` with two stages, each a process with one
+thread (gloo, on the CPU), and through a swarm of two servers with one thread each. Where DeepSpeed is not installed
+(`uv run --group deepspeed ...`) it is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks import harness, ranks
+from benchmarks.eval_batch_worker import STAGES, Outcome, Task
+from benchmarks.hosting import swarm_of
+from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
+from benchmarks.program import BenchmarkError, run_program
+from benchmarks.text import make_corpus
+
+QUESTION = "How many examples per second does eval_batch evaluate, on a swarm and in DeepSpeed's pipeline?"
+DEEPSPEED, OURS, ONE_BY_ONE = "DeepSpeed, 2 stages", "dist_eval, 2 servers", "dist_eval, one at a time"
+_ROWS, _LENGTH, _BUDGET = 24, 25, 1024
+_TOLERANCE = 1e-4
+"""Largest difference of logits, which are of the order of 1; the ways add up in different orders."""
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Lets all ways evaluate the same micro-batches, in rounds.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    report = harness.Report("eval_batch", QUESTION, unit="examples/s", options=options)
+    size, count = (TINY, 4) if options.quick else (SMALL, options.micro_batches)
+    assert _ROWS * (PROMPT_TOKENS + _LENGTH) <= _BUDGET
+    group = f"Llama {size}, {count} micro-batches of {_ROWS} texts of {_LENGTH} tokens and {PROMPT_TOKENS} prompts"
+    model = make_model(own, size, make_corpus(100).sentences)
+    with swarm_of(model, own, servers=STAGES) as swarm:
+        task = task_of(model, own, count, swarm.initial_peers)
+        ways = {OURS: task, ONE_BY_ONE: replace(task, in_flight=1)}
+        if importlib.util.find_spec("deepspeed"):
+            ways = {DEEPSPEED: task, **ways}
+        for _ in range(1 if options.quick else options.rounds):
+            outcomes = {name: run(name, one, own) for name, one in ways.items()}
+            for name, outcome in outcomes.items():
+                report.add(group, name, count * _ROWS / outcome.seconds, asdict(outcome))
+            largest = require_equal(outcomes)
+    if DEEPSPEED in ways:
+        report.compare(f"{OURS} / {DEEPSPEED}", (group, OURS), (group, DEEPSPEED))
+    else:
+        report.note("DeepSpeed is not installed: `uv run --group deepspeed python -m benchmarks.eval_batch` has it.")
+    report.compare(f"{OURS} / {ONE_BY_ONE}", (group, OURS), (group, ONE_BY_ONE))
+    report.note(f"Largest difference between the ways, of a logit or a loss: {largest:.1e}.")
+    report.finish()
+
+
+def task_of(model: Model, own: Path, count: int, peers: list[str]) -> Task:
+    """Writes the micro-batches."""
+    from safetensors.torch import save_file
+    from transformers import AutoConfig
+
+    generator, path = torch.Generator().manual_seed(1), own / "micro-batches.safetensors"
+    vocabulary = AutoConfig.from_pretrained(model.base).vocab_size
+    save_file(
+        {
+            "input_ids": torch.randint(0, vocabulary, (count, _ROWS, _LENGTH), generator=generator),
+            "labels": torch.randint(0, 2, (count, _ROWS), generator=generator),
+        },
+        path,
+    )
+    return Task(str(model.base), str(model.tuned), str(path), peers, model.dht_prefix)
+
+
+def run(name: str, task: Task, own: Path) -> Outcome:
+    """Lets one way evaluate the micro-batches, in processes of its own."""
+    asked, answered = own / "task.json", own / "outcome.json"
+    asked.write_text(json.dumps(asdict(task)), encoding="utf-8")
+    way, launcher = ("deepspeed", ranks.torchrun(STAGES)) if name == DEEPSPEED else ("petals", [])
+    ranks.run([*launcher, "-m", "benchmarks.eval_batch_worker", way, str(asked), str(answered)], own)
+    return Outcome(**json.loads(answered.read_text(encoding="utf-8")))
+
+
+def require_equal(outcomes: dict[str, Outcome]) -> float:
+    """Returns the largest difference between the ways' logits and losses.
+
+    Raises:
+        BenchmarkError: it is too large: they did not compute the same.
+    """
+    figures = {
+        name: torch.tensor([one.loss, *one.losses, *itertools.chain.from_iterable(one.logits)])
+        for name, one in outcomes.items()
+    }
+    largest = max(float((values - figures[OURS]).abs().max()) for values in figures.values())
+    if largest > _TOLERANCE:
+        raise BenchmarkError(f"The ways differ by {largest:.1e} in a logit or a loss; they should compute the same.")
+    return largest
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("eval_batch", QUESTION, rounds=3)
+    parser.add_argument("--micro-batches", type=int, default=60, help="of an eval_batch (default 60)")
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()
