@@ -26,7 +26,7 @@ class Backbone(Protocol):
         deep_prompts: torch.Tensor | None,
         trip: Trip | None = None,
     ) -> torch.Tensor:
-        """Runs the base model.
+        """Runs the base model; differentiable in the prompts.
 
         Args:
             input_ids: int64 of shape [batch, length].
@@ -66,6 +66,10 @@ class Backbone(Protocol):
         """Asks servers no more."""
         ...
 
+    def move(self, device: torch.device) -> None:
+        """Moves what runs in this process to a device."""
+        ...
+
     def close(self) -> None:
         """Lets go of connections and processes."""
         ...
@@ -101,11 +105,16 @@ class SwarmBackbone:
         trip: Trip | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
-        return self.requests.forward(self.embedded(input_ids, prompts), deep_prompts, trip)
+        embedded = self.embedded(input_ids, prompts)
+        if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
+            from dist_eval.swarm.gradients import through_swarm
+
+            return through_swarm(self.requests, embedded, deep_prompts)
+        return self.requests.forward(embedded, deep_prompts, trip)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
-        return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings(input_ids), prompts))
+        return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
 
     def traffic(self) -> dict[str, Any]:
         """See `Backbone.traffic`."""
@@ -123,6 +132,10 @@ class SwarmBackbone:
     def distrust(self, servers: Iterable[str]) -> None:
         """See `Backbone.distrust`."""
         self.requests.distrusted |= set(servers)
+
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: embeddings and final norm."""
+        self.model.to(device)
 
     def close(self) -> None:
         """Stops the routing thread, then leaves the swarm."""
@@ -164,8 +177,8 @@ class LocalBackbone:
         deep_prompts: torch.Tensor | None,
         trip: Trip | None = None,
     ) -> torch.Tensor:
-        """See `Backbone.hidden_states`; differentiable in the prompts."""
-        embeddings = _prompted(self.word_embeddings(input_ids), prompts)
+        """See `Backbone.hidden_states`."""
+        embeddings = _prompted(self.word_embeddings, input_ids, prompts)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
@@ -187,14 +200,20 @@ class LocalBackbone:
     def distrust(self, servers: Iterable[str]) -> None:
         """See `Backbone.distrust`: there are none."""
 
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: the whole model."""
+        self.model.to(device)
+        self._norm.to(device)
+
     def close(self) -> None:
         """Does nothing: there is nothing to let go of."""
 
 
-def _prompted(embeddings: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    embeddings = words(input_ids.to(words.weight.device))
     if prompts is None:
         return embeddings
-    return torch.cat([prompts.to(embeddings.dtype).expand(len(embeddings), -1, -1), embeddings], dim=1)
+    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
 
 
 def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:
@@ -204,7 +223,7 @@ def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden = args[0]
-        prompted = hidden[:, :length] + deep_prompt.to(hidden.dtype)
+        prompted = hidden[:, :length] + deep_prompt.to(hidden)
         return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
 
     return hook

@@ -10,14 +10,14 @@ from typing import Any
 from dist_eval.base import Base
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.collectives import Board, Launch
-from dist_eval.config import EvaluationConfig
+from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model import Classifier, load_locally, load_on_swarm
 
 
 @contextmanager
 def open_swarm(
-    config: EvaluationConfig, base: Base, launch: Launch, board: Board
+    config: RunConfig, base: Base, launch: Launch, board: Board
 ) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
 
@@ -57,7 +57,7 @@ def open_swarm(
 
 
 def load_classifier(
-    config: EvaluationConfig,
+    config: RunConfig,
     base: Base,
     tuned: TunedCheckpoint,
     peers: list[str],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.checkpoint import BASE_PREFIX, TunedCheckpoint
-from dist_eval.config import EvaluationConfig
+from dist_eval.config import RunConfig
 from dist_eval.errors import CheckpointError, ConfigError
 
 _LONGEST_TEXT = 1 << 20
@@ -36,7 +36,7 @@ class Base:
     token_budget: int
 
     @classmethod
-    def of(cls, config: EvaluationConfig, tuned: TunedCheckpoint) -> Base:
+    def of(cls, config: RunConfig, tuned: TunedCheckpoint) -> Base:
         """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         Raises:
@@ -45,7 +45,7 @@ class Base:
         """
         name = config.model or tuned.base_model
         if not name:
-            raise ConfigError(f"--model is missing, and the checkpoint {config.checkpoint} names no base model.")
+            raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
         base = read_base_config(name)
         tuned.require_base(name, base)
         _require_safetensors(name)
@@ -89,7 +89,7 @@ class Base:
         }
 
 
-def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any, accepted: int | None) -> int:
+def _max_length(config: RunConfig, tuned: TunedCheckpoint, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
     if positions := getattr(base, "max_position_embeddings", None):
         limits.append((positions, "the base model has positions for"))
@@ -99,8 +99,8 @@ def _max_length(config: EvaluationConfig, tuned: TunedCheckpoint, base: Any, acc
     longest = limit - tuned.pre_seq_len
     if longest < 1:
         raise CheckpointError(
-            f"The checkpoint {tuned.folder} has {tuned.pre_seq_len} prompt tokens, which leave no room for a text in "
-            f"the {limit} tokens that {what}."
+            f"{tuned.pre_seq_len} prompt tokens leave no room for a text in the {limit} tokens that {what}"
+            + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
         )
     if (config.max_length or 1) > longest:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """The command line and the YAML file → a checked configuration.
 
-Options come from three places, the later one winning: the defaults of `EvaluationConfig`, a YAML file (`--config`), the
+Options come from three places, the later one winning: the defaults of a `RunConfig`, a YAML file (`--config`), the
 command line.
 """
 
@@ -13,11 +13,14 @@ import re
 import types
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from dist_eval.config import EvaluationConfig, flag
+from dist_eval.config import EvaluationConfig, RunConfig, flag
 from dist_eval.errors import ConfigError
+
+Config = TypeVar("Config", bound=RunConfig)
 
 PROGRAM = "torchrun --nproc_per_node=N -m dist_eval"
 
@@ -28,7 +31,6 @@ Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: -
 
 
 _GROUPS = {
-    "what": ("what is evaluated", None),
     "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
     "how": ("how it runs", None),
     "output": ("output", None),
@@ -40,8 +42,39 @@ examples:
   {PROGRAM.replace("N ", "4 ")} --model MODEL --checkpoint TUNED --dataset test.csv \\
       --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
   {PROGRAM.replace("N ", "2 ")} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+"""
 
-Every option can also stand in the file given by --config, with or without the dashes; the command line wins."""
+
+@dataclass(frozen=True)
+class Command(Generic[Config]):
+    """A program with options.
+
+    Attributes:
+        program: how it is started.
+        config: class of its options.
+        description: what it does, in a sentence.
+        examples: shown below its options.
+        nothing_asked: what it says when it is started without options.
+        groups: headings and texts of groups of options, besides those that all commands have.
+    """
+
+    program: str
+    config: type[Config]
+    description: str
+    examples: str
+    nothing_asked: str
+    groups: dict[str, tuple[str, str | None]]
+
+
+EVALUATION = Command(
+    program=PROGRAM,
+    config=EvaluationConfig,
+    description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number of "
+    "processes.",
+    examples=_EXAMPLES,
+    nothing_asked=NOTHING_ASKED,
+    groups={"what": ("what is evaluated", None)},
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,20 +101,21 @@ def _scalar_type(annotation: Any) -> tuple[type, bool]:
     return annotation, False
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser from the fields of `EvaluationConfig`."""
+def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
+    """Makes a command line's parser from the fields of its configuration."""
     parser = _Parser(
-        prog=PROGRAM,
-        description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number "
-        "of processes.",
-        epilog=_EXAMPLES,
+        prog=command.program,
+        description=command.description,
+        epilog=f"{command.examples}\nEvery option can also stand in the file given by --config, with or without the "
+        "dashes; the command line wins.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    groups = {key: parser.add_argument_group(title, text) for key, (title, text) in _GROUPS.items()}
-    hints = typing.get_type_hints(EvaluationConfig)
-    for field in dataclasses.fields(EvaluationConfig):
+    titles = {**command.groups, **_GROUPS}
+    groups = {key: parser.add_argument_group(title, text) for key, (title, text) in titles.items()}
+    hints = typing.get_type_hints(command.config)
+    for field in dataclasses.fields(command.config):
         scalar, _ = _scalar_type(hints[field.name])
         default = " ".join(field.default_factory()) if callable(field.default_factory) else field.default
         help_text = field.metadata["help"]
@@ -102,11 +136,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(arguments: Sequence[str]) -> EvaluationConfig:
+def parse_args(arguments: Sequence[str], command: Command[Config] = EVALUATION) -> Config:  # type: ignore[assignment]
     """Reads a command line, and the YAML file that it may name, into a checked configuration.
 
     Args:
         arguments: the command line without the program's name.
+        command: the program.
 
     Returns:
         The configuration.
@@ -115,20 +150,21 @@ def parse_args(arguments: Sequence[str]) -> EvaluationConfig:
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
     if not arguments:
-        raise ConfigError(NOTHING_ASKED)
-    given = vars(build_parser().parse_args(list(arguments)))
-    from_file = read_yaml(Path(given.pop("config"))) if "config" in given else {}
-    return EvaluationConfig(**{**from_file, **given})
+        raise ConfigError(command.nothing_asked)
+    given = vars(build_parser(command).parse_args(list(arguments)))
+    from_file = read_yaml(Path(given.pop("config")), command.config) if "config" in given else {}
+    return command.config(**{**from_file, **given})
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:
     """Reads options from a YAML file.
 
     Args:
         path: a file that holds one mapping from option names (with dashes or underscores) to values.
+        config: class of the options.
 
     Returns:
-        Values by field name, of the types that `EvaluationConfig` declares.
+        Values by field name, of the types that the class declares.
 
     Raises:
         ConfigError: the file is missing, is no mapping, or holds an unknown option or a value of the wrong type.
@@ -145,18 +181,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
-    hints, values = typing.get_type_hints(EvaluationConfig), {}
+    hints, values = typing.get_type_hints(config), {}
+    choices = {field.name: field.metadata["extra"].get("choices") for field in dataclasses.fields(config)}
     for key, value in content.items():
         name = str(key).lstrip("-").replace("-", "_")
         if name not in hints:
             raise ConfigError(
                 f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))
             )
-        values[name] = _convert(path, name, value, hints[name])
+        values[name] = _convert(path, name, value, hints[name], choices[name])
     return values
 
 
-def _convert(path: Path, name: str, value: Any, annotation: Any) -> Any:
+def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequence[str] | None) -> Any:
     scalar, is_list = _scalar_type(annotation)
     if value is None and isinstance(annotation, types.UnionType):
         return None
@@ -165,7 +202,6 @@ def _convert(path: Path, name: str, value: Any, annotation: Any) -> Any:
         accepted = (int, float) if scalar is float else (scalar,)
         if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
             raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
-    choices = next(f for f in dataclasses.fields(EvaluationConfig) if f.name == name).metadata["extra"].get("choices")
-    if choices and value not in choices:
+    if choices and any(item not in choices for item in items):
         raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)

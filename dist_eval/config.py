@@ -1,7 +1,8 @@
 """What a run is asked to do: one dataclass is the single source of option names, types, defaults and help.
 
 Everything that can be checked without reading data or asking the swarm is checked on construction. `commandline.py`
-makes such a configuration from what a person typed.
+makes such a configuration from what a person typed. `RunConfig` holds what every kind of run is asked,
+`EvaluationConfig` what an evaluation is asked besides.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ MAX_TOKEN_BUDGET = 1024
 `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once."""
 
 _LONGEST_WAIT = 30 * 24 * 3600.0
+_DEMO_HINT = " (--demo needs no other option.)"
 
 
 def option(default: Any, help: str, *, group: str, metavar: str | None = None, **extra: Any) -> Any:
-    """Declares a field of `EvaluationConfig` that is an option of the command line and of the YAML file.
+    """Declares a field of a `RunConfig` that is an option of the command line and of the YAML file.
 
     Args:
         default: value when the option is not given; lists are copied for each instance.
@@ -41,18 +43,14 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig:
-    """The options of one evaluation run.
+class RunConfig:
+    """The options that all kinds of runs have.
 
     Raises:
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
     """
 
-    demo: bool = option(False, "evaluate the embedded example on a private swarm of this host", group="what")
-    model: str | None = option(
-        None, "base model: folder or hub name (default: the one that the checkpoint names)", group="what"
-    )
-    checkpoint: str | None = option(None, "tuned checkpoint: folder with config.json and safetensors", group="what")
+    model: str | None = option(None, "base model: folder or hub name", group="what")
     dataset: str | None = option(None, "CSV, TSV, JSON, JSONL or Parquet file, Arrow folder, or hub name", group="what")
     subset: str | None = option(None, "configuration of a hub dataset", group="what")
     split: str | None = option(None, "split of a hub dataset or Arrow folder", group="what")
@@ -112,6 +110,95 @@ class EvaluationConfig:
     collective_timeout: float = option(
         600.0, "longest wait for a rank that makes no progress, once this one is done", group="how", metavar="SECONDS"
     )
+    stop_grace: float = option(
+        20.0, "longest wait for batches under way once the run is asked to stop", group="how", metavar="SECONDS"
+    )
+
+    output: str | None = option(None, "folder for the results (default: runs/ and the dataset's name)", group="output")
+    overwrite: bool = option(
+        False, "start afresh, whatever the folder holds (default: go on where the same run ended)", group="output"
+    )
+    verbose: bool = option(False, "show what Petals, hivemind and the servers say, and tracebacks", group="output")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata["extra"].get("choices"), getattr(self, field.name)
+            if choices and value is not None and value not in choices:
+                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {value!r}.")
+        self._check_where()
+        for name in ("servers", "max_retries", "token_budget"):
+            self._check_range(name, 1, MAX_TOKEN_BUDGET if name == "token_budget" else None)
+        for name in ("max_length", "server_max_tokens", "in_flight"):
+            if getattr(self, name) is not None:
+                self._check_range(name, 1)
+        if not 0 <= self.stop_grace <= _LONGEST_WAIT:
+            raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")
+        for name in ("swarm_timeout", "request_timeout", "collective_timeout"):
+            if not 0 < getattr(self, name) <= _LONGEST_WAIT:
+                raise ConfigError(
+                    f"{flag(name)} must be more than 0 and at most {_LONGEST_WAIT:g} seconds, "
+                    f"not {getattr(self, name)}."
+                )
+        if not 1 <= len(self.text_column) <= 2:
+            raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
+        if self.label_column in self.text_column:
+            raise ConfigError(f"--label-column and --text-column both name {self.label_column!r}.")
+
+    @property
+    def output_folder(self) -> Path:
+        """The folder of the run: `--output`, or `runs/` and the dataset's name."""
+        return Path(self.output) if self.output is not None else Path("runs") / Path(str(self.dataset)).stem
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all options by name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def _require(self, value: Any, name: str, what: str, hint: str = "") -> None:
+        if not value:
+            raise ConfigError(f"{name} is missing: {what}.{hint}")
+
+    def _check_range(self, name: str, low: int, high: int | None = None) -> None:
+        value = getattr(self, name)
+        if value < low or (high is not None and value > high):
+            limits = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ConfigError(f"{flag(name)} must be {limits}, not {value}.")
+
+    def _check_where(self) -> None:
+        if self.backend == "local":
+            if self.initial_peers or self.swarm:
+                raise ConfigError("--backend local uses no swarm: leave out --initial-peers and --swarm.")
+            return
+        if self.initial_peers and self.swarm:
+            raise ConfigError(
+                f"--swarm {self.swarm} and --initial-peers contradict each other: "
+                "--initial-peers names a running swarm, --swarm embedded starts one, --swarm public means Petals' own."
+            )
+        if not (self.initial_peers or self.swarm):
+            raise ConfigError(
+                "No swarm was named. Give --initial-peers ADDRESS... for a running one, --swarm embedded to start "
+                "one on this host, or --swarm public to send the data to Petals' public swarm."
+            )
+        for address in self.initial_peers:
+            if not _PEER_ADDRESS.fullmatch(address):
+                raise ConfigError(
+                    f"--initial-peers: {address!r} is no peer address. "
+                    "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
+                )
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig(RunConfig):
+    """The options of one evaluation run.
+
+    Raises:
+        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
+    """
+
+    demo: bool = option(False, "evaluate the embedded example on a private swarm of this host", group="what")
+    model: str | None = option(
+        None, "base model: folder or hub name (default: the one that the checkpoint names)", group="what"
+    )
+    checkpoint: str | None = option(None, "tuned checkpoint: folder with config.json and safetensors", group="what")
 
     audit: float = option(
         0.0,
@@ -132,60 +219,24 @@ class EvaluationConfig:
         choices=("stop", "skip"),
     )
     max_failed: int = option(100, "most examples that --on-error skip may leave out", group="how", metavar="EXAMPLES")
-    stop_grace: float = option(
-        20.0, "longest wait for batches under way once the run is asked to stop", group="how", metavar="SECONDS"
-    )
-
-    output: str | None = option(None, "folder for the results (default: runs/ and the dataset's name)", group="output")
-    overwrite: bool = option(
-        False, "start afresh, whatever the folder holds (default: go on where the same run ended)", group="output"
-    )
-    verbose: bool = option(False, "show what Petals, hivemind and the servers say, and tracebacks", group="output")
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            choices, value = field.metadata["extra"].get("choices"), getattr(self, field.name)
-            if choices and value is not None and value not in choices:
-                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {value!r}.")
         if self.demo:
             self._become_demo()
         else:
-            self._require(self.dataset, "--dataset", "the data to evaluate on")
-            self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts")
-        self._check_where()
-        for name in ("servers", "max_retries", "token_budget"):
-            self._check_range(name, 1, MAX_TOKEN_BUDGET if name == "token_budget" else None)
-        for name in ("max_length", "server_max_tokens", "in_flight"):
-            if getattr(self, name) is not None:
-                self._check_range(name, 1)
+            self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
+            self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
+        super().__post_init__()
         self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
         if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
             raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
-        if not 0 <= self.stop_grace <= _LONGEST_WAIT:
-            raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")
-        for name in ("swarm_timeout", "request_timeout", "collective_timeout"):
-            if not 0 < getattr(self, name) <= _LONGEST_WAIT:
-                raise ConfigError(
-                    f"{flag(name)} must be more than 0 and at most {_LONGEST_WAIT:g} seconds, "
-                    f"not {getattr(self, name)}."
-                )
-        if not 1 <= len(self.text_column) <= 2:
-            raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
-        if self.label_column in self.text_column:
-            raise ConfigError(f"--label-column and --text-column both name {self.label_column!r}.")
 
     @property
     def output_folder(self) -> Path:
-        """The folder of the run: `--output`, or `runs/` and the dataset's name."""
-        if self.output is not None:
-            return Path(self.output)
-        return Path("runs") / ("demo" if self.demo else Path(str(self.dataset)).stem)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all options by name, ready for JSON."""
-        return dataclasses.asdict(self)
+        """The folder of the run: `--output`, or `runs/` and the dataset's name, or that of the demo."""
+        return Path("runs") / "demo" if self.demo and self.output is None else super().output_folder
 
     def _become_demo(self) -> None:
         from dist_eval import demo
@@ -200,39 +251,11 @@ class EvaluationConfig:
         if self.output is None:
             self.overwrite = True  # runs/demo is the demo's own folder
 
-    def _require(self, value: Any, name: str, what: str) -> None:
-        if not value:
-            raise ConfigError(f"{name} is missing: {what}. (--demo needs no other option.)")
-
-    def _check_range(self, name: str, low: int, high: int | None = None) -> None:
-        value = getattr(self, name)
-        if value < low or (high is not None and value > high):
-            limits = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{flag(name)} must be {limits}, not {value}.")
-
     def _check_where(self) -> None:
-        if self.backend == "local":
-            if self.initial_peers or self.swarm:
-                raise ConfigError("--backend local uses no swarm: leave out --initial-peers and --swarm.")
-            if self.audit:
-                raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
-            return
-        if self.initial_peers and self.swarm:
-            raise ConfigError(
-                f"--swarm {self.swarm} and --initial-peers contradict each other: "
-                "--initial-peers names a running swarm, --swarm embedded starts one, --swarm public means Petals' own."
-            )
-        if not (self.initial_peers or self.swarm or self.demo):
-            raise ConfigError(
-                "No swarm was named. Give --initial-peers ADDRESS... for a running one, --swarm embedded to start "
-                "one on this host, or --swarm public to send the data to Petals' public swarm."
-            )
-        for address in self.initial_peers:
-            if not _PEER_ADDRESS.fullmatch(address):
-                raise ConfigError(
-                    f"--initial-peers: {address!r} is no peer address. "
-                    "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
-                )
+        if self.backend == "local" and self.audit:
+            raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
+        if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
+            super()._check_where()
 
 
 _PEER_ADDRESS = re.compile(

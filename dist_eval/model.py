@@ -72,21 +72,32 @@ class Classifier:
         Raises:
             ModelOutputError: the outputs have a wrong shape or are not finite.
         """
+        logits = self.scores(input_ids, lengths, trip).cpu()
+        finite = torch.isfinite(logits).all(dim=1)
+        if not finite.all():
+            count = int((~finite).sum())
+            raise ModelOutputError(
+                f"The model answered with values that are not finite for {count} of {len(lengths)} texts."
+            )
+        return logits
+
+    def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+        """Does the same for training: differentiable in the tuned tensors, and not checked for finite values.
+
+        Returns:
+            Logits, of shape [batch, num_labels], where the head is; float32 unless autocast says otherwise.
+
+        Raises:
+            ModelOutputError: the outputs have a wrong shape.
+        """
         tuned = self.tuned
         hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, trip)
         expected = (input_ids.shape[0], tuned.pre_seq_len + input_ids.shape[1], tuned.head.shape[1])
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
-        rows = torch.arange(len(lengths))
-        last = hidden[rows, tuned.pre_seq_len + lengths - 1]
-        logits = self.backbone.final_norm(last).to(torch.float32).cpu() @ tuned.head.T
-        finite = torch.isfinite(logits).all(dim=1)
-        if not finite.all():
-            count = int((~finite).sum())
-            raise ModelOutputError(
-                f"The model answered with values that are not finite for {count} of {len(rows)} texts."
-            )
-        return logits
+        rows = torch.arange(len(lengths), device=hidden.device)
+        last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
+        return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
 
     def distrust(self, servers: Iterable[str]) -> None:
         """Asks servers no more."""

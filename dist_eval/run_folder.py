@@ -50,7 +50,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
-from dist_eval.config import EvaluationConfig
+from dist_eval.config import RunConfig
 from dist_eval.errors import RunError
 from dist_eval.files import write_atomically
 from dist_eval.journal import FOLDER as JOURNAL
@@ -84,9 +84,13 @@ class RunFolder:
     Attributes:
         path: where it is.
         is_ours: whether the leader of this run has opened it; before that, another run may be using it.
+        results_name: name of the file with the results.
+        keeps: what a resumed run goes on from, for messages.
     """
 
-    def __init__(self, config: EvaluationConfig) -> None:
+    results_name, keeps = RESULTS, "the journal"
+
+    def __init__(self, config: RunConfig) -> None:
         self.path = config.output_folder
         self._config = config
         self._lock: int | None = None
@@ -110,7 +114,7 @@ class RunFolder:
             if attempt == 0:  # to start a run again is to want it to go on
                 (self.path / STOP_FILE).unlink(missing_ok=True)
             if attempt == 0 and self._config.overwrite:
-                forget_journal(self.path)
+                self._forget()
             else:
                 self._before = self._read()
             if self._before.get("status") != "complete":
@@ -134,11 +138,11 @@ class RunFolder:
             status, earlier = self._before.get("status"), Fingerprint.load(self.path)
             if earlier is None and status == "complete":
                 raise RunError(
-                    f"{self.path} holds the results of a complete run, and no journal that says of what. Choose "
+                    f"{self.path} holds the results of a complete run, and no {JOURNAL} that says of what. Choose "
                     "another --output, or replace them with --overwrite."
                 )
             if earlier is None:
-                forget_journal(self.path)
+                self._forget()
             changed = fingerprint.changed(earlier) if earlier else []
             if changed:
                 if status != "complete":
@@ -171,6 +175,10 @@ class RunFolder:
     def results(self) -> dict[str, Any]:
         """Returns what `results.json` holds, nothing if it cannot be read."""
         return self._read()
+
+    def _forget(self) -> None:
+        """Removes what a resumed run would go on from."""
+        forget_journal(self.path)
 
     def _begin(self) -> None:
         for name in (PREDICTIONS, CONFUSION_MATRIX):
@@ -281,14 +289,14 @@ class RunFolder:
 
     def _read(self) -> dict[str, Any]:
         try:
-            content = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
+            content = json.loads((self.path / self.results_name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
 
     def _write(self, results: dict[str, Any]) -> None:
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
-        write_atomically(self.path / RESULTS, text.encode())
+        write_atomically(self.path / self.results_name, text.encode())
 
 
 def _now() -> str:

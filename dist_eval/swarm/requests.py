@@ -1,4 +1,4 @@
-"""Forward requests to a swarm: from hidden states before the first block to those after the last one.
+"""Requests to a swarm: from hidden states before the first block to those after the last one.
 
 Petals' own way is made for training. This one is for many forwards: routes by measured speed (`routes.py`), small
 requests (`wire.py`), and no retry without an end.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,10 @@ from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
 from dist_eval.swarm.wire import Wire
+
+Answer = TypeVar("Answer")
+Question = Callable[[Span], tuple[Awaitable[Any], int]]
+"""Makes a request for a server and blocks of it; says how much work it is, in tokens times blocks."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _OUTAGE_LOOK_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
@@ -62,7 +66,7 @@ class SwarmRequests:
         self.distrusted: set[str] = set()
         self._manager, self._outage_timeout, self._rejoin = sequence_manager, outage_timeout, rejoin
         self._timeout, self._attempts, self._compression = request_timeout, max_retries, compression
-        self._wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
+        self.wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
         self._outage: tuple[str, float, float] | None = None
         self._noticed = self._rejoined = float("-inf")
 
@@ -99,8 +103,8 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self._wire.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, trip or Trip())).to(hidden.dtype)
+        self.wire.use_prompts(prompts)
+        return RemoteExpertWorker.run_coroutine(self._forward(hidden, trip or Trip())).to(hidden)
 
     def ask(self, hop: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Sends hidden states through blocks of one certain server.
@@ -110,12 +114,19 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self._wire.use_prompts(prompts)
-        tokens = hidden.shape[0] * hidden.shape[1]
+        self.wire.use_prompts(prompts)
+        work = tokens_in(hidden) * (hop.end - hop.start)
         try:
-            return RemoteExpertWorker.run_coroutine(self._call_measured(hop, hidden, tokens, self._timeout))
+            return RemoteExpertWorker.run_coroutine(
+                self._measured(self.wire.send(hop, hidden), hop, work, self._timeout)
+            )
         except Exception as error:  # whatever the daemon, the connection or the server raised
             raise SwarmError(f"blocks {hop.start}:{hop.end} (peer {hop.peer}): {first_line(error)}") from error
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the model."""
+        return len(self._manager)
 
     def spans(self) -> Sequence[Span]:
         """Returns the blocks that are online, without those of distrusted servers."""
@@ -131,8 +142,8 @@ class SwarmRequests:
             "round_trips": sum(server.requests for server in self.routes.servers.values()),
             "retries": self.retries,
             "halved": self.halved,
-            "bytes_sent": self._wire.bytes_sent,
-            "bytes_received": self._wire.bytes_received,
+            "bytes_sent": self.wire.bytes_sent,
+            "bytes_received": self.wire.bytes_received,
             "servers": [
                 {
                     "peer": str(peer),
@@ -158,51 +169,96 @@ class SwarmRequests:
         return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"
 
     async def _forward(self, hidden: torch.Tensor, trip: Trip, block: int = 0) -> torch.Tensor:
-        while block < len(self._manager):
+        while block < self.num_blocks:
             try:
-                hop, hidden = await self._next_hop(hidden, block, trip.avoided)
-            except _TooLarge as error:
-                if len(hidden) == 1:
-                    raise RefusedError(
-                        f"a text of {hidden.shape[1]} tokens, prompts included, is more than a server accepts "
-                        f"({error}): give a lower --max-length"
-                    ) from error
-                self.halved += 1
-                halves = hidden.tensor_split(2)
+                hop, hidden = await self.send(hidden, block, trip.avoided)
+            except TooLarge as error:
+                halves = self.halves(hidden, error)
                 return torch.cat([await self._forward(half, trip, block) for half in halves])
             trip.route.append((str(hop.peer), hop.start, hop.end))
             block = hop.end
         return hidden
 
-    async def _next_hop(self, hidden: torch.Tensor, block: int, avoided: Sequence[Hop]) -> tuple[Span, torch.Tensor]:
-        """Sends a request to one server after another until one has answered."""
-        tokens, blocks = hidden.shape[0] * hidden.shape[1], len(self._manager)
+    def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
+        """Cuts a request into two that a server may accept.
+
+        Raises:
+            RefusedError: it is a single text.
+        """
+        if len(tensor) == 1:
+            raise RefusedError(
+                f"a text of {tensor.shape[1]} tokens, prompts included, is more than a server accepts "
+                f"({error}): give a lower --max-length"
+            ) from error
+        self.halved += 1
+        return tensor.tensor_split(2)
+
+    async def send(self, hidden: torch.Tensor, block: int, avoided: Sequence[Hop] = ()) -> tuple[Span, torch.Tensor]:
+        """Sends hidden states on from a block, on the way to the last one.
+
+        Returns:
+            Who answered, and the outputs of the last block that it ran.
+
+        Raises:
+            TooLarge: servers accept smaller requests only.
+            EvaluationError: see `forward`.
+        """
+        tokens = tokens_in(hidden)
+        return await self.answered(
+            lambda hop: (self.wire.send(hop, hidden), tokens * (hop.end - hop.start)),
+            block,
+            self.num_blocks,
+            tokens,
+            avoided,
+        )
+
+    async def answered(
+        self, question: Question, block: int, end: int, tokens: int, avoided: Sequence[Hop] = (), at_once: bool = False
+    ) -> tuple[Span, Any]:
+        """Asks one server after another until one has answered.
+
+        Args:
+            question: makes a request for a server and blocks of it, and says how much work it is.
+            block: where to start.
+            end: one past the last block of the way.
+            tokens: of the request, counting padding and prompts.
+            avoided: where not to go if there is another way.
+            at_once: prefer servers that hold all blocks of the way.
+
+        Returns:
+            Who answered, and what.
+
+        Raises:
+            TooLarge: servers accept smaller requests only.
+            EvaluationError: see `forward`.
+        """
         attempts, out_since = 0, None
         complaints: list[str] = []
         complained_of: dict[Failure, list[Any]] = {}
         while True:
             now = time.monotonic()
-            spans = without(self.spans(), avoided)
-            hop = self.routes.next_hop(spans, block, blocks, tokens, now)
+            spans: Sequence[Span] = without(self.spans(), avoided)
+            if at_once:
+                spans = self._holding_all(spans, block, end, now)
+            hop = self.routes.next_hop(spans, block, end, tokens, now)
             error: Exception | None = None
             if hop is not None:
                 try:
-                    return hop, await self._call_measured(
-                        hop, hidden, tokens, self._patience(hop, spans, now, bool(avoided))
-                    )
+                    request, work = question(hop)
+                    return hop, await self._measured(request, hop, work, self._patience(hop, spans, now, bool(avoided)))
                 except Exception as reason:  # whatever the daemon, the connection or the server raised
                     error = reason
             failure = Failure.UNREACHABLE if error is None else classify(error)
             part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
             if failure is Failure.TOO_LARGE:
-                raise _TooLarge(first_line(error or Exception())) from error
+                raise TooLarge(first_line(error or Exception())) from error
             if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
                 raise SwarmError(f"no second opinion for {part}") from error  # nothing waits for it
             self.retries += hop is not None and not isinstance(error, PeerAway)
             self._manager.update(wait=False)  # who left is taken from the list, who came is put there
             if failure is Failure.UNREACHABLE:
                 out_since = out_since or now
-                await self._wait_for_servers(part, error, out_since, block, tokens)
+                await self._wait_for_servers(part, error, out_since, (block, end), tokens)
                 continue
             complaints.append(f"{part}: {first_line(error or Exception())}")
             peers = complained_of.setdefault(failure, [])
@@ -210,7 +266,7 @@ class SwarmRequests:
                 peers.append(hop.peer)
             others = [span for span in spans if span.peer not in peers]
             is_believed = len(peers) >= _REFUSALS_BELIEVED and (
-                len({*peers}) > 1 or self.routes.next_hop(others, block, blocks, tokens, now) is None
+                len({*peers}) > 1 or self.routes.next_hop(others, block, end, tokens, now) is None
             )
             if failure is Failure.WRONG and is_believed:
                 if len({*peers}) > 1:
@@ -226,12 +282,12 @@ class SwarmRequests:
                 await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempts - 2), _LONGEST_DELAY))
 
     async def _wait_for_servers(
-        self, part: str, error: Exception | None, since: float, block: int, tokens: int
+        self, part: str, error: Exception | None, since: float, way: tuple[int, int], tokens: int
     ) -> None:
         """Returns at once if there are servers that were not tried yet, otherwise after a while."""
         now = time.monotonic()
         usable = [span for span in self.spans() if not self.routes.server(span.peer).is_banned(now)]
-        if self.routes.next_hop(usable, block, len(self._manager), tokens, now) is not None:
+        if self.routes.next_hop(usable, *way, tokens, now) is not None:
             return
         deadline = since + self._outage_timeout
         why = "no server online holds it, or a block after it" if error is None else first_line(error)
@@ -257,11 +313,15 @@ class SwarmRequests:
             return self._timeout
         return min(self._timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
 
-    async def _call_measured(self, hop: Span, hidden: torch.Tensor, tokens: int, patience: float) -> torch.Tensor:
-        work, server, sent_at = tokens * (hop.end - hop.start), self.routes.server(hop.peer), time.monotonic()
+    def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
+        found = [span for span in spans if span.start <= block and span.end >= end]
+        return [span for span in found if not self.routes.server(span.peer).is_banned(now)] or spans
+
+    async def _measured(self, request: Awaitable[Answer], hop: Span, work: int, patience: float) -> Answer:
+        server, sent_at = self.routes.server(hop.peer), time.monotonic()
         server.sent(work)
         try:
-            outputs = await asyncio.wait_for(self._wire.send(hop, hidden), patience)
+            answer = await asyncio.wait_for(request, patience)
         except PeerAway:
             server.not_sent(work, time.monotonic())
             raise
@@ -269,10 +329,15 @@ class SwarmRequests:
             server.failed(work, time.monotonic(), classify(error))
             raise
         server.answered(work, sent_at, time.monotonic())
-        return outputs
+        return answer
 
 
-class _TooLarge(Exception):
+def tokens_in(hidden: torch.Tensor) -> int:
+    """Returns the tokens in hidden states of shape [batch, length, hidden], counting padding and prompts."""
+    return hidden.shape[0] * hidden.shape[1]
+
+
+class TooLarge(Exception):
     """A server accepts smaller requests only."""
 
 

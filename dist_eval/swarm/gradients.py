@@ -1,0 +1,113 @@
+"""Gradients through a swarm: its blocks as one step of torch's autograd.
+
+The forward goes the way that evaluation goes (`requests.py`) and keeps what went into each server. The backward asks
+servers for gradients, from the last one to the first. Any server that holds the blocks can do that, since it computes
+their forward anew; where none is left that holds all blocks of a part, the part is cut into smaller ones. So a server
+may leave at any moment, and no retry is without an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import torch
+
+from dist_eval.swarm.requests import SwarmRequests, TooLarge, tokens_in
+from dist_eval.swarm.routes import Span
+
+_BACKWARD_WORK = 3
+"""A backward takes as long as so many forwards: it begins with one, and is itself about two."""
+
+Part = tuple[int, int, torch.Tensor]
+"""A part of the way: its first block, one past its last block, and what went into it."""
+
+
+def through_swarm(requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Sends hidden states through all blocks; differentiable. Threads may call it side by side.
+
+    Args:
+        requests: the way to the swarm.
+        hidden: float tensor of shape [batch, length, hidden].
+        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; equal in all calls under way.
+
+    Returns:
+        The last block's outputs, of the same shape, dtype and device as `hidden`.
+
+    Raises:
+        EvaluationError: see `SwarmRequests.forward`; the backward raises the same.
+    """
+    try:
+        return _ThroughSwarm.apply(requests, hidden, prompts)
+    except TooLarge as error:
+        return torch.cat([through_swarm(requests, half, prompts) for half in requests.halves(hidden, error)])
+
+
+class _ThroughSwarm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        requests.wire.use_prompts(prompts)
+        outputs, ctx.parts = RemoteExpertWorker.run_coroutine(_forward(requests, hidden.detach()))
+        ctx.requests, ctx.prompts = requests, prompts
+        return outputs.to(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        gradient, of_prompts = gradients[0], None
+        ctx.requests.wire.use_prompts(ctx.prompts)
+        by_inputs, pieces = RemoteExpertWorker.run_coroutine(_backward(ctx.requests, ctx.parts, gradient))
+        if ctx.prompts is not None:
+            of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
+            for start, piece in pieces:  # added up over the batch, to which the prompts were broadcast
+                of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
+            of_prompts = of_prompts.to(ctx.prompts)
+        return None, by_inputs.to(gradient), of_prompts
+
+
+Pieces = list[tuple[int, torch.Tensor]]
+"""Gradients by deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
+
+
+async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+    block, parts = 0, []
+    while block < requests.num_blocks:
+        hop, outputs = await requests.send(hidden, block)
+        parts.append((hop.start, hop.end, hidden))
+        hidden, block = outputs, hop.end
+    return hidden, parts
+
+
+async def _backward(requests: SwarmRequests, parts: list[Part], gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+    pieces: Pieces = []
+    for part in reversed(parts):
+        gradient, of_part = await _through_part(requests, part, gradient)
+        pieces += of_part
+    return gradient, pieces
+
+
+async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+    """Takes a gradient from the outputs of a part to its inputs."""
+    start, end, inputs = part
+    tokens = tokens_in(inputs)
+
+    def question(hop: Span) -> tuple[Awaitable[Any], int]:
+        work = tokens * (hop.end - hop.start)
+        if hop.end == end:
+            return requests.wire.send_back(hop, inputs, gradient), _BACKWARD_WORK * work
+        return requests.wire.send(hop, inputs), work
+
+    try:
+        hop, answer = await requests.answered(question, start, end, tokens, at_once=True)
+    except TooLarge as error:
+        halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
+        answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
+        return torch.cat([by_inputs for by_inputs, _ in answers]), [piece for _, found in answers for piece in found]
+    if hop.end == end:
+        by_inputs, by_prompts = answer
+        return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
+    # nobody holds the whole part any more: what went into the rest of it is known now
+    return await _backward(requests, [(start, hop.end, inputs), (hop.end, end, answer)], gradient)
