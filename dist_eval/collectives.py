@@ -348,3 +348,17 @@ def sum_over_ranks(local: Totals) -> Totals:
         dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
         reduced[name] = tensor.numpy()
     return replace(local, **reduced)
+
+
+def sum_vectors(local: torch.Tensor) -> torch.Tensor:
+    """Adds a vector of each rank up, such as gradients summed over the rank's examples.
+
+    Args:
+        local: float64 of shape [n], the same n on all ranks, on the CPU; it is left as it is.
+
+    Returns:
+        The sum, equal on all ranks to the last bit.
+    """
+    total = local.clone()
+    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=_group)
+    return total

@@ -123,8 +123,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             choices, value = field.metadata["extra"].get("choices"), getattr(self, field.name)
-            if choices and value is not None and value not in choices:
-                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {value!r}.")
+            unknown = [item for item in (value if isinstance(value, list) else [value]) if item not in (choices or ())]
+            if choices and value is not None and unknown:
+                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {unknown[0]!r}.")
         self._check_where()
         for name in ("servers", "max_retries", "token_budget"):
             self._check_range(name, 1, MAX_TOKEN_BUDGET if name == "token_budget" else None)

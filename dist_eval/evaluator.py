@@ -28,7 +28,7 @@ from dist_eval.collectives import (
     require_agreement,
     sum_over_ranks,
 )
-from dist_eval.config import EvaluationConfig
+from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.errors import CheckpointError, RunError, RunStopped
 from dist_eval.journal import Fingerprint, Journal
@@ -194,14 +194,14 @@ def present_complete(folder: RunFolder) -> dict[str, Any]:
     return results["metrics"]
 
 
-def window_for(config: EvaluationConfig, base: Base, launch: Launch) -> Window:
+def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
     """Returns a rank's window, within its share of the host's memory."""
     memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
     largest = largest_window(base.token_budget, base.config.hidden_size, memory)
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
-def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
+def prepare_data(config: RunConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
     """Tokenizes the dataset into a folder, once for all ranks of a host."""
     from transformers import AutoTokenizer
 
@@ -210,7 +210,7 @@ def prepare_data(config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, f
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
-        also = "" if own_tokenizer else f" (the checkpoint {tuned.folder} has none of its own)"
+        also = "" if own_tokenizer or not tuned.folder else f" (the checkpoint {tuned.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
     try:
         tokenize_dataset(

@@ -1,4 +1,4 @@
-"""The label column → class ids, one way for the whole column."""
+"""The label column → class ids, one way for the whole column; and, for a new head, → its classes."""
 
 from __future__ import annotations
 
@@ -102,6 +102,16 @@ class LabelReader:
         mapping = {text: self._class_of(text) for text in self._code}
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
 
+    @property
+    def values(self) -> list[str]:
+        """The distinct values that `codes` has met, as text."""
+        return list(self._code)
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether the column holds numbers instead of text."""
+        return self._are_numbers
+
     def _as_text(self, value: Any) -> str:
         """Writes a value as text; a number with a declared name becomes that name."""
         if self._declared and self._how != "numbers" and isinstance(value, int) and not isinstance(value, bool):
@@ -164,6 +174,63 @@ class LabelReader:
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
         return message
+
+
+def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
+    """Finds the classes that a head for a dataset needs.
+
+    They are the names that the dataset declares; or 0, 1, ... where the column holds numbers, or text that writes
+    numbers; or all texts that occur, sorted.
+
+    Args:
+        source: rows with the label column alone.
+        column: its name.
+        how: "names" or "numbers" to say how the column is meant, "auto" for the rule above.
+        count: how many classes there are, if not what the data show.
+
+    Returns:
+        Names of the classes; `LabelReader` maps every value of the column to one of them.
+
+    Raises:
+        DataError: the column cannot be read as labels, has fewer than two classes, or others than `count` says.
+    """
+    if source.class_names and how != "numbers":
+        return _counted(list(source.class_names), source, column, count)
+    reader, row = LabelReader(source, column, [], how), 0
+    for batch in source.batches:
+        reader.codes(batch.column(0), row)
+        row += batch.num_rows
+    if not row:
+        raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
+    texts = reader.values
+    numbers = [number for number in map(integer_text, texts) if number is not None and number >= 0]
+    if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
+        return _counted(sorted(texts), source, column, count)
+    if len(numbers) < len(texts):
+        odd = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
+        raise DataError(f"{source.name}: column {column!r} holds the label {_short(odd)}, which is no class number.")
+    highest = max(numbers)
+    missing = sorted(set(range(highest + 1)) - set(numbers)) if count is None else []
+    if missing:
+        raise DataError(
+            f"{source.name}: column {column!r} holds class numbers up to {highest}, but no {missing[0]}. Say --labels "
+            f"names if they are names, or --num-labels {highest + 1} if some classes have no example."
+        )
+    if count is not None and highest >= count:
+        raise DataError(
+            f"{source.name}: column {column!r} holds the class number {highest}, but --num-labels {count} allows only "
+            f"0 to {count - 1}."
+        )
+    names = [str(number) for number in range(highest + 1 if count is None else count)]
+    return _counted(names, source, column, count)
+
+
+def _counted(names: list[str], source: RowSource, column: str, count: int | None) -> list[str]:
+    if count is not None and len(names) != count:
+        raise DataError(f"{source.name}: column {column!r} has {len(names)} classes, but --num-labels says {count}.")
+    if len(names) < 2:
+        raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
+    return names
 
 
 def _short(text: str) -> str:

@@ -190,7 +190,7 @@ class RunFolder:
                 "schema_version": SCHEMA_VERSION,
                 "status": "running",
                 "error": None,
-                "started": _now(),
+                "started": now(),
                 "finished": None,
                 "config": options,
                 "environment": environment(),
@@ -246,7 +246,7 @@ class RunFolder:
             for address in self._config.initial_peers:
                 message = message.replace(address, "(peer, not recorded)")
             error = {"message": _PEER.sub("(peer, not recorded)", message), "rank": rank, "host": host}
-            ended = {**results, "status": status, "error": error, "finished": _now()}
+            ended = {**results, "status": status, "error": error, "finished": now()}
             self._write(ended if coverage is None else {**ended, "coverage": coverage})
             return True
         return False
@@ -268,7 +268,7 @@ class RunFolder:
                 {
                     **self._read(),
                     "status": "complete",
-                    "finished": _now(),
+                    "finished": now(),
                     "metrics": metrics.values,
                     "undefined": metrics.undefined,
                     "majority_share": metrics.majority_share,
@@ -299,7 +299,8 @@ class RunFolder:
         write_atomically(self.path / self.results_name, text.encode())
 
 
-def _now() -> str:
+def now() -> str:
+    """Returns the present time in UTC, as ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 

@@ -1,0 +1,30 @@
+"""`torchrun --nproc_per_node=N -m dist_eval.tuning`: the command line of prompt tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dist_eval import program
+from dist_eval.commandline import parse_args
+from dist_eval.tuning.config import COMMAND, TuningConfig
+
+if TYPE_CHECKING:
+    from dist_eval.run_folder import RunFolder
+
+
+def parse(arguments: Sequence[str]) -> TuningConfig:
+    """Reads the command line."""
+    return parse_args(arguments, COMMAND)
+
+
+def load() -> tuple[program.Conduct, type[RunFolder]]:
+    """Imports what a tuning needs."""
+    from dist_eval.tuning.folder import TuningFolder
+    from dist_eval.tuning.tuner import tune
+
+    return tune, TuningFolder
+
+
+if __name__ == "__main__":
+    program.main(parse, load)

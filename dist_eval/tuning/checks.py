@@ -1,0 +1,72 @@
+"""Evaluation between epochs: by the engine of `dist_eval` itself, in the same process and on the same connection."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dist_eval.collectives import Launch, all_gather, gather_predictions, sum_over_ranks
+from dist_eval.data import TokenizedDataset
+from dist_eval.errors import RunStopped
+from dist_eval.forward import predict_batches
+from dist_eval.metrics import Metrics, Totals, compute_metrics, require_same_totals
+from dist_eval.model import Classifier
+from dist_eval.plan import Plan, shard_batches
+from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.stopping import Stop
+from dist_eval.window import Window
+
+
+def evaluate_classifier(
+    classifier: Classifier, data: TokenizedDataset, plan: Plan, launch: Launch, window: Window, stop: Stop, grace: float
+) -> Metrics | None:
+    """Evaluates a classifier as `dist_eval` does it; every rank calls it.
+
+    Args:
+        classifier: the model.
+        data: the tokenized examples to evaluate on.
+        plan: all batches of them.
+        launch: where this process stands.
+        window: how many batches may be under way at a time.
+        stop: asked whether to go on.
+        grace: seconds that batches under way have to come back once it is to stop.
+
+    Returns:
+        The metrics on the leader, None elsewhere.
+
+    Raises:
+        RunStopped: a rank was asked to stop; on all ranks.
+        EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
+    """
+    numbers = shard_batches(len(plan), rank=launch.rank, world_size=launch.world_size)
+    outcomes = predict_batches(
+        classifier, data, plan, numbers, window=window, stopping=lambda: stop.requested, grace=grace
+    )
+    parts = [Predictions.empty(classifier.num_labels)]
+    for outcome in outcomes:
+        rows = plan.batch(outcome.batch)
+        parts.append(Predictions.from_logits(rows, np.asarray(data.labels)[rows], outcome.logits))
+    require_no_stop(stop, "while it evaluated")
+    local = Predictions.concatenate(parts)
+    combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
+    if not launch.is_leader:
+        return None
+    prove_coverage(combined.index, len(data))
+    require_same_totals(totals, Totals.of(combined))
+    return compute_metrics(combined, classifier.tuned.label_names)
+
+
+def require_no_stop(stop: Stop, when: str) -> None:
+    """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it.
+
+    Args:
+        stop: this rank's.
+        when: how far the run is, for the message.
+    """
+    reasons = [
+        reason.replace("this rank", f"rank {rank}") for rank, reason in enumerate(all_gather(stop.reason)) if reason
+    ]
+    if reasons:
+        stop.request(reasons[0])
+        raise RunStopped(
+            f"stopped {when}, because {reasons[0]}: start the same command again to go on from there", None
+        )

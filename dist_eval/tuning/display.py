@@ -1,0 +1,68 @@
+"""A tuning's progress on the terminal: updates, loss, and what keeps them waiting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from tqdm import tqdm
+
+_NOTICE_SECONDS = 0.5
+_PLAIN_LINE_SECONDS = 10.0
+
+
+class Display:
+    """Shows how far a tuning is.
+
+    Args:
+        total: updates of the whole run.
+        done: those that earlier starts have made.
+        stream: where to show it; by default stderr.
+    """
+
+    def __init__(self, total: int, done: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            unit=" updates",
+            desc="tuning",
+            file=self._stream,
+            dynamic_ncols=True,
+            mininterval=0.1 if self._stream.isatty() else _PLAIN_LINE_SECONDS,
+        )
+
+    def updated(self, epoch: int, loss: float) -> None:
+        """Counts an update of an epoch (from 0), with its mean loss."""
+        self._bar.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.4f}", refresh=False)
+        self._bar.update()
+
+    def say(self, text: str) -> None:
+        """Shows a line beside the bar."""
+        self._bar.write(text, file=self._stream)
+
+    @contextmanager
+    def watching(self, notice: Callable[[], str]) -> Iterator[None]:
+        """Looks now and then, from a thread, for what the model waits for; closes the display in the end.
+
+        Args:
+            notice: returns it in words, or nothing.
+        """
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_NOTICE_SECONDS):
+                if text := notice():
+                    self.say(text)
+
+        thread = threading.Thread(target=watch, name="notices", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(2 * _NOTICE_SECONDS)
+            self._bar.close()

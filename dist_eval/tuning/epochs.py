@@ -1,0 +1,242 @@
+"""A tuning's way through its epochs: updates, evaluation, checkpoints, and what a resumed run goes on from."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_eval.base import Base
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.collectives import Launch, all_gather, require_agreement
+from dist_eval.data import TokenizedDataset
+from dist_eval.evaluator import window_for
+from dist_eval.metrics import Metrics
+from dist_eval.model import Classifier
+from dist_eval.plan import plan_batches
+from dist_eval.stopping import Stop
+from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
+from dist_eval.tuning.config import TuningConfig
+from dist_eval.tuning.display import Display
+from dist_eval.tuning.folder import BEST, LAST, TuningFolder
+from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
+from dist_eval.tuning.tracking import Trackers, open_trackers
+from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
+from dist_eval.window import Window
+
+
+@dataclass
+class Epochs:
+    """All epochs of a tuning.
+
+    Attributes:
+        config: what to do.
+        launch: where this process stands among the ranks.
+        folder: the run's folder.
+        stop: asked whether to go on.
+        base: the base model.
+        classifier: it, with the tuned tensors as they are at first.
+        train: the examples to learn from.
+        evaluation: those to evaluate on, if any.
+        swarm: the section `swarm` of `tuning.json`.
+        device: where to compute.
+    """
+
+    config: TuningConfig
+    launch: Launch
+    folder: TuningFolder
+    stop: Stop
+    base: Base
+    classifier: Classifier
+    train: TokenizedDataset
+    evaluation: TokenizedDataset | None
+    swarm: dict[str, Any] | None
+    device: torch.device
+
+    def go_through(self) -> TunedCheckpoint:
+        """Goes through the epochs that are left; every rank calls it.
+
+        Returns:
+            The tuned tensors after the last one.
+
+        Raises:
+            RunStopped: a rank was asked to stop; on all ranks.
+            EvaluationError: the run cannot go on.
+        """
+        self._trainer = Trainer(
+            self.config,
+            self.classifier,
+            self.train,
+            self.launch,
+            updates=self._updates * self.config.epochs,
+            token_budget=self.base.token_budget,
+            window=self._window(),
+            device=self.device,
+        )
+        self._state = self._resumed()
+        with ExitStack() as stack:
+            self._display, self._trackers = None, Trackers()
+            if self.launch.is_leader:
+                done = self._updates * self._state.epoch + self._state.updates
+                self._display = Display(self._updates * self.config.epochs, done)
+                stack.enter_context(self._display.watching(self.classifier.backbone.notice))
+                options = self.config.to_dict()
+                del options["initial_peers"]
+                self._trackers = stack.enter_context(open_trackers(self.config.tracker, self.folder.path, options))
+            self.stop.in_order()
+            while self._state.epoch < self.config.epochs:
+                began = time.monotonic()
+                self._learn()
+                self._require_agreement()
+                self._end_epoch(self._evaluate(), time.monotonic() - began)
+        tuned = snapshot(self._trainer.tuned)
+        ranks = all_gather(
+            {"rank": self.launch.rank, "host": self.launch.host, "traffic": self.classifier.backbone.traffic()}
+        )
+        if self.launch.is_leader:
+            self.folder.finish({**self._facts(tuned), "ranks": ranks})
+            self._print_places()
+        return tuned
+
+    @property
+    def _updates(self) -> int:
+        """Updates of an epoch."""
+        return -(-len(self.train) // self.config.examples_per_update)
+
+    def _window(self) -> Window:
+        return window_for(self.config, self.base, self.launch)
+
+    def _resumed(self) -> TuningState:
+        """Returns how far the run is, on all ranks what the leader's disk holds."""
+        found = all_gather(unpack_state(self.folder.state) if self.launch.is_leader else None)[0]
+        if found is None:
+            return TuningState()
+        state, tensors, rest = found
+        self._trainer.restore(tensors, rest)
+        return state
+
+    def _require_agreement(self) -> None:
+        require_agreement({"tuned checkpoint": snapshot(self._trainer.tuned).digest(), "data": self.train.facts.digest})
+
+    def _learn(self) -> None:
+        """Makes the updates that are left of the present epoch."""
+        config, state = self.config, self._state
+        batches = joint_batches(len(self.train), config.examples_per_update, seed=config.seed, epoch=state.epoch)
+        for rows in batches[state.updates :]:
+            self._update(rows)
+            step = state.epoch * len(batches) + state.updates
+            if (
+                self._is_stopping
+                or state.updates == len(batches)
+                or (config.save_every and step % config.save_every == 0)
+            ):
+                self._save()
+            if self._is_stopping:
+                require_no_stop(
+                    self.stop, f"in epoch {state.epoch + 1} after {state.updates} of {len(batches)} updates"
+                )
+
+    def _update(self, rows: np.ndarray) -> None:
+        state, rate = self._state, self._trainer.learning_rate
+        update = self._trainer.update(rows, self._looks_to_stop)
+        state.updates, state.loss_sum = state.updates + 1, state.loss_sum + update.loss_sum
+        state.examples += update.examples
+        self._is_stopping = update.is_last
+        if self._display:
+            loss = update.loss_sum / update.examples
+            self._display.updated(state.epoch, loss)
+            self._trackers.log({"loss": loss, "learning_rate": rate}, state.epoch * self._updates + state.updates)
+
+    def _looks_to_stop(self) -> bool:
+        if self.launch.is_leader:
+            self.stop.look_for_file(self.folder.path)
+        return self.stop.requested
+
+    def _save(self) -> None:
+        if self.launch.is_leader:
+            write_state(self.folder.state, pack_state(self._state, *self._trainer.state()))
+
+    def _evaluate(self) -> Metrics | None:
+        if self.evaluation is None:
+            return None
+        present = Classifier(self.classifier.backbone, snapshot(self._trainer.tuned))
+        plan = plan_batches(
+            self.evaluation.lengths, token_budget=self.base.token_budget, prefix=present.tuned.pre_seq_len
+        )
+        window, grace = self._window(), self.config.stop_grace
+        return evaluate_classifier(present, self.evaluation, plan, self.launch, window, self.stop, grace)
+
+    def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
+        """Writes what the epoch brought; with the state, which comes last of all, it counts as finished."""
+        state, tuned = self._state, snapshot(self._trainer.tuned)
+        entry: dict[str, Any] = {
+            "epoch": state.epoch + 1,
+            "loss": state.loss_sum / state.examples,
+            "updates": state.updates,
+            "seconds": seconds,
+            "metrics": metrics.values if metrics else None,
+        }
+        if self._is_best(entry):
+            state.best = state.epoch
+        if self._display:
+            self._save_checkpoints(tuned)
+        state.end_epoch(entry)
+        self._save()
+        if self._display:
+            self.folder.note(self._facts(tuned))
+            self._display.say(self._told(entry))
+            figures = {f"eval_{name}": value for name, value in (entry["metrics"] or {}).items()}
+            self._trackers.log({"epoch_loss": entry["loss"], **figures}, state.epoch * self._updates)
+
+    def _is_best(self, entry: dict[str, Any]) -> bool:
+        """Whether an epoch is better than all before; only the leader, which has the metrics, finds one."""
+        if not entry["metrics"]:
+            return False
+        value = self._rank_of(entry)
+        return self._state.best is None or value > self._rank_of(self._state.history[self._state.best])
+
+    def _rank_of(self, entry: dict[str, Any]) -> float:
+        value = entry["metrics"][self.config.best_metric]
+        if value is None:
+            return -float("inf")
+        return -value if self.config.best_metric == "loss" else value
+
+    def _save_checkpoints(self, tuned: TunedCheckpoint) -> None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.base.name, trust_remote_code=False)
+        self.folder.save_checkpoint(LAST, tuned, tokenizer)
+        if self._state.best == self._state.epoch:
+            self.folder.save_checkpoint(BEST, tuned, tokenizer)
+
+    def _facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
+        state, best, metric = self._state, None, self.config.best_metric
+        if state.best is not None:
+            best = {"epoch": state.best + 1, "metric": metric, "value": state.history[state.best]["metrics"][metric]}
+        return {
+            "epochs": state.history,
+            "best": best,
+            "data": asdict(self.train.facts),
+            "evaluation_data": asdict(self.evaluation.facts) if self.evaluation else None,
+            "model": self.base.facts(tuned),
+            "swarm": self.swarm,
+        }
+
+    def _told(self, entry: dict[str, Any]) -> str:
+        """Writes an epoch as a line."""
+        line = f"epoch {entry['epoch']} of {self.config.epochs}: loss {entry['loss']:.4f}"
+        shown = dict.fromkeys(("accuracy", self.config.best_metric)) if entry["metrics"] else ()
+        for name in shown:
+            value = entry["metrics"][name]
+            line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
+        return line + (" (evaluation data)" if shown else "")
+
+    def _print_places(self) -> None:
+        history, path = self._state.history, self.folder.path
+        print(f"last: {path / LAST} ({self._told(history[-1])})", flush=True)
+        if self._state.best is not None:
+            print(f"best: {path / BEST} ({self._told(history[self._state.best])})", flush=True)

@@ -1,0 +1,88 @@
+"""A tuning's folder: checkpoints, what a resumed run goes on from, and `tuning.json`.
+
+tuning.json    schema_version, status, error, started, finished, config, environment as in `results.json` (see
+               `dist_eval.run_folder`), and
+               epochs  [{epoch, loss, learning_rate, updates, seconds, metrics}]: mean loss in nats of the training
+                       examples while they were learned from; metrics of the evaluation data after the epoch, null
+                       without any; seconds are those of the start that ended the epoch
+               best    null, or {epoch, metric, value}: what `best/` holds
+               data, evaluation_data, model, swarm, ranks as in `results.json`
+best/          the checkpoint of the best epoch, only with data to evaluate on
+last/          the checkpoint of the last finished epoch
+journal/       state.safetensors and fingerprint.json: what a resumed run reads
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.errors import RunError
+from dist_eval.journal import FOLDER as JOURNAL
+from dist_eval.run_folder import RunFolder, now
+
+RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
+
+
+class TuningFolder(RunFolder):
+    """The folder of one tuning (see `RunFolder`)."""
+
+    results_name, keeps = RESULTS, "its folder"
+
+    @property
+    def state(self) -> Path:
+        """The file that a resumed run goes on from."""
+        return self.path / JOURNAL / STATE
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a new start would find finished updates."""
+        return self.state.is_file()
+
+    def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
+        """Writes a checkpoint with its tokenizer; whoever looks finds the old one or the new one.
+
+        Args:
+            name: of the folder in this folder.
+            tuned: the tuned tensors.
+            tokenizer: a Hugging Face tokenizer.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        new, old, place = self.path / f".{name}.new", self.path / f".{name}.old", self.path / name
+        try:
+            for leftover in (new, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            tuned.save(new)
+            tokenizer.save_pretrained(new)
+            if place.exists():
+                place.rename(old)
+            new.rename(place)
+            shutil.rmtree(old, ignore_errors=True)
+        except OSError as error:
+            raise RunError(f"The checkpoint {place} cannot be written: {error.strerror or error}.") from error
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Writes sections of `tuning.json`, beside those that it holds.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self._write({**self._read(), **facts})
+        except OSError as error:
+            raise RunError(f"{self.path / RESULTS} cannot be written: {error.strerror or error}.") from error
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Does the same, and marks the run as complete."""
+        self.note({**facts, "status": "complete", "finished": now()})
+
+    def _forget(self) -> None:
+        super()._forget()
+        self.state.unlink(missing_ok=True)
+        for name in (BEST, LAST):
+            shutil.rmtree(self.path / name, ignore_errors=True)

@@ -1,0 +1,276 @@
+"""Updates of the tuned tensors: each rank's gradients, their sum over the ranks, one step of AdamW.
+
+Every rank takes its part of the same joint batch, and gradients are added up over examples before they are divided by
+their number. So N ranks make the same updates as one process does with the joint batch, up to the rounding of sums, and
+all ranks hold equal tensors to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.collectives import Launch, sum_vectors
+from dist_eval.data import TokenizedDataset
+from dist_eval.errors import EvaluationError, ModelOutputError
+from dist_eval.in_flight import map_in_flight
+from dist_eval.model import Classifier
+from dist_eval.plan import plan_batches
+from dist_eval.tuning.config import TuningConfig
+from dist_eval.window import Window
+
+_MOST_SKIPPED = 20
+"""Updates in a row without a finite gradient, after which it is no matter of scaling any more."""
+
+_SPREAD = 0.02
+_TENSORS = ("head", "prompts", "deep_prompts")
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def empty_checkpoint(config: TuningConfig, base: Any, label_names: list[str]) -> TunedCheckpoint:
+    """Makes a checkpoint of zeros, which says what is to be tuned.
+
+    Args:
+        config: what to do.
+        base: the base model's config.
+        label_names: names of the classes.
+    """
+    length, hidden, layers = config.pre_seq_len, base.hidden_size, base.num_hidden_layers
+    return TunedCheckpoint(
+        head=torch.zeros(len(label_names), hidden),
+        prompts=torch.zeros(length, hidden),
+        deep_prompts=torch.zeros(layers, length, hidden) if config.tuning_mode == "deep_ptune" else None,
+        label_names=label_names,
+        architecture={
+            "model_type": base.model_type,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "vocab_size": base.vocab_size,
+        },
+        base_model=config.model,
+    )
+
+
+def first_values(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> TunedCheckpoint:
+    """Fills a checkpoint with what learning begins with, equal on all ranks.
+
+    Prompts begin as embeddings of words drawn at random (Lester et al., 2021, "The power of scale for
+    parameter-efficient prompt tuning"), deep prompts at zero, the head with small random values.
+
+    Args:
+        empty: a checkpoint.
+        words: the base model's embeddings, of shape [vocabulary, hidden].
+        seed: equal seeds give equal values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(words), (empty.pre_seq_len,), generator=generator)
+    return replace(
+        empty,
+        head=_SPREAD * torch.randn(empty.head.shape, generator=generator),
+        prompts=words.detach().to("cpu", torch.float32)[drawn].clone(),
+    )
+
+
+def snapshot(tuned: TunedCheckpoint) -> TunedCheckpoint:
+    """Returns copies of the tuned tensors as they are now, in float32 on the CPU."""
+    tensors = {name: getattr(tuned, name) for name in _TENSORS}
+    copies = {
+        name: tensor.detach().to("cpu", torch.float32, copy=True)
+        for name, tensor in tensors.items()
+        if tensor is not None
+    }
+    return replace(tuned, **copies)
+
+
+def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """Deals all examples of an epoch into joint batches, in an order that is new in each epoch.
+
+    Args:
+        examples: number of examples.
+        size: examples of a batch; the last one may have fewer.
+        seed: equal on all ranks.
+        epoch: from 0.
+
+    Returns:
+        Positions in the dataset, int64 of shape [size] each.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(examples)
+    return [order[start : start + size] for start in range(0, examples, size)]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of an update.
+
+    Attributes:
+        loss_sum: of its examples before it, in nats.
+        examples: how many, on all ranks.
+        is_last: whether a rank asked to stop after it; all ranks know.
+    """
+
+    loss_sum: float
+    examples: int
+    is_last: bool
+
+
+class Trainer:
+    """Makes updates.
+
+    Args:
+        config: what to do.
+        classifier: the base model, with the tensors to tune in `classifier.tuned`; they are moved to `device` and
+            changed in place.
+        data: the tokenized examples to learn from.
+        launch: where this process stands.
+        updates: of the whole run, for the learning rate.
+        token_budget: most tokens of a request.
+        window: how many requests may be under way at a time.
+        device: where to compute.
+    """
+
+    def __init__(
+        self,
+        config: TuningConfig,
+        classifier: Classifier,
+        data: TokenizedDataset,
+        launch: Launch,
+        *,
+        updates: int,
+        token_budget: int,
+        window: Window,
+        device: torch.device,
+    ) -> None:
+        from transformers import get_linear_schedule_with_warmup
+
+        tensors = {name: getattr(classifier.tuned, name) for name in _TENSORS}
+        self._named = {
+            name: tensor.detach().to(device).clone().requires_grad_()
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
+        classifier.backbone.move(device)
+        self.tuned = replace(classifier.tuned, **self._named)
+        self._classifier = Classifier(classifier.backbone, self.tuned)
+        self._data, self._launch, self._token_budget, self._window = data, launch, token_budget, window
+        self._max_norm, self._device = config.max_grad_norm, device
+        precision = config.precision
+        if precision == "auto":
+            precision = "float16" if device.type == "cuda" else "float32"
+        self._dtype = _DTYPES.get(precision)
+        self._optimizer = torch.optim.AdamW(
+            self._named.values(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        self._schedule = get_linear_schedule_with_warmup(self._optimizer, round(config.warmup * updates), updates)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self._dtype == torch.float16)
+        self._skipped = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
+        """Makes one update; every rank calls it with the same rows.
+
+        Args:
+            rows: positions of the joint batch, int64 of shape [examples].
+            stopping: asked at the end whether this rank wants to stop.
+
+        Raises:
+            ModelOutputError: a loss or gradient is not finite.
+            SwarmError: a part of the batch got no answer.
+        """
+        mine = rows[self._launch.rank :: self._launch.world_size]
+        gradient, loss_sum = self._gradient(mine)
+        facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
+        *_, loss_sum, examples, stops = (total := sum_vectors(torch.cat([gradient, facts])))[-3:].tolist()
+        self._apply(total[:-3] / examples)
+        return Update(loss_sum, int(examples), stops > 0)
+
+    def _gradient(self, rows: np.ndarray) -> tuple[torch.Tensor, float]:
+        """Returns gradients summed over examples, float64 of shape [all tuned values], and the sum of the losses."""
+        plan = plan_batches(
+            np.asarray(self._data.lengths)[rows], token_budget=self._token_budget, prefix=self.tuned.pre_seq_len
+        )
+        parts = enumerate(rows[plan.batch(number)] for number in range(len(plan)))
+        answers = map_in_flight(self._answer, parts, self._window, retries=lambda: self._classifier.retries)
+        total, loss_sum = torch.zeros(sum(t.numel() for t in self._named.values()), dtype=torch.float64), 0.0
+        for _, gradient, loss in sorted(answers, key=lambda answer: answer[0]):  # sums depend on the order
+            total += gradient
+            loss_sum += loss
+        return total, loss_sum
+
+    def _answer(self, part: tuple[int, np.ndarray]) -> tuple[int, torch.Tensor, float]:
+        """Sends a part of a batch forward and back."""
+        number, rows = part
+        input_ids, lengths = map(torch.from_numpy, self._data.padded(rows))
+        labels = torch.from_numpy(np.asarray(self._data.labels)[rows]).to(self._device)
+        named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        try:
+            with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
+                scores = self._classifier.scores(input_ids, lengths)
+            losses = cross_entropy(scores.float(), labels, reduction="sum")
+            gradients = torch.autograd.grad(self._scaler.scale(losses), list(self._named.values()))
+        except ModelOutputError as error:
+            if not self._scaler.is_enabled():
+                raise ModelOutputError(f"{self._data.facts.source}, rows {named}: {error}") from error
+            return number, torch.full((sum(t.numel() for t in self._named.values()),), torch.inf), math.nan
+        except EvaluationError as error:
+            raise type(error)(f"{self._data.facts.source}, rows {named}: {error}") from error
+        flat = torch.cat([gradient.detach().to("cpu", torch.float64).flatten() for gradient in gradients])
+        return number, flat, float(losses.detach())
+
+    def _apply(self, gradient: torch.Tensor) -> None:
+        start, is_finite = 0, bool(torch.isfinite(gradient).all())
+        self._skipped = 0 if is_finite else self._skipped + 1
+        if self._skipped > (_MOST_SKIPPED if self._scaler.is_enabled() else 0):
+            raise ModelOutputError(
+                "The gradient holds values that are not finite: try a lower --learning-rate"
+                + (", or --precision float32." if self._dtype else ".")
+            )
+        for tensor in self._named.values():
+            tensor.grad = gradient[start : start + tensor.numel()].view(tensor.shape).to(tensor)
+            start += tensor.numel()
+        self._scaler.unscale_(self._optimizer)
+        if self._max_norm:
+            torch.nn.utils.clip_grad_norm_(self._named.values(), self._max_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._schedule.step()
+        self._optimizer.zero_grad()
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Returns all that later updates depend on: tensors by name, and the rest, ready for JSON."""
+        optimizer = self._optimizer.state_dict()
+        moments = {
+            f"optimizer.{number}.{name}": value
+            for number, values in optimizer["state"].items()
+            for name, value in values.items()
+        }
+        rest = {
+            "groups": optimizer["param_groups"],
+            "schedule": self._schedule.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+        return {**{name: tensor.detach() for name, tensor in self._named.items()}, **moments}, rest
+
+    def restore(self, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        with torch.no_grad():
+            for name, value in tensors.items():
+                if name in self._named:
+                    self._named[name].copy_(value)
+                else:
+                    _, number, moment = name.split(".")
+                    moments.setdefault(int(number), {})[moment] = value
+        self._optimizer.load_state_dict({"state": moments, "param_groups": rest["groups"]})
+        self._schedule.load_state_dict(rest["schedule"])
+        self._scaler.load_state_dict(rest["scaler"])
