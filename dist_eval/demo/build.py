@@ -3,7 +3,8 @@
 1. The digits as text, a training and a test part (see `digits.py`).
 2. A base model of 0.45 M parameters, pretrained as a language model on the training digits, each followed by its label
    as a token of its own; digits are shifted by up to a pixel, anew in every epoch.
-3. A tuned checkpoint: 16 deep prompts and a classification head, the base frozen, on the same training digits.
+3. A tuned checkpoint: 16 deep prompts and a classification head, the base frozen, on the same training digits, by
+   `python -m dist_eval.tuning` through a private swarm of two servers.
 
 The test part is used for neither; its accuracy is printed at the end.
 """
@@ -12,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +27,12 @@ from torch.nn.functional import cross_entropy
 
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.demo import digits
-from dist_eval.model import base_fingerprint, load_locally
+from dist_eval.model import load_locally
 
 SEED = 20240229
 HIDDEN, LAYERS, HEADS, POSITIONS = 96, 4, 4, 512
 PRETRAIN_EPOCHS, PRETRAIN_RATE, LABEL_WEIGHT = 40, 3e-3, 5.0
-TUNE_EPOCHS, TUNE_RATE, PROMPT_TOKENS = 12, 1e-2, 16
+TUNING_OPTIONS = ("--tuning-mode", "deep_ptune", "--pre-seq-len", "16", "--epochs", "3", "--seed", str(SEED))
 BATCH = 32
 PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"
 BASE_NAME = "dist_eval/demo/base"
@@ -69,28 +73,25 @@ def shifted(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def epoch_batches(
-    positions: np.ndarray, generator: np.random.Generator, tokenizer: Any, *, with_label: bool
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields one epoch of shuffled, shifted digits.
+    positions: np.ndarray, generator: np.random.Generator, tokenizer: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields one epoch of shuffled, shifted digits, each with its label as the last token.
 
     Yields:
-        Token ids padded on the right [batch, length], lengths [batch], labels [batch], all int64.
+        Token ids padded on the right [batch, length], lengths [batch], all int64.
     """
     images, labels = digits.load_images()
     order = generator.permutation(positions)
     for start in range(0, len(order), BATCH):
         chosen = order[start : start + BATCH]
         texts = [digits.image_to_text(shifted(images[i], generator)) for i in chosen]
-        rows = [tokenizer(text)["input_ids"] for text in texts]
-        if with_label:
-            rows = [
-                [*row, tokenizer.convert_tokens_to_ids(f"<{labels[i]}>")] for row, i in zip(rows, chosen, strict=True)
-            ]
+        ends = [tokenizer.convert_tokens_to_ids(f"<{labels[i]}>") for i in chosen]
+        rows = [[*tokenizer(text)["input_ids"], end] for text, end in zip(texts, ends, strict=True)]
         lengths = torch.tensor([len(row) for row in rows])
         ids = torch.full((len(rows), int(lengths.max())), tokenizer.pad_token_id)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = torch.tensor(row)
-        yield ids, lengths, torch.from_numpy(labels[chosen])
+        yield ids, lengths
 
 
 def pretrain(folder: Path) -> None:
@@ -118,7 +119,7 @@ def pretrain(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAIN_RATE, weight_decay=0.05, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PRETRAIN_RATE, total_steps=steps, pct_start=0.1)
     for epoch in range(PRETRAIN_EPOCHS):
-        for ids, lengths, _ in epoch_batches(train, generator, tokenizer, with_label=True):
+        for ids, lengths in epoch_batches(train, generator, tokenizer):
             logits = model(input_ids=ids).logits
             losses = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
             position = torch.arange(ids.shape[1] - 1)
@@ -136,46 +137,26 @@ def pretrain(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def tune(base: Path, folder: Path) -> TunedCheckpoint:
-    """Tunes deep prompts and a head on the training digits, the base frozen, and saves them."""
+def tune(base: Path, train: Path, folder: Path) -> TunedCheckpoint:
+    """Tunes deep prompts and a head through a private swarm, and saves them.
+
+    Args:
+        base: folder of the base model.
+        train: the training digits.
+        folder: of the checkpoint.
+
+    Returns:
+        The checkpoint.
+    """
     from transformers import AutoTokenizer
 
-    torch.manual_seed(SEED)
-    generator = np.random.default_rng(SEED)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    architecture = {
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "vocab_size": len(tokenizer),
-    }
-    tuned = TunedCheckpoint(
-        head=(0.02 * torch.randn(digits.NUM_CLASSES, HIDDEN)).requires_grad_(),
-        prompts=(0.02 * torch.randn(PROMPT_TOKENS, HIDDEN)).requires_grad_(),
-        deep_prompts=torch.zeros(LAYERS, PROMPT_TOKENS, HIDDEN).requires_grad_(),
-        label_names=[str(label) for label in range(digits.NUM_CLASSES)],
-        architecture=architecture,
-        base_model=BASE_NAME,
-    )
-    classifier = load_locally(str(base), tuned)
-    train = digits.split_indices()["train"]
-    parameters = [t for t in (tuned.head, tuned.prompts, tuned.deep_prompts) if t is not None]
-    steps = TUNE_EPOCHS * math.ceil(len(train) / BATCH)
-    optimizer = torch.optim.AdamW(parameters, lr=TUNE_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, TUNE_RATE, total_steps=steps, pct_start=0.1)
-    for epoch in range(TUNE_EPOCHS):
-        for ids, lengths, labels in epoch_batches(train, generator, tokenizer, with_label=False):
-            hidden = classifier.backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
-            last = hidden[torch.arange(len(ids)), tuned.pre_seq_len + lengths - 1]
-            loss = cross_entropy(classifier.backbone.final_norm(last) @ tuned.head.T, labels)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-        print(f"tuning: epoch {epoch + 1} of {TUNE_EPOCHS}, loss {loss.item():.3f}", flush=True)
-    saved = replace(tuned, base_fingerprint=base_fingerprint(classifier.backbone))
+    with tempfile.TemporaryDirectory() as output:
+        options = ["--model", str(base), "--dataset", str(train), "--swarm", "embedded", "--output", output]
+        subprocess.run([sys.executable, "-m", "dist_eval.tuning", *options, *TUNING_OPTIONS], check=True)
+        tuned = TunedCheckpoint.load(Path(output) / "last")
+    saved = replace(tuned, base_model=BASE_NAME)
     saved.save(folder)
-    tokenizer.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return saved
 
 
@@ -188,7 +169,7 @@ def main() -> None:
     for split in ("train", "test"):
         digits.write_csv(folder / f"digits-{split}.csv", split)
     pretrain(folder / "base")
-    tuned = tune(folder / "base", folder / "tuned")
+    tuned = tune(folder / "base", folder / "digits-train.csv", folder / "tuned")
     accuracy = evaluate_locally(folder / "base", tuned)
     print(f"accuracy on the {len(digits.split_indices()['test'])} test digits: {accuracy:.4f}")
 

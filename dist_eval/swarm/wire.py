@@ -49,7 +49,7 @@ class Wire:
         self._no_prompts = DUMMY
         self._metadata = {}
         for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3)):
-            _, structure = pack_args_kwargs(*[torch.empty(1)] * tensors)
+            _, structure = pack_args_kwargs(*(torch.empty(1) for _ in range(tensors)))
             self._metadata[method] = sequence_manager.get_request_metadata(method, structure)
         if compression != "none":
             self._metadata[_FORWARD]["output_compression"] = (self._compression,)
