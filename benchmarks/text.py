@@ -137,6 +137,44 @@ def load_corpus(rows: int, folder: Path | None = None) -> Corpus:
     )
 
 
+def load_split(split: str, folder: Path | None = None) -> Corpus | None:
+    """Returns one split of SST-2.
+
+    Args:
+        split: "train", "validation" or "test".
+        folder: where SST-2 is; by default where it is expected.
+
+    Returns:
+        The text; None if it is not there.
+
+    Raises:
+        FileNotFoundError: the folder that was named does not have it.
+    """
+    path = (folder or _SST2) / f"{split}.csv"
+    if not path.is_file():
+        if folder is not None:
+            raise FileNotFoundError(f"{folder} has no {path.name}.")
+        return None
+    rows = _read(path)
+    return Corpus([s for s, _ in rows], [n for _, n in rows], f"{split}: {len(rows)} sentences of SST-2")
+
+
+def make_opinions(split: str, rows: int) -> Corpus:
+    """Makes up sentences whose label can be learned: every word is for or against, and the majority counts.
+
+    Args:
+        split: equal names give equal sentences.
+        rows: how many are made up; those without a majority are left out.
+
+    Returns:
+        The text.
+    """
+    corpus = make_corpus(rows, seed=SEED + sum(split.encode()))
+    votes = [sum(1 if len(word) % 2 else -1 for word in sentence.split()) for sentence in corpus.sentences]
+    kept = [(sentence, int(vote > 0)) for sentence, vote in zip(corpus.sentences, votes, strict=True) if vote]
+    return Corpus([s for s, _ in kept], [n for _, n in kept], f"{split}: {len(kept)} made-up sentences")
+
+
 def make_corpus(rows: int, seed: int = SEED) -> Corpus:
     """Makes up sentences whose number of words is distributed as in SST-2.
 

@@ -1,0 +1,107 @@
+"""A small base model that has learned something: a Llama pretrained on labelled sentences.
+
+It learns as a language model, on each sentence followed by a token for its label, so that what the label depends on
+comes to be in the last token's state, from where prompts and a head can read it. It sees the sentences that it is given
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.models import PAD, SEED, UNKNOWN, Size, train_tokenizer
+from benchmarks.text import Corpus
+
+_LABELS = ("<negative>", "<positive>")
+_POSITIONS, _HEAD_WIDTH, _BATCH = 512, 32, 32
+_RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 10.0
+_FORGOTTEN = 0.2
+"""Share of the words that are hidden in each epoch: without it the sentences are learned by heart."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a base model is pretrained.
+
+    Attributes:
+        size: of the model.
+        epochs: how often the sentences are gone through.
+    """
+
+    size: Size
+    epochs: int
+
+
+def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
+    """Pretrains a base model and saves it with its tokenizer.
+
+    Args:
+        folder: made if it does not exist.
+        corpus: labelled sentences.
+        recipe: how.
+    """
+    torch.manual_seed(SEED)
+    generator = np.random.default_rng(SEED)
+    tokenizer = train_tokenizer(corpus.sentences)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(_LABELS)})
+    model = _new_model(recipe.size, tokenizer)
+    texts, unknown = tokenizer(corpus.sentences)["input_ids"], tokenizer.convert_tokens_to_ids(UNKNOWN)
+    ends = tokenizer.convert_tokens_to_ids(list(_LABELS))
+    steps = recipe.epochs * math.ceil(len(texts) / _BATCH)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
+    model.train()
+    for epoch in range(recipe.epochs):
+        order = generator.permutation(len(texts))
+        for start in range(0, len(order), _BATCH):
+            rows = [[*texts[i], ends[corpus.labels[i]]] for i in order[start : start + _BATCH]]
+            ids, lengths = _padded(rows, tokenizer.convert_tokens_to_ids(PAD))
+            hidden = torch.from_numpy(generator.random(ids.shape) < _FORGOTTEN)
+            hidden[:, 0] = False
+            logits = model(input_ids=ids.masked_fill(hidden, unknown)).logits[:, :-1]
+            losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            position = torch.arange(ids.shape[1] - 1)
+            is_text, is_label = position < lengths[:, None] - 1, position == lengths[:, None] - 2
+            weights = is_text + (_LABEL_WEIGHT - 1) * is_label
+            loss = (losses.view(weights.shape) * weights).sum() / weights.sum()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        print(f"  pretraining: epoch {epoch + 1} of {recipe.epochs}, loss {loss.item():.3f}", flush=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def _new_model(size: Size, tokenizer: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden,
+        intermediate_size=size.hidden * 8 // 3,
+        num_hidden_layers=size.layers,
+        num_attention_heads=max(1, size.hidden // _HEAD_WIDTH),
+        max_position_embeddings=_POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.bos_token_id,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), int(lengths.max())), padding)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.tensor(row)
+    return ids, lengths

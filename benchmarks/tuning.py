@@ -1,0 +1,131 @@
+"""`python -m benchmarks.tuning`: what prompt tuning through a swarm learns, on real text.
+
+A small Llama is pretrained on the training sentences of SST-2 (see `pretraining.py`), and two servers hold its blocks.
+Prompts and a head are tuned through them by the command that people use, in both modes, and scored on the test
+sentences by `dist_eval`. Beside them stand what needs no language model at all, and guessing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, text
+from benchmarks.hosting import swarm_of
+from benchmarks.models import TINY, Model, Size
+from benchmarks.pretraining import Recipe, pretrain
+from benchmarks.program import run_program
+from benchmarks.ranks import run, torchrun
+from benchmarks.text import Corpus
+
+QUESTION = "How good a classifier is tuned through a swarm, by the mode?"
+MODES = ("ptune", "deep_ptune")
+MAJORITY, BAG_OF_WORDS = "always the most frequent class", "bag of words, logistic regression"
+_RECIPE, _QUICK_RECIPE = Recipe(Size(128, 4), epochs=6), Recipe(TINY, epochs=1)
+_EPOCHS, _RANKS = 3, 2
+_QUICK_ROWS = 128
+_CONFIDENCE = 0.95
+
+
+def measure(options: argparse.Namespace, own: Path) -> None:
+    """Pretrains a base model, tunes it in both modes on a swarm, and scores what comes out.
+
+    Args:
+        options: the command line.
+        own: this process' folder.
+    """
+    report = harness.Report("tuning", QUESTION, unit="share that is right", options=options)
+    recipe = _QUICK_RECIPE if options.quick else _RECIPE
+    train, validation, test = (_load(split, options) for split in ("train", "validation", "test"))
+    report.note(f"Text: {train.source}, {validation.source}, {test.source}.")
+    files = {name: one.write_csv(own / f"{name}.csv") for name, one in (("train", train), ("validation", validation))}
+    base, group = own / "base", f"Llama {recipe.size}, test sentences"
+    began = time.perf_counter()
+    pretrain(base, train, recipe)
+    report.note(f"Pretrained for {time.perf_counter() - began:.0f} s on the training sentences and their labels.")
+    files["test"] = test.write_csv(own / "test.csv")
+    with swarm_of(Model(recipe.size, base, own), own) as swarm:
+        for number in range(1 if options.quick else options.rounds):
+            majority = max(sum(test.labels), len(test.labels) - sum(test.labels))
+            _add(report, group, MAJORITY, majority, len(test.labels))
+            _add(report, group, BAG_OF_WORDS, _bag_of_words(train, test), len(test.labels))
+            for mode in MODES:
+                output = own / f"{mode}-{number}"
+                tuned = _tune(mode, number, base, files, swarm.initial_peers, output, own)
+                results = _evaluate(base, output / "best", files["test"], swarm.initial_peers, output / "test", own)
+                matrix = results["confusion_matrix"]["matrix"]
+                right, examples = sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
+                details = {"losses": [epoch["loss"] for epoch in tuned["epochs"]], "best": tuned["best"]}
+                details["seconds"] = [epoch["seconds"] for epoch in tuned["epochs"]]
+                _add(report, group, f"dist_eval.tuning, {mode}", right, examples, details)
+    for mode in MODES:
+        name = (group, f"dist_eval.tuning, {mode}")
+        bar = None if options.quick else 1.2
+        report.compare(f"{mode} / the most frequent class", name, (group, MAJORITY), bar=bar)
+    first, second = ((group, f"dist_eval.tuning, {mode}") for mode in reversed(MODES))
+    report.compare(f"{MODES[1]} / {MODES[0]}", first, second)
+    report.finish()
+
+
+def _load(split: str, options: argparse.Namespace) -> Corpus:
+    found = None if options.quick else text.load_split(split, options.data)
+    return found or text.make_opinions(split, _QUICK_ROWS if options.quick else options.rows)
+
+
+def _add(
+    report: harness.Report, group: str, name: str, right: int, examples: int, details: dict[str, Any] | None = None
+) -> None:
+    """Adds an accuracy, with its interval by Wilson's method."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(right, examples).proportion_ci(_CONFIDENCE, method="wilson")
+    bounds = [float(interval.low), float(interval.high)]
+    report.add(group, name, right / examples, {**(details or {}), "examples": examples, "interval": bounds})
+    report.note(
+        f"{name}: {right / examples:.4f}, {right} of {examples} right, {_CONFIDENCE:.0%} interval {bounds[0]:.4f} to "
+        f"{bounds[1]:.4f}."
+    )
+
+
+def _bag_of_words(train: Corpus, test: Corpus) -> int:
+    """Returns how many test sentences a linear classifier of single words gets right."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(CountVectorizer(binary=True), LogisticRegression(C=0.2, max_iter=1000))
+    model.fit(train.sentences, train.labels)
+    return int((model.predict(test.sentences) == test.labels).sum())
+
+
+def _tune(
+    mode: str, seed: int, base: Path, files: dict[str, Path], peers: Sequence[str], output: Path, own: Path
+) -> dict[str, Any]:
+    command = ["-m", "dist_eval.tuning", "--model", base, "--dataset", files["train"], "--text-column", "sentence"]
+    command += ["--eval-dataset", files["validation"], "--tuning-mode", mode, "--epochs", _EPOCHS, "--seed", seed]
+    command += ["--output", output, "--initial-peers", *peers]
+    run([*torchrun(_RANKS), *map(str, command)], own)
+    return dict(json.loads((output / "tuning.json").read_text(encoding="utf-8")))
+
+
+def _evaluate(base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, own: Path) -> dict[str, Any]:
+    command = ["-m", "dist_eval", "--model", base, "--checkpoint", tuned, "--dataset", data, "--output", output]
+    command += ["--text-column", "sentence", "--initial-peers", *peers]
+    run([*torchrun(_RANKS), *map(str, command)], own)
+    return dict(json.loads((output / "results.json").read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("tuning", QUESTION, rounds=1)
+    text.add_options(parser, rows=2048)
+    options = parser.parse_args()
+    run_program(lambda own: measure(options, own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Gradients through real servers: what a local model gives, also when servers die on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import FAMILIES, HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
+
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.errors import EvaluationError, OutageError
+from dist_eval.model import Classifier, load_locally
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.wire import Wire
+
+MakeTuned = Callable[..., TunedCheckpoint]
+
+
+@pytest.fixture(scope="module")
+def mortal_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
+    """Two servers with all blocks, and two with a half each."""
+    with PrivateSwarm(
+        str(tiny_models["llama"]),
+        num_blocks=LAYERS,
+        dht_prefix="mortal-gradients",
+        spans=[(0, 4), (0, 4), (0, 2), (2, 4)],
+        threads=1,
+    ) as swarm:
+        yield swarm
+
+
+def batch(rows: int = 4, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(0, 100, (rows, length), generator=torch.Generator().manual_seed(3))
+    return ids, torch.arange(rows) % length + 1
+
+
+def gradients(classifier: Classifier, tuned: TunedCheckpoint, rows: int = 4, length: int = 9) -> list[torch.Tensor]:
+    """Gradients by head, prompts and deep prompts of something that all outputs have a part in."""
+    tensors = {name: getattr(tuned, name) for name in ("head", "prompts", "deep_prompts")}
+    own = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items() if tensor is not None}
+    scores = Classifier(classifier.backbone, replace(tuned, **own)).scores(*batch(rows, length))
+    weights = torch.linspace(-1, 1, scores.numel()).view_as(scores)
+    return list(torch.autograd.grad((scores * weights).sum(), list(own.values())))
+
+
+def close_to_local(found: list[torch.Tensor], local: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(found, local, strict=True):
+        assert theirs.abs().max() > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+def test_gradients_are_those_of_the_local_model(
+    family: str,
+    mode: str,
+    tiny_models: dict[str, Path],
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+) -> None:
+    tuned = make_tuned(mode, model_type=family)
+    remote = swarm_client.classifier(family_swarms[family], tuned)
+    close_to_local(gradients(remote, tuned), gradients(load_locally(str(tiny_models[family]), tuned), tuned))
+
+
+def test_gradients_that_take_the_streaming_path(
+    tiny_models: dict[str, Path],
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+) -> None:
+    tuned = make_tuned("deep_ptune", hidden=512, layers=1)
+    remote = swarm_client.classifier(family_swarms["wide"], tuned)  # 8 x (5 + 123) tokens of 512 float32: 2 MiB
+    local = load_locally(str(tiny_models["wide"]), tuned)
+    close_to_local(gradients(remote, tuned, 8, 123), gradients(local, tuned, 8, 123))
+
+
+def test_prompts_go_once_with_each_request_and_again_after_they_changed(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: MakeTuned
+) -> None:
+    tuned = make_tuned("deep_ptune")
+    assert tuned.deep_prompts is not None and tuned.prompts is not None
+    classifier = swarm_client.classifier(family_swarms["llama"], tuned)
+    deep = tuned.deep_prompts.clone().requires_grad_()
+    ids, _ = batch()
+    first = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
+    numbers, prompts = ids.shape[0] * (5 + ids.shape[1]) * HIDDEN, LAYERS * 5 * HIDDEN
+    assert requests_of(classifier).facts()["bytes_sent"] == 4 * (2 * numbers + prompts)
+    with torch.no_grad():
+        deep.add_(1.0)
+    second = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
+    assert not torch.equal(first, second)
+    with torch.no_grad():
+        assert torch.equal(second, classifier.backbone.hidden_states(ids, tuned.prompts, deep.detach().clone()))
+
+
+def test_what_servers_find_too_large_is_sent_in_halves(
+    tiny_models: dict[str, Path], mortal_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: MakeTuned
+) -> None:
+    tuned = make_tuned("deep_ptune")
+    remote = swarm_client.classifier_on_all(mortal_swarm, tuned)
+    found = gradients(remote, tuned, 24, 100)  # 24 x (5 + 100) tokens: servers accept 2048
+    assert requests_of(remote).halved == 1
+    close_to_local(found, gradients(load_locally(str(tiny_models["llama"]), tuned), tuned, 24, 100))
+
+
+def test_a_server_killed_during_the_backward_costs_nothing_but_time(
+    tiny_models: dict[str, Path],
+    mortal_swarm: PrivateSwarm,
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First a replica is left, then only servers with a half of the blocks, then none, then the first one is back."""
+    tuned = make_tuned("deep_ptune")
+    options = {"request_timeout": 20.0, "max_retries": 3, "outage_timeout": 4.0}
+    remote = swarm_client.classifier_on_all(mortal_swarm, tuned, **options)
+    requests = requests_of(remote)
+    local = gradients(load_locally(str(tiny_models["llama"]), tuned), tuned)
+    identities = {address.rpartition("/p2p/")[2]: i for i, address in enumerate(mortal_swarm.addresses)}
+    original, killed = Wire.send_back, []
+
+    async def while_it_dies(self: Wire, hop, inputs, gradient):  # type: ignore[no-untyped-def]
+        number = identities[str(hop.peer)]
+        if number < 2 and number not in killed and len(killed) < allowed:
+            killed.append(number)
+            os.killpg(mortal_swarm.servers[number].pid, signal.SIGSTOP)  # it has the request, and will not answer
+            ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), mortal_swarm.kill_server(number)))
+            try:
+                return await original(self, hop, inputs, gradient)
+            finally:
+                ending.result()
+        return await original(self, hop, inputs, gradient)
+
+    monkeypatch.setattr(Wire, "send_back", while_it_dies)
+    for allowed in (1, 2):
+        while len(killed) < allowed:  # until a backward went to a server with all blocks
+            close_to_local(gradients(remote, tuned), local)
+    assert sorted(killed) == [0, 1]
+    assert requests.retries >= 2
+    close_to_local(gradients(remote, tuned), local)
+    asked = {name for name, number in identities.items() if number >= 2}
+    assert asked <= {server["peer"] for server in requests.facts()["servers"]}
+
+    for number in (2, 3):
+        mortal_swarm.kill_server(number)
+    start = time.monotonic()
+    with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block"):
+        gradients(remote, tuned)
+    assert time.monotonic() - start < TIMEOUT / 2
+
+
+def test_retries_of_a_backward_come_to_an_end(
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned, sent = make_tuned("ptune"), []
+
+    async def nonsense(self: Wire, hop, inputs, gradient):  # type: ignore[no-untyped-def]
+        sent.append(hop)
+        return await original(self, hop, inputs, torch.full_like(gradient, torch.nan))
+
+    original = Wire.send_back
+    monkeypatch.setattr(Wire, "send_back", nonsense)
+    classifier = swarm_client.classifier(family_swarms["llama"], tuned, max_retries=2)
+    with pytest.raises(EvaluationError, match="values that are not finite"):
+        gradients(classifier, tuned)
+    assert len(sent) == 2
+    assert wait_for(lambda: not requests_of(classifier).notice())
