@@ -243,7 +243,8 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self._named.values(), self._max_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._schedule.step()
+        if is_finite:  # otherwise the scaler has skipped the update
+            self._schedule.step()
         self._optimizer.zero_grad()
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,0 +1,254 @@
+"""Tuning as people run it: on one rank, on several, through a swarm, interrupted, and asked for the impossible."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TIMEOUT, Launcher, wait_for
+
+from dist_eval import demo
+from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.swarm.private import PrivateSwarm
+
+ROWS, EVALUATED, EPOCHS = 90, 40, 2
+STOPPED = 75
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("digits")
+    files = {"train": (demo.TRAIN_DATA, ROWS), "evaluation": (demo.TEST_DATA, EVALUATED)}
+    for name, (source, rows) in files.items():
+        (folder / f"{name}.csv").write_text("\n".join(source.read_text().splitlines()[: rows + 1]) + "\n")
+    return {name: folder / f"{name}.csv" for name in files}
+
+
+def command(data: dict[str, Path], output: Path, *further: str) -> list[str]:
+    return [
+        *("-m", "dist_eval.tuning", "--model", str(demo.BASE_MODEL), "--dataset", str(data["train"])),
+        *("--eval-dataset", str(data["evaluation"]), "--epochs", str(EPOCHS), "--batch-size", "16"),
+        *("--pre-seq-len", "4", "--output", str(output), *further),
+    ]
+
+
+LOCAL = ("--backend", "local")
+
+
+def tuned(output: Path, name: str = "last") -> TunedCheckpoint:
+    return TunedCheckpoint.load(output / name)
+
+
+def noted(output: Path) -> dict[str, Any]:
+    return json.loads((output / "tuning.json").read_text())
+
+
+def run(launcher: Launcher, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
+    result = launcher.run(*arguments, ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rank, undisturbed."""
+    output = tmp_path_factory.mktemp("alone") / "out"
+    result = run(Launcher(tmp_path_factory.mktemp("own")), *command(data, output, *LOCAL))
+    assert re.search(r"tuning: 100%.* 12/12 .*epoch 2, loss \d+\.\d{4}", result.stderr)
+    assert f"last: {output / 'last'} (epoch 2 of 2: loss " in result.stdout
+    return output
+
+
+def assert_close(one: TunedCheckpoint, other: TunedCheckpoint) -> None:
+    for name in ("head", "prompts", "deep_prompts"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-3, atol=1e-4)
+
+
+def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
+    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+) -> None:
+    notes = noted(alone)
+    assert notes["status"] == "complete"
+    assert [epoch["epoch"] for epoch in notes["epochs"]] == [1, 2]
+    assert notes["epochs"][1]["loss"] < notes["epochs"][0]["loss"]
+    assert notes["data"]["examples"], notes["evaluation_data"]["examples"] == (ROWS, EVALUATED)
+    best = max(notes["epochs"], key=lambda epoch: epoch["metrics"]["accuracy"])
+    assert notes["best"] == {"epoch": best["epoch"], "metric": "accuracy", "value": best["metrics"]["accuracy"]}
+    assert (alone / "best" / "tokenizer.json").read_bytes() == (demo.BASE_MODEL / "tokenizer.json").read_bytes()
+    for name, epoch in (("last", notes["epochs"][-1]), ("best", best)):
+        output = tmp_path / name
+        options = ["--checkpoint", str(alone / name), "--dataset", str(data["evaluation"]), "--backend", "local"]
+        run(launcher, "-m", "dist_eval", *options, "--output", str(output))
+        metrics = json.loads((output / "results.json").read_text())["metrics"]
+        assert {key: metrics[key] for key in epoch["metrics"]} == epoch["metrics"]
+    assert tuned(alone).label_names == [str(digit) for digit in range(10)]
+    assert tuned(alone).base_fingerprint
+    assert not launcher.leftovers()
+
+
+def test_ranks_and_accumulation_make_the_updates_of_the_joint_batch(
+    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+) -> None:
+    run(launcher, *command(data, tmp_path / "two", *LOCAL), ranks=2)
+    assert_close(tuned(tmp_path / "two"), tuned(alone))
+    small = ("--batch-size", "4", "--accumulation-steps", "4")
+    run(launcher, *command(data, tmp_path / "small", *LOCAL, *small), ranks=3)
+    assert_close(tuned(tmp_path / "small"), tuned(alone))
+    for name in ("two", "small"):
+        for ours, theirs in zip(noted(tmp_path / name)["epochs"], noted(alone)["epochs"], strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    assert not launcher.leftovers()
+
+
+def test_through_a_swarm_it_learns_the_same(
+    alone: Path, data: dict[str, Path], demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
+) -> None:
+    peers = ["--initial-peers", *demo_swarm.initial_peers]
+    run(launcher, *command(data, tmp_path / "out", *peers), ranks=2)
+    assert_close(tuned(tmp_path / "out"), tuned(alone))
+    notes = noted(tmp_path / "out")
+    assert [rank["traffic"]["retries"] for rank in notes["ranks"]] == [0, 0]
+    assert len(notes["swarm"]["servers"]) == 2
+    assert not any(peer in (tmp_path / "out" / "tuning.json").read_text() for peer in demo_swarm.initial_peers)
+    assert not launcher.leftovers()
+
+
+@pytest.fixture(scope="module")
+def replicated_swarm() -> Iterator[PrivateSwarm]:
+    with PrivateSwarm(
+        str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 4), (0, 4)], threads=1
+    ) as swarm:
+        yield swarm
+
+
+def test_a_server_killed_while_it_learns_costs_nothing_but_time(
+    alone: Path, data: dict[str, Path], replicated_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    peers = ["--initial-peers", *replicated_swarm.initial_peers]
+    process = launcher.start(*command(data, output, *peers, "--save-every", "1"))
+    assert wait_for(lambda: (output / "journal" / "state.safetensors").exists() or process.poll() is not None)
+    replicated_swarm.kill_server(1)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, err
+    assert_close(tuned(output), tuned(alone))
+    assert not launcher.leftovers()
+
+
+def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None = None) -> subprocess.Popen[str]:
+    """Starts a tuning and waits for its first updates."""
+    process = launcher.start(*arguments, ranks=ranks)
+    assert wait_for(lambda: (output / "journal" / "state.safetensors").exists() or process.poll() is not None)
+    assert process.poll() is None, "over too soon" + process.communicate()[1]
+    return process
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "STOP"])
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    how: str, alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    arguments = command(data, output, *LOCAL, "--save-every", "1")
+    process = start(launcher, *arguments, output=output)
+    if how == "STOP":
+        (output / "STOP").touch()
+    else:
+        os.kill(process.pid, getattr(signal, how))
+    _, err = process.communicate(timeout=TIMEOUT)
+    if how == "SIGKILL":
+        assert wait_for(lambda: not launcher.processes())
+    else:
+        assert process.returncode == STOPPED, err
+        assert noted(output)["status"] == "incomplete"
+        assert "start the same command again to go on" in err
+    result = run(launcher, *arguments)
+    assert not re.search(r"\b0/12 ", result.stderr), "it began anew"
+    assert noted(output)["status"] == "complete"
+    for name in ("last", "best"):
+        assert tuned(output, name).digest() == tuned(alone, name).digest()
+    for ours, theirs in zip(noted(output)["epochs"], noted(alone)["epochs"], strict=True):
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+    assert not launcher.leftovers()
+
+
+def test_one_rank_that_is_asked_to_stop_stops_all_and_any_number_goes_on(
+    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    arguments = command(data, output, *LOCAL, "--save-every", "1")
+    process = start(launcher, *arguments, output=output, ranks=2)
+    [second] = [
+        pid
+        for pid, line in launcher.processes().items()
+        if "-m dist_eval.tuning" in line and b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    os.kill(second, signal.SIGUSR1)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert "because rank 1 got SIGUSR1" in noted(output)["error"]["message"], err
+    run(launcher, *arguments)
+    assert_close(tuned(output), tuned(alone))
+
+
+def test_a_complete_run_is_left_alone_and_another_one_is_refused(
+    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+) -> None:
+    before = (alone / "tuning.json").read_bytes(), tuned(alone).digest()
+    assert "holds the checkpoints of this very run" in run(launcher, *command(data, alone, *LOCAL)).stdout
+    for further, differs in (
+        (("--learning-rate", "0.5"), "--learning-rate"),
+        (("--seed", "3"), "--seed"),
+        (("--eval-dataset", str(data["train"])), "evaluation data"),
+    ):
+        refused = launcher.run(*command(data, alone, *LOCAL, *further))
+        assert refused.returncode == 1
+        assert f"holds the results of another run: what differs is the {differs}." in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert (alone / "tuning.json").read_bytes(), tuned(alone).digest() == before
+
+
+def test_overwrite_starts_anew(data: dict[str, Path], launcher: Launcher, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    short = ("--epochs", "1", "--tuning-mode", "ptune")
+    run(launcher, *command(data, output, *LOCAL, *short))
+    assert tuned(output).tuning_mode == "ptune"
+    run(launcher, *command(data, output, *LOCAL, *short, "--seed", "1", "--overwrite"))
+    assert len(noted(output)["epochs"]) == 1
+    assert noted(output)["config"]["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("further", "words"),
+    [
+        (("--eval-dataset", "/nowhere.csv"), "There is no file /nowhere.csv"),
+        (("--label-column", "class"), "has no column 'class'"),
+        (("--num-labels", "4"), "holds the class number 9, but --num-labels 4 allows only 0 to 3"),
+        (("--model", "/nowhere"), "There is no folder /nowhere"),
+        (("--pre-seq-len", "512"), "512 prompt tokens leave no room for a text"),
+        (("--tracker", "mlflow"), "--tracker mlflow needs the package mlflow, which is not installed"),
+        (("--max-length", "3", "--strict"), "more than --max-length 3"),
+        (("--learning-rate", "1e30", "--max-grad-norm", "0"), "not finite"),
+    ],
+)
+def test_what_is_wrong_is_said_once_and_in_the_folder(
+    further: tuple[str, ...], words: str, data: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from dist_eval import program
+    from dist_eval.tuning.__main__ import load, parse
+
+    output, own = tmp_path / "out", tmp_path / "own"
+    own.mkdir()
+    config = parse(command(data, output, *LOCAL, *further)[2:])
+    assert program.run(config, own, None, load) == 1
+    printed = capfd.readouterr()
+    assert words in printed.err
+    assert "Traceback" not in printed.err
+    notes = noted(output) if (output / "tuning.json").exists() else None
+    assert notes is None or (notes["status"], words in notes["error"]["message"]) == ("failed", True)
