@@ -59,9 +59,8 @@ def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
     model.train()
     for epoch in range(recipe.epochs):
-        order = generator.permutation(len(texts))
-        for start in range(0, len(order), _BATCH):
-            rows = [[*texts[i], ends[corpus.labels[i]]] for i in order[start : start + _BATCH]]
+        for chosen in _batches([len(text) for text in texts], generator):
+            rows = [[*texts[i], ends[corpus.labels[i]]] for i in chosen]
             ids, lengths = _padded(rows, tokenizer.convert_tokens_to_ids(PAD))
             hidden = torch.from_numpy(generator.random(ids.shape) < _FORGOTTEN)
             hidden[:, 0] = False
@@ -97,6 +96,14 @@ def _new_model(size: Size, tokenizer: Any) -> Any:
         tie_word_embeddings=True,
     )
     return LlamaForCausalLM(config)
+
+
+def _batches(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray]:
+    """Deals texts into batches of about equal length, in an order that is drawn anew."""
+    order = generator.permutation(len(lengths))
+    order = order[np.argsort(np.asarray(lengths)[order], kind="stable")]
+    batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+    return [batches[number] for number in generator.permutation(len(batches))]
 
 
 def _padded(rows: list[list[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:

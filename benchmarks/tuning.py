@@ -25,8 +25,8 @@ from benchmarks.text import Corpus
 QUESTION = "How good a classifier is tuned through a swarm, by the mode?"
 MODES = ("ptune", "deep_ptune")
 MAJORITY, BAG_OF_WORDS = "always the most frequent class", "bag of words, logistic regression"
-_RECIPE, _QUICK_RECIPE = Recipe(Size(128, 4), epochs=6), Recipe(TINY, epochs=1)
-_EPOCHS, _RANKS = 3, 2
+_RECIPE, _QUICK_RECIPE = Recipe(Size(96, 4), epochs=6), Recipe(TINY, epochs=1)
+_EPOCHS, _BATCH, _RANKS = 2, 128, 2
 _QUICK_ROWS = 128
 _CONFIDENCE = 0.95
 
@@ -107,7 +107,7 @@ def _tune(
 ) -> dict[str, Any]:
     command = ["-m", "dist_eval.tuning", "--model", base, "--dataset", files["train"], "--text-column", "sentence"]
     command += ["--eval-dataset", files["validation"], "--tuning-mode", mode, "--epochs", _EPOCHS, "--seed", seed]
-    command += ["--output", output, "--initial-peers", *peers]
+    command += ["--batch-size", _BATCH, "--output", output, "--initial-peers", *peers]
     run([*torchrun(_RANKS), *map(str, command)], own)
     return dict(json.loads((output / "tuning.json").read_text(encoding="utf-8")))
 

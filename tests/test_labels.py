@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dist_eval.errors import DataError
-from dist_eval.labels import LabelReader, integer_text
+from dist_eval.labels import LabelReader, find_classes, integer_text
 from dist_eval.readers import ROWS_PER_BATCH, RowSource, open_rows
 
 STARS = ["1", "2", "3", "4", "5"]
@@ -417,3 +417,56 @@ def test_ambiguous_text_is_refused_also_where_other_rows_hold_numbers(tmp_path: 
 )
 def test_integers_are_recognized_as_text(text: str, number: int | None) -> None:
     assert integer_text(text) == number
+
+
+def source_of(values: list[Any], class_names: list[str] | None = None) -> RowSource:
+    batches = [pa.RecordBatch.from_pydict({"label": part}) for part in (values[:2], values[2:]) if part]
+    return RowSource("data.csv", iter(batches), class_names)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        (["pos", "neg", "pos"], {}, ["neg", "pos"]),
+        (["1", "0", "2"], {}, ["0", "1", "2"]),
+        ([1, 0, 1], {}, ["0", "1"]),
+        ([1, 0, 1], {"count": 4}, ["0", "1", "2", "3"]),
+        ([1, 5, 1], {"how": "names"}, ["1", "5"]),
+        (["1", "0", "x"], {}, ["0", "1", "x"]),
+        ([True, False], {}, ["False", "True"]),
+        (["10", "9", *map(str, range(9))], {}, [str(number) for number in range(11)]),
+    ],
+)
+def test_the_classes_of_a_column_are_found_and_all_its_values_belong_to_one(
+    values: list[Any], options: dict[str, Any], expected: list[str]
+) -> None:
+    names = find_classes(source_of(values), "label", **options)
+    assert names == expected
+    reader = LabelReader(source_of(values), "label", names, options.get("how", "auto"))
+    ids = reader.ids(reader.codes(pa.array(values), 0))
+    assert [names[number] for number in ids] == [str(value) for value in values]
+
+
+def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
+    names = ["bad", "good", "mixed"]
+    assert find_classes(source_of([1, 0], names), "label") == names
+    assert find_classes(source_of([1, 0], names), "label", "numbers") == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "words"),
+    [
+        ([], {}, "has no rows: there is nothing to learn from"),
+        (["a", "a"], {}, "has only one class, 'a'"),
+        ([1, 2, 5], {}, "class numbers up to 5, but no 0. Say --labels names if they are names, or --num-labels 6"),
+        ([0, 1, 2], {"count": 2}, "holds the class number 2, but --num-labels 2 allows only 0 to 1"),
+        (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
+        ([0, -1], {}, "holds the label '-1', which is no class number"),
+        (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is no class number"),
+        ([0.5, 1.0], {}, "labels are class numbers or names"),
+    ],
+)
+def test_a_column_that_has_no_classes_is_told(values: list[Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find_classes(source_of(values), "label", **options)
+    assert words in str(caught.value)

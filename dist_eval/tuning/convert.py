@@ -10,7 +10,6 @@ is refused by name.
 from __future__ import annotations
 
 import argparse
-import pickle
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +72,7 @@ def _load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, KeyError, ValueError) as error:
+    except Exception as error:  # a damaged file can make the unpickler raise anything
         odd = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
         if odd is None:
             raise CheckpointError(f"{path} is no file of torch.save, or damaged: {first_line(error)}") from error
@@ -90,11 +89,13 @@ Name = tuple[str, ...]
 def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:
     """Yields all tensors in an export; those of a module that no name tells anything of under the name of its role."""
     if isinstance(value, nn.Module):
-        # nothing else of what the file says about a module is used
-        tensors = {key: tensor for key, tensor in value._parameters.items() if tensor is not None}
+        parameters = vars(value).get("_parameters")  # nothing else of what the file says about a module is used
+        weight = parameters.get("weight") if isinstance(parameters, Mapping) else None
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+            raise CheckpointError(f"{'.'.join(name)} is a {type(value).__name__} without a weight: it is damaged.")
         if _role_of(name) is None:
-            name = (*name, _ROLES[_role_of_module(value, tensors["weight"].shape, base)][0])
-        value = tensors
+            name = (*name, _ROLES[_role_of_module(value, weight.shape, base)][0])
+        value = parameters
     if isinstance(value, torch.Tensor):
         yield name, value.detach()
     elif isinstance(value, Mapping):
