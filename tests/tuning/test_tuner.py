@@ -197,6 +197,14 @@ def test_one_rank_that_is_asked_to_stop_stops_all_and_any_number_goes_on(
     assert_close(tuned(output), tuned(alone))
 
 
+def test_the_readmes_command_learns_digits(launcher: Launcher, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    [line] = re.findall(r"uv run torchrun --nproc_per_node=2 (-m dist_eval\.tuning .*?)\n```", text, re.DOTALL)
+    run(launcher, *line.replace("\\\n", " ").split(), "--output", str(tmp_path), ranks=2)
+    assert noted(tmp_path)["best"]["value"] >= 0.95
+    assert not launcher.leftovers()
+
+
 def test_a_complete_run_is_left_alone_and_another_one_is_refused(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:
