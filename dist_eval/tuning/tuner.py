@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -11,11 +12,11 @@ from pathlib import Path
 import torch
 
 from dist_eval.backends import load_classifier, open_swarm
-from dist_eval.base import Base, read_base_config
+from dist_eval.base import Base, first_line, read_base_config
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.collectives import Board, Launch, process_group
 from dist_eval.data import TokenizedDataset
-from dist_eval.errors import ConfigError, RunStopped
+from dist_eval.errors import ConfigError, RunError, RunStopped
 from dist_eval.evaluator import prepare_data
 from dist_eval.journal import Fingerprint
 from dist_eval.labels import find_classes
@@ -29,6 +30,9 @@ from dist_eval.tuning.tracking import require_trackers
 from dist_eval.tuning.trainer import empty_checkpoint, first_values
 
 _OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0
+_LAST_WORDS_SECONDS, _POLL_SECONDS = 15.0, 0.1
+"""What a rank that fails may need until it says so: it leaves the swarm first."""
+
 _CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
 _FOLLOWED = (
     *("tuning_mode", "pre_seq_len", "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay"),
@@ -84,7 +88,11 @@ def tune(
                 print(f"{folder.path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
             return None
         board.meet("ready", _PREPARATION_SECONDS)
-        with process_group(launch, board, config.collective_timeout), noting_a_stop(folder, launch):
+        with (
+            giving_way(launch, board),
+            process_group(launch, board, config.collective_timeout),
+            noting_a_stop(folder, launch),
+        ):
             tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)
             tuned = dataclasses.replace(tuned, base_fingerprint=base_fingerprint(loaded.backbone))
             classifier = Classifier(loaded.backbone, tuned)
@@ -102,6 +110,27 @@ def noting_a_stop(folder: TuningFolder, launch: Launch) -> Iterator[None]:
             with suppress(OSError):  # a full disk: the state is what counts
                 folder.stop(str(error), rank=launch.rank, host=launch.host)
         raise
+
+
+@contextmanager
+def giving_way(launch: Launch, board: Board) -> Iterator[None]:
+    """Lets the rank speak that knows why: to the others its end looks like a connection that broke off.
+
+    Raises:
+        RunError: the exchange with another rank broke off.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if launch.world_size == 1:
+            raise
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while time.monotonic() < deadline and not board.failure():
+            time.sleep(_POLL_SECONDS)
+        raise RunError(
+            f"Rank {launch.rank} on {launch.host} cannot go on with the other ranks ({first_line(error)}): one of them "
+            "may have ended."
+        ) from error
 
 
 def device_of(config: TuningConfig, launch: Launch) -> torch.device:

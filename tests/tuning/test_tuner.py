@@ -145,8 +145,10 @@ def test_a_server_killed_while_it_learns_costs_nothing_but_time(
 
 def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None = None) -> subprocess.Popen[str]:
     """Starts a tuning and waits for its first updates."""
+    state = output / "journal" / "state.safetensors"
+    before = state.stat().st_mtime_ns if state.exists() else 0
     process = launcher.start(*arguments, ranks=ranks)
-    assert wait_for(lambda: (output / "journal" / "state.safetensors").exists() or process.poll() is not None)
+    assert wait_for(lambda: (state.exists() and state.stat().st_mtime_ns > before) or process.poll() is not None)
     assert process.poll() is None, "over too soon" + process.communicate()[1]
     return process
 
@@ -179,22 +181,32 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert not launcher.leftovers()
 
 
-def test_one_rank_that_is_asked_to_stop_stops_all_and_any_number_goes_on(
+def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     arguments = command(data, output, *LOCAL, "--save-every", "1")
     process = start(launcher, *arguments, output=output, ranks=2)
-    [second] = [
-        pid
-        for pid, line in launcher.processes().items()
-        if "-m dist_eval.tuning" in line and b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-    os.kill(second, signal.SIGUSR1)
+    os.kill(rank_of(launcher, 1), signal.SIGUSR1)
     _, err = process.communicate(timeout=TIMEOUT)
     assert "because rank 1 got SIGUSR1" in noted(output)["error"]["message"], err
+    process = start(launcher, *arguments, output=output, ranks=2)
+    os.kill(rank_of(launcher, 1), signal.SIGKILL)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert "cannot go on with the other ranks" in noted(output)["error"]["message"], err
     run(launcher, *arguments)
     assert_close(tuned(output), tuned(alone))
+    assert not launcher.leftovers()
+
+
+def rank_of(launcher: Launcher, rank: int) -> int:
+    [found] = [
+        pid
+        for pid, line in launcher.processes().items()
+        if "-m dist_eval.tuning" in line and f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    return found
 
 
 def test_the_readmes_command_learns_digits(launcher: Launcher, tmp_path: Path) -> None:
