@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base import Base
-from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.base import Base, Subject
 from dist_eval.collectives import Board, Launch
 from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.full_model import FullClassifier, FullModel, load_full_model, local_device
 from dist_eval.model import Classifier, load_locally, load_on_swarm
 
 
@@ -59,13 +59,13 @@ def open_swarm(
 def load_classifier(
     config: RunConfig,
     base: Base,
-    tuned: TunedCheckpoint,
+    tuned: Subject,
     peers: list[str],
     sockets: Path,
     check: Callable[[], None] = lambda: None,
     *,
-    seed: int = 0,
-) -> tuple[Classifier, dict[str, Any] | None]:
+    launch: Launch,
+) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
     """Builds the classifier, for a swarm after waiting until all blocks have a server.
 
     Returns:
@@ -75,8 +75,8 @@ def load_classifier(
         SwarmError: the swarm does not answer or misses blocks.
         CheckpointError: weights are missing or others than the checkpoint was tuned on.
     """
-    if config.backend == "local":
-        return load_locally(base.name, tuned), None
+    if config.backend == "local" or isinstance(tuned, FullModel):
+        return load_on_host(base, tuned, launch), None
     from dist_eval.swarm.bridge import import_petals
 
     import_petals(sockets=sockets)
@@ -101,7 +101,7 @@ def load_classifier(
             request_timeout=config.request_timeout,
             max_retries=config.max_retries,
             compression=config.compression,
-            seed=seed,
+            seed=launch.rank,
             outage_timeout=config.swarm_timeout,
             rejoin=rejoin,
         )
@@ -109,3 +109,15 @@ def load_classifier(
         leave_swarm(dht)
         raise
     return classifier, coverage.to_dict()
+
+
+def load_on_host(base: Base, tuned: Subject, launch: Launch) -> Classifier | FullClassifier:
+    """Builds the classifier in this process, on a GPU of this host if there is one.
+
+    Raises:
+        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+    """
+    device = local_device(launch.local_rank)
+    if isinstance(tuned, FullModel):
+        return load_full_model(tuned, device)
+    return load_locally(base.name, tuned, device)

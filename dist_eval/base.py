@@ -1,4 +1,4 @@
-"""The base model before it is loaded: what it is, whether Petals can serve it, and what fits into a request."""
+"""What is evaluated, before it is loaded: what it is, whether Petals can serve it, and what fits into a request."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.checkpoint import BASE_PREFIX, TunedCheckpoint
-from dist_eval.config import RunConfig
-from dist_eval.errors import CheckpointError, ConfigError
+from dist_eval.config import EvaluationConfig, RunConfig
+from dist_eval.errors import CheckpointError, ConfigError, first_line
+from dist_eval.full_model import FullModel
 
 _LONGEST_TEXT = 1 << 20
 _PIECES, _PIECE_BYTES = 64, 4096
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
+_POSITIONS_AFTER_PAD = (
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+"""Types of models that count positions from the padding id on (`create_position_ids_from_input_ids`)."""
+
+Subject = TunedCheckpoint | FullModel
+"""What is evaluated: a base model with tuned tensors, or a model that is complete in itself."""
+
+
+def subject_of(config: EvaluationConfig) -> Subject:
+    """Finds what is to be evaluated.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or model, or it is damaged.
+    """
+    if config.checkpoint:
+        return TunedCheckpoint.load(config.checkpoint)
+    name = str(config.model)
+    return FullModel.of(name, _read_config(name, "model"))
 
 
 @dataclass(frozen=True)
@@ -36,18 +57,23 @@ class Base:
     token_budget: int
 
     @classmethod
-    def of(cls, config: RunConfig, tuned: TunedCheckpoint) -> Base:
+    def of(cls, config: RunConfig, tuned: Subject) -> Base:
         """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
+
+        A model that is complete in itself is its own base.
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
             ConfigError: a text of `--max-length` tokens could not be sent.
         """
-        name = config.model or tuned.base_model
-        if not name:
-            raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
-        base = read_base_config(name)
-        tuned.require_base(name, base)
+        if isinstance(tuned, FullModel):
+            name, base = tuned.name, tuned.config
+        else:
+            name = config.model or tuned.base_model or ""
+            if not name:
+                raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
+            base = read_base_config(name)
+            tuned.require_base(name, base)
         _require_safetensors(name)
         accepted = None if config.backend == "local" else config.server_max_tokens or max_request_tokens(base)
         return cls(
@@ -77,11 +103,11 @@ class Base:
                     digest.update(file.read(_PIECE_BYTES))
         return digest.hexdigest()
 
-    def facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
+    def facts(self, tuned: Subject) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""
         return {
             "base": self.name,
-            "checkpoint": str(tuned.folder),
+            "checkpoint": str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
             "tuning_mode": tuned.tuning_mode,
             "pre_seq_len": tuned.pre_seq_len,
             "num_labels": tuned.num_labels,
@@ -89,10 +115,11 @@ class Base:
         }
 
 
-def _max_length(config: RunConfig, tuned: TunedCheckpoint, base: Any, accepted: int | None) -> int:
+def _max_length(config: RunConfig, tuned: Subject, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
-    if positions := getattr(base, "max_position_embeddings", None):
-        limits.append((positions, "the base model has positions for"))
+    if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
+        before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
+        limits.append((positions - before_text, "the base model has positions for"))
     if not limits:
         return config.max_length or _LONGEST_TEXT
     limit, what = min(limits)
@@ -136,15 +163,7 @@ def read_base_config(model: str) -> Any:
     Raises:
         CheckpointError: there is no such model, or Petals cannot serve it.
     """
-    from transformers import AutoConfig
-
-    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        raise CheckpointError(f"There is no folder {model} with a base model.")
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
-        where = "folder" if Path(model).exists() else "folder or hub model"
-        raise CheckpointError(f"The base model {model} cannot be read as a {where}: {first_line(error)}") from error
+    config = _read_config(model, "base model")
     if config.model_type not in BASE_PREFIX:
         raise CheckpointError(
             f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
@@ -158,10 +177,22 @@ def read_base_config(model: str) -> Any:
     return config
 
 
+def _read_config(model: str, what: str) -> Any:
+    from transformers import AutoConfig
+
+    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(f"There is no folder {model} with a {what}.")
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
+        where = "folder" if Path(model).exists() else "folder or hub model"
+        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
+
+
 def _require_safetensors(model: str) -> None:
     # before a server of ours would read them
     if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
-        raise CheckpointError(f"The base model {model} has no weights as safetensors, the only kind that is read.")
+        raise CheckpointError(f"The model {model} has no weights as safetensors, the only kind that is read.")
 
 
 def max_request_tokens(config: Any) -> int:
@@ -174,9 +205,3 @@ def max_request_tokens(config: Any) -> int:
     else:
         key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, or its type where it has none."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

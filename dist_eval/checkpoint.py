@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dist_eval.errors import CheckpointError
+from dist_eval.problems import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -52,6 +53,7 @@ class TunedCheckpoint:
             [num_hidden_layers, pre_seq_len, hidden], or None.
         label_names: name of each class.
         architecture: fields of the base model's config that must match.
+        problem: what kind of labels the head is for.
         base_model: name or path of the base model, or None.
         base_fingerprint: hash of the base model's own weights (see `fingerprint`), or None.
         folder: where it was loaded from.
@@ -62,6 +64,7 @@ class TunedCheckpoint:
     deep_prompts: torch.Tensor | None
     label_names: list[str]
     architecture: dict[str, Any]
+    problem: Problem = SINGLE_LABEL
     base_model: str | None = None
     base_fingerprint: str | None = None
     folder: Path | None = None
@@ -124,6 +127,7 @@ class TunedCheckpoint:
             deep_prompts=None if deep is None else deep.view(length, layers, hidden).permute(1, 0, 2).contiguous(),
             label_names=names,
             architecture={key: config.get(key) for key in ARCHITECTURE},
+            problem=problem_from(config.get("problem_type"), len(names), str(folder / CONFIG_FILE)),
             base_model=config.get("base_model_name_or_path"),
             base_fingerprint=config.get("base_model_fingerprint"),
             folder=folder,
@@ -135,6 +139,7 @@ class TunedCheckpoint:
             "tuning_mode": self.tuning_mode,
             "pre_seq_len": self.pre_seq_len,
             "num_labels": self.num_labels,
+            "problem_type": self.problem.name,
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: i for i, name in enumerate(self.label_names)},
         }
@@ -201,6 +206,24 @@ def fingerprint(tensors: Any) -> str:
         digest.update(str(tuple(values.shape)).encode())
         digest.update(values.numpy().tobytes())
     return digest.hexdigest()
+
+
+def problem_from(name: Any, num_labels: int, where: str) -> Problem:
+    """Returns the problem that a config's `problem_type` names.
+
+    Args:
+        name: its value; None stands for what `transformers` makes of it (see `default_problem`).
+        num_labels: width of the head.
+        where: the config, for the message.
+
+    Raises:
+        CheckpointError: there is no such problem.
+    """
+    if name is None:
+        return default_problem(num_labels)
+    if name not in PROBLEMS:
+        raise CheckpointError(f"{where}: problem_type {name!r:.80} is none of {', '.join(PROBLEMS)}.")
+    return PROBLEMS[name]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -329,7 +329,7 @@ def gather_predictions(local: Predictions) -> Predictions:
     """
     counts, leads = all_gather(len(local)), dist.get_rank() == 0
     step = max(1, _ROWS_IN_A_ROUND // len(counts))
-    collector = Collector(sum(counts) if leads else 0, local.num_labels)
+    collector = Collector(sum(counts) if leads else 0, local.num_labels, local.problem)
     for start in range(0, max(counts), step):
         for columns in all_gather(local.rows(start, start + step).packed()):
             if leads:
@@ -343,9 +343,10 @@ def sum_over_ranks(local: Totals) -> Totals:
     Dtypes and shapes are pinned (int64 counts, float64 sums), also on a rank without examples.
     """
     reduced = {}
-    for name, dtype in (("counts", np.int64), ("confusion", np.int64), ("loss", np.float64)):
+    for name, dtype in (("counts", np.int64), ("confusion", np.int64), ("loss", np.float64), ("errors", np.float64)):
         tensor = torch.from_numpy(np.array(getattr(local, name), dtype=dtype))
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
+        if tensor.numel():  # some problems have no confusion, others no errors; all ranks have the same problem
+            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
         reduced[name] = tensor.numpy()
     return replace(local, **reduced)
 

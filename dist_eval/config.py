@@ -31,7 +31,7 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
         help: one line for `--help`; the default is added to it.
         group: heading under which `--help` shows the option.
         metavar: placeholder in `--help`.
-        **extra: `choices` or `nargs`, passed on to argparse.
+        **extra: `choices`, `nargs` or `action`, passed on to argparse.
 
     Returns:
         A dataclass field.
@@ -57,12 +57,15 @@ class RunConfig:
     text_column: list[str] = option(
         ["text"], "column with the text, or two columns for a pair", group="what", nargs="+", metavar="NAME"
     )
-    label_column: str = option("label", "column with the label, as an id or a name", group="what", metavar="NAME")
+    label_column: str = option(
+        "label", "column with the label: an id or a name, several of them, or a number", group="what", metavar="NAME"
+    )
     labels: str = option(
         "auto",
-        "how to read the label column: as names of classes, as their numbers, or as what it can only be",
+        "how to read the label column: as names of classes, as their numbers, as 0/1 vectors (where a text may have "
+        "several labels), or as what it can only be",
         group="what",
-        choices=("auto", "names", "numbers"),
+        choices=("auto", "names", "numbers", "vectors"),
     )
     max_length: int | None = option(
         None, "longest text in tokens, longer ones are cut and counted (default: what servers accept)", group="what"
@@ -199,7 +202,25 @@ class EvaluationConfig(RunConfig):
     model: str | None = option(
         None, "base model: folder or hub name (default: the one that the checkpoint names)", group="what"
     )
-    checkpoint: str | None = option(None, "tuned checkpoint: folder with config.json and safetensors", group="what")
+    checkpoint: str | None = option(
+        None,
+        "tuned checkpoint: folder with config.json and safetensors; without it, --backend local evaluates --model as a "
+        "classifier that is complete in itself",
+        group="what",
+    )
+    metric: list[str] = option(
+        [],
+        "further metrics, your own: package.module:name of a function, of a class with a reduction, or of a "
+        "torchmetrics metric; or the path of a metric of Hugging Face's evaluate; NAME= in front names the result",
+        group="what",
+        nargs="+",
+        action="extend",
+        metavar="METRIC",
+    )
+
+    compare_backends: bool = option(
+        False, "also run the base model in each rank's own process, and report what differs", group="where"
+    )
 
     audit: float = option(
         0.0,
@@ -226,7 +247,11 @@ class EvaluationConfig(RunConfig):
             self._become_demo()
         else:
             self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
-            self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
+            if self.backend == "local" and not self.checkpoint:
+                what = "a classifier, or what was tuned of one"
+                self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
+            else:
+                self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
         super().__post_init__()
         self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
@@ -255,6 +280,8 @@ class EvaluationConfig(RunConfig):
     def _check_where(self) -> None:
         if self.backend == "local" and self.audit:
             raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
+        if self.backend == "local" and self.compare_backends:
+            raise ConfigError("--compare-backends compares a swarm with --backend local: leave one of them out.")
         if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
             super()._check_where()
 

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from dist_eval.errors import DataError
-from dist_eval.labels import LabelReader
+from dist_eval.label_columns import open_labels
+from dist_eval.problems import SINGLE_LABEL, Problem
 from dist_eval.readers import open_rows
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
@@ -66,7 +67,7 @@ class TokenizedDataset:
     Attributes:
         facts: what is worth knowing.
         lengths: tokens of each example, int32 of shape [examples].
-        labels: class of each example, int64 of shape [examples].
+        labels: of each example, of the shape and dtype of the problem's (see `dist_eval.problems`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,6 +129,7 @@ def tokenize_dataset(
     max_length: int,
     vocab_size: int | None = None,
     labels: str = "auto",
+    problem: Problem = SINGLE_LABEL,
     strict: bool = False,
     subset: str | None = None,
     split: str | None = None,
@@ -140,10 +142,11 @@ def tokenize_dataset(
         tokenizer: a Hugging Face tokenizer.
         text_columns: one column, or two for a pair.
         label_column: the column with the labels.
-        label_names: names of the head's classes.
+        label_names: names of the head's classes or outputs.
         max_length: most tokens kept of a text.
         vocab_size: number of token ids that the base model knows; None leaves that unchecked.
-        labels: how the label column is meant (see `LabelReader`).
+        labels: how the label column is meant (see `LabelReader` and `dist_eval.label_columns`).
+        problem: what kind of labels they are.
         strict: treat a longer text as an error instead of cutting it.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
@@ -156,7 +159,7 @@ def tokenize_dataset(
             `strict`) too many tokens; the message names the row.
     """
     source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
-    reader = LabelReader(source, label_column, label_names, labels)
+    reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts = hashlib.sha256(), hashlib.sha256()
     lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
     wordless = np.zeros(2, dtype=np.int64)

@@ -67,3 +67,9 @@ class RunStopped(EvaluationError):
     def __init__(self, message: str, coverage: object) -> None:
         super().__init__(message)
         self.coverage = coverage
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or its type where it has none."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

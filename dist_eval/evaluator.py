@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,36 +14,30 @@ import numpy as np
 import psutil
 import torch
 
-from dist_eval.audit import Audit, Findings, audited_batches
-from dist_eval.backends import load_classifier, open_swarm
-from dist_eval.base import Base, first_line
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import (
-    Board,
-    Launch,
-    all_gather,
-    gather_predictions,
-    process_group,
-    require_agreement,
-    sum_over_ranks,
-)
+from dist_eval.audit import Audit, audited_batches
+from dist_eval.backends import load_classifier, load_on_host, open_swarm
+from dist_eval.base import Base, Subject, subject_of
+from dist_eval.collectives import Board, Launch, process_group, require_agreement
+from dist_eval.combination import combine, compare_all, spread, throughput, with_custom_metrics
 from dist_eval.config import EvaluationConfig, RunConfig
+from dist_eval.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
 from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.errors import CheckpointError, RunError, RunStopped
+from dist_eval.errors import CheckpointError, ConfigError, RunError, RunStopped, first_line
+from dist_eval.full_model import FullModel
 from dist_eval.journal import Fingerprint, Journal
+from dist_eval.metric_loading import load_metrics, made_up_predictions
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.model import Classifier
 from dist_eval.plan import Plan, plan_batches
-from dist_eval.predictions import Coverage, Predictions, prove_coverage
+from dist_eval.predictions import Coverage, prove_coverage
 from dist_eval.progress import Progress
-from dist_eval.report import format_results
+from dist_eval.report import PREDICTIONS, format_figures, format_results, headline, read_predictions
 from dist_eval.run_folder import RunFolder
 from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
 from dist_eval.work import FailurePolicy, Work
 
 _OPENING_SECONDS = 120.0
-_SHORTEST_SECONDS = 1e-3
 _CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
 _PREPARATION_SECONDS = 6 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
@@ -84,19 +77,22 @@ def evaluate_run(
         board.wait_for("opened", _OPENING_SECONDS)
         folder.is_ours = True
         torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
-        tuned = TunedCheckpoint.load(str(config.checkpoint))
+        tuned = subject_of(config)
         base = Base.of(config, tuned)
+        own_metrics = find_metrics(config, tuned)
         peers, check = stack.enter_context(open_swarm(config, base, launch, board))
         if launch.is_host_leader:
             board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
         prepared = open_plan(base, tuned, launch, board) if launch.is_leader else None
         if prepared is not None:
             is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
+            is_new = is_new or (config.compare_backends and not folder.results().get("backends"))
             board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        classifier, swarm = load_classifier(config, base, tuned, peers, own, check, seed=launch.rank)
+        classifier, swarm = load_classifier(config, base, tuned, peers, own, check, launch=launch)
         stack.callback(classifier.close)
         if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            return present_complete(folder) if launch.is_leader else None
+            return present_complete(folder, own_metrics, prepared[1]) if prepared else None
+        local = load_on_host(base, tuned, launch) if config.compare_backends else None
         data, plan = prepared or open_plan(base, tuned, launch, board)
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
         journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank, run=run_id)
@@ -105,9 +101,10 @@ def evaluate_run(
         board.meet("ready", _PREPARATION_SECONDS)
         with process_group(launch, board, config.collective_timeout), noting_a_stop(folder, launch):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
-            audit = Audit(classifier, journal.distrust, config.audit_tolerance) if config.audit else None
-            notice = classifier.backbone.notice
-            progress = Progress(launch, board, len(data), stop=stop, folder=folder.path, notice=notice)
+            audit = (
+                Audit(cast(Classifier, classifier), journal.distrust, config.audit_tolerance) if config.audit else None
+            )
+            progress = Progress(launch, board, len(data), stop=stop, folder=folder.path, notice=classifier.notice)
             failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
             work = Work(
                 *(audit or classifier, data, plan, journal, progress, window, stop),
@@ -118,7 +115,8 @@ def evaluate_run(
             with progress.shown():
                 stop.in_order()
                 brought = work.do_all(launch, config.collective_timeout)
-                combined = combine(work, brought, launch, classifier)
+                backends = local and compare_all(local, data, plan, journal, brought, stop, board)
+                combined = combine(work, brought, launch, classifier, own_metrics, plan)
         if not launch.is_leader:
             return None
         if combined.failed:
@@ -126,6 +124,8 @@ def evaluate_run(
         coverage = prove_coverage(combined.predictions.index, len(data), (index for index, _ in combined.failed))
         require_same_totals(combined.totals, Totals.of(combined.predictions))
         metrics = compute_metrics(combined.predictions, tuned.label_names)
+        if own_metrics:
+            metrics = with_custom_metrics(metrics, own_metrics, combined)
         facts = {
             "coverage": asdict(coverage),
             "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
@@ -133,9 +133,11 @@ def evaluate_run(
             "model": base.facts(tuned),
             "plan": plan.facts(),
             "ranks": combined.ranks,
+            "spread": spread(combined.ranks, metrics),
             "throughput": throughput(combined.ranks),
             "swarm": swarm,
             "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
+            "backends": backends.facts(folder.path) if backends else None,
         }
         folder.complete(combined.predictions, metrics, facts)
         print(format_results(metrics, facts, folder.path), flush=True)
@@ -155,14 +157,24 @@ def noting_a_stop(folder: RunFolder, launch: Launch) -> Iterator[None]:
         raise
 
 
-def open_plan(base: Base, tuned: TunedCheckpoint, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
+def find_metrics(config: EvaluationConfig, tuned: Subject) -> list[CustomMetric]:
+    """Finds the caller's own metrics and tries them (see `load_metrics`)."""
+    if not config.metric:
+        return []
+    sample = made_up_predictions(tuned.problem, tuned.num_labels)
+    return load_metrics(
+        config.metric, tuned.problem, tuned.num_labels, list(compute_metrics(sample, tuned.label_names).values)
+    )
+
+
+def open_plan(base: Base, tuned: Subject, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
     """Waits for the tokenized data of this host, and plans the batches."""
     data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
     return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
 
 
 def fingerprint_of(
-    config: EvaluationConfig, base: Base, tuned: TunedCheckpoint, data: TokenizedDataset, plan: Plan
+    config: EvaluationConfig, base: Base, tuned: Subject, data: TokenizedDataset, plan: Plan
 ) -> Fingerprint:
     """Returns what a run's results depend on, by names that a person reads when they differ."""
     return Fingerprint(
@@ -170,6 +182,7 @@ def fingerprint_of(
             "base model": base.digest(),
             "tuned checkpoint": tuned.digest(),
             "names of the classes": json.dumps(tuned.label_names),
+            "problem_type": tuned.problem.name,
             "tokenizer": data.facts.tokenizer_digest,
             "dataset": data.facts.text_digest,
             "--max-length": str(data.facts.max_length),
@@ -182,16 +195,34 @@ def fingerprint_of(
     )
 
 
-def present_complete(folder: RunFolder) -> dict[str, Any]:
-    """Tells a person that there is nothing to do, and returns the metrics of the complete run."""
+def present_complete(folder: RunFolder, own_metrics: Sequence[CustomMetric], plan: Plan) -> dict[str, Any]:
+    """Tells a person that there is nothing to do, and returns the metrics of the complete run.
+
+    The caller's own metrics are computed from its predictions: they, or the code behind them, may be new.
+    """
     results = folder.results()
-    accuracy = results["metrics"]["accuracy"]
+    name, figure = headline(results["metrics"], results["problem_type"])
     print(
-        f"{folder.path} holds the complete results of this very run, finished {results['finished']}: accuracy "
-        f"{accuracy:.4f} on {results['coverage']['seen']} examples. Nothing was sent; --overwrite runs it again.",
+        f"{folder.path} holds the complete results of this very run, finished {results['finished']}: {name} "
+        f"{'undefined' if figure is None else f'{figure:.4f}'} on {results['coverage']['seen']} examples. Nothing was "
+        "sent; --overwrite runs it again.",
         flush=True,
     )
-    return results["metrics"]
+    if own_metrics:
+        try:
+            columns = read_predictions(folder.path / PREDICTIONS)
+        except OSError as error:
+            raise RunError(
+                f"{folder.path / PREDICTIONS} cannot be read: {error}. --overwrite runs it again."
+            ) from error
+        inputs = Inputs.of_columns(columns["prediction"], columns["label"], columns.get("probabilities"))
+        reduced = reduce_batches(own_metrics, inputs, columns["index"], plan, np.arange(len(plan)))
+        custom = custom_results(own_metrics, inputs, reduced)
+        folder.revise_metrics(custom.values, custom.undefined, {metric.name for metric in own_metrics})
+        print(
+            "\n".join(["Computed from its predictions:", *format_figures(custom.values, custom.undefined)]), flush=True
+        )
+    return folder.results()["metrics"]
 
 
 def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
@@ -201,7 +232,7 @@ def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
-def prepare_data(config: RunConfig, base: Base, tuned: TunedCheckpoint, folder: Path) -> Path:
+def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path) -> Path:
     """Tokenizes the dataset into a folder, once for all ranks of a host."""
     from transformers import AutoTokenizer
 
@@ -212,6 +243,16 @@ def prepare_data(config: RunConfig, base: Base, tuned: TunedCheckpoint, folder: 
     except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
         also = "" if own_tokenizer or not tuned.folder else f" (the checkpoint {tuned.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
+    if (
+        isinstance(tuned, FullModel)
+        and len(config.text_column) == 2
+        and "token_type_ids" in tokenizer.model_input_names
+        and getattr(base.config, "type_vocab_size", 0) > 1
+    ):
+        raise ConfigError(
+            f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
+            "dist_eval does not pass on."
+        )
     try:
         tokenize_dataset(
             str(config.dataset),
@@ -221,8 +262,9 @@ def prepare_data(config: RunConfig, base: Base, tuned: TunedCheckpoint, folder: 
             label_column=config.label_column,
             label_names=tuned.label_names,
             max_length=base.max_length,
-            vocab_size=base.config.vocab_size,
+            vocab_size=getattr(base.config, "vocab_size", None),
             labels=config.labels,
+            problem=tuned.problem,
             strict=config.strict,
             subset=config.subset,
             split=config.split,
@@ -233,45 +275,3 @@ def prepare_data(config: RunConfig, base: Base, tuned: TunedCheckpoint, folder: 
             "Free some space, or name another place with the environment variable TMPDIR."
         ) from error
     return folder
-
-
-@dataclass(frozen=True)
-class Combined:
-    """What all ranks found together.
-
-    Attributes:
-        predictions: of all examples, in dataset order; on the leader only, elsewhere none.
-        failed: examples without a prediction: position in the dataset, and why.
-        totals: the ranks' own sums, added up by all_reduce.
-        ranks: each rank's entry in the section `ranks` of `results.json`.
-        audit: what audits have found.
-    """
-
-    predictions: Predictions
-    failed: list[tuple[int, str]]
-    totals: Totals
-    ranks: list[dict[str, Any]]
-    audit: Findings
-
-
-def combine(work: Work, batches: np.ndarray, launch: Launch, classifier: Classifier) -> Combined:
-    """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
-    local, failed, findings = work.collect(batches)
-    facts = {**work.facts(launch), "traffic": classifier.backbone.traffic()}
-    return Combined(
-        predictions=gather_predictions(local),
-        failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        totals=sum_over_ranks(Totals.of(local)),
-        ranks=all_gather(facts),
-        audit=Findings.merged(all_gather(findings)),
-    )
-
-
-def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
-    seconds = max(max(work["seconds"] for work in ranks), _SHORTEST_SECONDS)
-    return {
-        "seconds": seconds,
-        "examples_per_second": sum(work["samples"] for work in ranks) / seconds,
-        "tokens_per_second": sum(work["tokens"] for work in ranks) / seconds,
-    }

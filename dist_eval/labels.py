@@ -48,12 +48,13 @@ class LabelReader:
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
 
-    def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
+    def codes(self, array: pa.Array, first_row: int, *, rows: np.ndarray | None = None) -> np.ndarray:
         """Collects a chunk of labels.
 
         Args:
             array: the chunk.
             first_row: position of its first row.
+            rows: position of each label, where a row may have several or none; by default they follow on each other.
 
         Returns:
             A code for each distinct value, int32 of the chunk's shape.
@@ -63,8 +64,9 @@ class LabelReader:
         """
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
+        rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if array.null_count:
-            row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
             raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
         if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
             raise DataError(
@@ -83,7 +85,7 @@ class LabelReader:
             text = self._as_text(value)
             if text not in self._code:
                 self._code[text] = len(self._code)
-                self._first_row[text] = first_row + int(np.argmax(positions == position))
+                self._first_row[text] = int(rows[np.argmax(positions == position)])
             local[position] = self._code[text]
         return local[positions]
 

@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from dist_eval.backbone import SwarmBackbone
-from dist_eval.base import first_line
 from dist_eval.collectives import all_gather, gather_predictions, group_of_program, sum_over_ranks
-from dist_eval.errors import ConfigError, DataError, ModelOutputError, RunError
+from dist_eval.errors import ConfigError, DataError, ModelOutputError, RunError, first_line
 from dist_eval.in_flight import map_in_flight
 from dist_eval.loaders import LoaderShard, shard_loader
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals

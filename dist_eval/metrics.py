@@ -1,5 +1,8 @@
 """Metrics: predictions → confusion matrix → figures; scikit-learn computes. Pure: no process group, no model.
 
+What is computed depends on the problem (see `dist_eval.problems`): here for one class each, in `multilabel` and
+`regression` for the others.
+
 What the data leave undefined (the recall of a class without examples, an AUC of one class) is `None`, and
 `undefined` says why; nothing is replaced by a made-up 0.
 """
@@ -14,9 +17,17 @@ from typing import Any
 import numpy as np
 
 from dist_eval.errors import ExactnessError
+from dist_eval.multilabel import label_confusion, multi_label_figures
 from dist_eval.predictions import Predictions
+from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, named
+from dist_eval.ranking import area_under_roc
+from dist_eval.regression import regression_figures
 
 _LOSS_TOLERANCE = 1e-9
+
+
+def _no_errors() -> np.ndarray:
+    return np.zeros((0, 2))
 
 
 @dataclass(frozen=True)
@@ -24,26 +35,53 @@ class Totals:
     """Sums over examples that can be added up over batches and ranks.
 
     Attributes:
-        counts: examples and correct ones, int64 of shape [2].
-        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes].
-        loss: sum of the losses in nats, float64 of shape [1].
+        counts: examples and correct ones (all labels right; none in a regression), int64 of shape [2].
+        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes]; for
+            several labels each, of shape [labels, 2, 2] (see `label_confusion`); for a regression of shape [0, 0].
+        loss: sum of the losses, float64 of shape [1].
+        errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
+            shape [0, 2].
     """
 
     counts: np.ndarray
     confusion: np.ndarray
     loss: np.ndarray
+    errors: np.ndarray = field(default_factory=_no_errors)
 
     @classmethod
     def of(cls, predictions: Predictions) -> Totals:
         """Sums predictions up, possibly of no example."""
-        confusion = np.zeros((predictions.num_labels, predictions.num_labels), dtype=np.int64)
+        problem, outputs, correct = predictions.problem, predictions.num_labels, 0
+        shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
+        confusion, errors = np.zeros(shape, dtype=np.int64), _no_errors()
+        if problem is REGRESSION:
+            errors = np.zeros((outputs, 2))
         for piece in predictions.pieces():
-            np.add.at(confusion, (piece.label, piece.prediction), 1)
+            if problem is SINGLE_LABEL:
+                np.add.at(confusion, (piece.label, piece.prediction), 1)
+            elif problem is MULTI_LABEL:
+                confusion += label_confusion(piece.label, piece.prediction)
+                correct += int((piece.label == piece.prediction).all(axis=1).sum())
+            else:
+                apart = np.abs(piece.prediction - piece.label)
+                errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
+        if problem is SINGLE_LABEL:
+            correct = confusion.trace()
         return cls(
-            counts=np.asarray([len(predictions), confusion.trace()], dtype=np.int64),
+            counts=np.asarray([len(predictions), correct], dtype=np.int64),
             confusion=confusion,
             loss=np.asarray([predictions.loss.sum()], dtype=np.float64),
+            errors=errors,
         )
+
+    def facts(self, problem: Problem) -> dict[str, float | int | None]:
+        """Returns what they say of one rank's examples, for the section `ranks` of `results.json`."""
+        samples, correct = self.counts.tolist()
+        return {
+            "combined": samples,
+            "accuracy": correct / samples if samples and problem is not REGRESSION else None,
+            "loss": float(self.loss[0]) / samples if samples else None,
+        }
 
     @property
     def samples(self) -> int:
@@ -59,7 +97,7 @@ def require_same_totals(reduced: Totals, gathered: Totals) -> None:
         gathered: totals of the examples that all_gather_object brought together.
 
     Raises:
-        ExactnessError: a count differs, or the mean loss differs by more than rounding.
+        ExactnessError: a count differs, or a sum differs by more than rounding.
     """
     for name in ("counts", "confusion"):
         if not np.array_equal(getattr(reduced, name), getattr(gathered, name)):
@@ -68,11 +106,13 @@ def require_same_totals(reduced: Totals, gathered: Totals) -> None:
                 f"the gathered examples give {getattr(gathered, name).tolist()}. No metric was computed."
             )
     # Two orders of summation differ by rounding only; infinities compare equal to themselves.
-    if not np.allclose(reduced.loss, gathered.loss, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
-        raise ExactnessError(
-            f"The two roads to the loss disagree: all_reduce gives {reduced.loss[0]!r}, "
-            f"the gathered examples give {gathered.loss[0]!r}. No metric was computed."
-        )
+    for name in ("loss", "errors"):
+        sums, others = getattr(reduced, name), getattr(gathered, name)
+        if sums.shape != others.shape or not np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
+            raise ExactnessError(
+                f"The two roads to the {name} disagree: all_reduce gives {sums.tolist()}, "
+                f"the gathered examples give {others.tolist()}. No metric was computed."
+            )
 
 
 @dataclass(frozen=True)
@@ -82,34 +122,60 @@ class Metrics:
     Attributes:
         values: figure by name; `None` where the data leave it undefined.
         undefined: for each figure that is `None`, why.
-        per_class: for each class its label, precision, recall, f1 (each possibly `None`) and support.
-        confusion: examples by true (row) and predicted class (column), int64 of shape [classes, classes].
-        majority_share: share of the most frequent class, what always guessing it would score.
+        per_class: for each class or label its label, precision, recall, f1 (each possibly `None`) and support; for each
+            output of a regression its label and figures (see `dist_eval.regression`).
+        confusion: as in `Totals`.
+        majority_share: share of the most frequent class, what always guessing it would score; of one class each only.
+        label_names: name of each class, label or output.
+        problem: name of the problem.
+        custom: names of the values that the caller's own metrics gave.
     """
 
     values: dict[str, float | None]
     undefined: dict[str, str]
     per_class: list[dict[str, Any]]
     confusion: np.ndarray
-    majority_share: float
+    majority_share: float | None
     label_names: list[str] = field(default_factory=list)
+    problem: str = SINGLE_LABEL.name
+    custom: list[str] = field(default_factory=list)
 
 
 def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Metrics:
-    """Computes all metrics of a classifier.
+    """Computes all metrics of a model, by the kind of its labels.
 
-    Definitions are scikit-learn's (`sklearn.metrics`); macro averages are over the classes that occur among the
-    labels or the predictions, which is its default. Where one of those classes has no precision (never predicted) or
-    no recall (no examples), scikit-learn would count it as 0; here the average is undefined, and the reason tells what
-    that convention would give.
+    Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. For one class each, macro
+    averages are over the classes that occur among the labels or the predictions, which is scikit-learn's default.
+    Where one of those classes has no precision (never predicted) or no recall (no examples), scikit-learn would count
+    it as 0; here the average is undefined, and the reason tells what that convention would give.
 
     Args:
         predictions: at least one example, in dataset order.
-        label_names: name of each class, `predictions.num_labels` of them.
+        label_names: name of each class, label or output, `predictions.num_labels` of them.
 
     Returns:
         The metrics.
     """
+    problem, loss = predictions.problem, float(predictions.loss.mean())
+    if problem is SINGLE_LABEL:
+        return _single_label_metrics(predictions, label_names)
+    confusion = Totals.of(predictions).confusion
+    if problem is MULTI_LABEL:
+        values, undefined, rows = multi_label_figures(predictions, confusion, label_names)
+    else:
+        values, undefined, rows = regression_figures(predictions, label_names)
+    return Metrics(
+        values={**values, "loss": loss},
+        undefined=undefined,
+        per_class=rows,
+        confusion=confusion,
+        majority_share=None,
+        label_names=list(label_names),
+        problem=problem.name,
+    )
+
+
+def _single_label_metrics(predictions: Predictions, label_names: Sequence[str]) -> Metrics:
     from sklearn import metrics as sk
 
     confusion = Totals.of(predictions).confusion
@@ -159,13 +225,8 @@ def _withdraw_undefined_averages(
             if not len(absent) or (figure, average) == ("recall", "weighted"):
                 continue
             name = f"{figure}_{average}"
-            undefined[name] = f"{_classes(absent, label_names)} {why} (counted as 0, it would be {values[name]:.4f})"
+            undefined[name] = f"{named(absent, label_names)} {why} (counted as 0, it would be {values[name]:.4f})"
             values[name] = None
-
-
-def _classes(numbers: np.ndarray, label_names: Sequence[str]) -> str:
-    names = ", ".join(repr(label_names[c]) for c in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
-    return f"class {names}" if len(numbers) == 1 else f"classes {names}"
 
 
 def _add_probability_metrics(
@@ -193,23 +254,13 @@ def _add_probability_metrics(
     absent = np.flatnonzero(support == 0)
     if len(absent):
         values.update(dict.fromkeys(weights))
-        undefined.update(dict.fromkeys(weights, f"{_classes(absent, label_names)} without examples"))
+        undefined.update(dict.fromkeys(weights, f"{named(absent, label_names)} without examples"))
         return
     # class by class, because all scores at once take more memory than the predictions
     scores = zip(classes, predictions.probabilities_of(classes), strict=True)
-    areas = [_area_under_roc(predictions.label == number, score) for number, score in scores]
+    areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
     for name, weight in weights.items():
         values[name] = float(np.average(areas, weights=weight))
-
-
-def _area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
-    """Computes what `sklearn.metrics.roc_auc_score` does: how often a positive outranks a negative, ties being half.
-
-    Exactly, by counting, with a sixth of its memory and a small part of its time.
-    """
-    positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
-    wins = sum(int(np.searchsorted(negative, positive, side).sum()) for side in ("left", "right"))
-    return wins / (2 * len(positive) * len(negative))
 
 
 def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:

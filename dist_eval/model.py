@@ -15,14 +15,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from dist_eval.backbone import Backbone, LocalBackbone, SwarmBackbone
-from dist_eval.base import first_line
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.swarm.routes import Trip
 from dist_eval.tuned_model import tuned_tensors_of
+from dist_eval.weights import load_pretrained
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -98,6 +97,14 @@ class Classifier:
         rows = torch.arange(len(lengths), device=hidden.device)
         last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
+
+    def traffic(self) -> dict[str, Any] | None:
+        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        return self.backbone.traffic()
+
+    def notice(self) -> str:
+        """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
+        return self.backbone.notice()
 
     def distrust(self, servers: Iterable[str]) -> None:
         """Asks servers no more."""
@@ -226,15 +233,18 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
     config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     name = _PETALS_CLASS[config.model_type]
     with _using_node(getattr(petals, name), dht):
-        return _load(getattr(petals, name.replace("Model", "ForSequenceClassification")), model, config=config)
+        kind = getattr(petals, name.replace("Model", "ForSequenceClassification"))
+        what = f"The base model {model}"
+        return load_pretrained(kind, model, what=what, may_lack=_LEFT_IN_BASE, draws_rest=True, config=config)
 
 
-def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
+def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
     """Builds a classifier that runs in this process.
 
     Args:
         model: folder or hub name of the base model.
         tuned: the tuned checkpoint.
+        device: where the base model goes, by default the CPU.
 
     Returns:
         The classifier.
@@ -244,7 +254,7 @@ def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
     """
     from transformers import AutoModel
 
-    base = _load_base(AutoModel, model, trust_remote_code=False)
+    base = _load_base(AutoModel, model, trust_remote_code=False).to(device or torch.device("cpu"))
     return _assemble(model, LocalBackbone(base), base.config, tuned)
 
 
@@ -265,42 +275,6 @@ def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoin
 
 
 @contextmanager
-def _no_pickle() -> Iterator[None]:
-    """Refuses weights that are no safetensors; transformers 4.34 takes `use_safetensors=True` as a wish only."""
-    from transformers import modeling_utils
-
-    original = modeling_utils.load_state_dict
-
-    def load_state_dict(checkpoint_file: Any) -> Any:
-        if not str(checkpoint_file).endswith(".safetensors"):
-            raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
-        return original(checkpoint_file)
-
-    modeling_utils.load_state_dict = load_state_dict
-    try:
-        yield
-    finally:
-        modeling_utils.load_state_dict = original
-
-
-@contextmanager
-def _no_initial_weights() -> Iterator[None]:
-    """Spares drawing weights at random that are loaded next.
-
-    Petals draws them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
-    """
-    layers: tuple[Any, ...] = (nn.Embedding, nn.Linear)
-    originals = [layer.reset_parameters for layer in layers]
-    for layer in layers:
-        layer.reset_parameters = lambda self: None
-    try:
-        yield
-    finally:
-        for layer, original in zip(layers, originals, strict=True):
-            layer.reset_parameters = original
-
-
-@contextmanager
 def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
     """Lets Petals' base models take a DHT node that exists; its classifiers have no argument to hand one on."""
     original = base_class.__init__
@@ -312,23 +286,5 @@ def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
 
 
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
-    with _no_initial_weights():
-        return _load(model_class, model, **kwargs).eval().requires_grad_(False)
-
-
-def _load(model_class: Any, model: str, **kwargs: Any) -> Any:
-    try:
-        with _no_pickle():
-            base, info = model_class.from_pretrained(
-                model, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
-            )
-    except Exception as error:
-        raise CheckpointError(
-            f"The weights of the base model {model} cannot be loaded (only safetensors are read): {first_line(error)}"
-        ) from error
-    missing = [name for name in info["missing_keys"] if name.split(".")[-2] not in _LEFT_IN_BASE]
-    if missing or info["mismatched_keys"]:
-        raise CheckpointError(
-            f"The base model {model} lacks weights for {', '.join(map(str, (missing or info['mismatched_keys'])[:5]))}."
-        )
-    return base
+    base = load_pretrained(model_class, model, what=f"The base model {model}", may_lack=_LEFT_IN_BASE, **kwargs)
+    return base.requires_grad_(False)

@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 
 from dist_eval.errors import CoverageError
+from dist_eval.problems import MULTI_LABEL, SINGLE_LABEL, Problem, log_sums, problem_of, shifted, sigmoid
 
-_DTYPES: dict[str, type[np.generic]] = {
-    "index": np.int64,
-    "label": np.int64,
-    "logits": np.float32,
-    "loss": np.float64,
-}
+_COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
 _CELLS_IN_A_PIECE = 1 << 18
 
@@ -53,9 +49,10 @@ class Predictions:
 
     Attributes:
         index: position in the dataset, int64 of shape [n].
-        label: true class, int64 of shape [n].
+        label: true class, int64 of shape [n]; for several labels each, which of them, bool of shape [n, num_labels];
+            for a regression the true values, float64 of shape [n, num_labels]. So its dtype tells the problem.
         logits: the head's outputs, float32 of shape [n, num_labels].
-        loss: cross-entropy in nats, float64 of shape [n].
+        loss: of each example (see `dist_eval.problems`), float64 of shape [n].
     """
 
     index: np.ndarray
@@ -64,32 +61,36 @@ class Predictions:
     loss: np.ndarray
 
     def __post_init__(self) -> None:
-        n = len(self.index)
-        for name, dtype in _DTYPES.items():
-            column, ndim = getattr(self, name), 2 if name == "logits" else 1
-            if column.dtype != dtype or column.ndim != ndim or len(column) != n:
-                raise ValueError(f"{name} should be {np.dtype(dtype)} with {ndim} axes and {n} rows, not {column!r}")
+        outputs = self.logits.shape[-1]
+        for name, (shape, dtype) in _layout(len(self.index), outputs, self.problem).items():
+            column = getattr(self, name)
+            if column.dtype != dtype or column.shape != shape:
+                raise ValueError(f"{name} should be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
 
     @classmethod
-    def from_logits(cls, index: np.ndarray, label: np.ndarray, logits: np.ndarray) -> Predictions:
+    def from_logits(
+        cls, index: np.ndarray, label: np.ndarray, logits: np.ndarray, problem: Problem = SINGLE_LABEL
+    ) -> Predictions:
         """Makes predictions from a model's outputs; the loss is computed in float64, whatever the logits' dtype.
 
         Args:
             index: positions in the dataset, integers of shape [n].
-            label: true classes in 0..num_labels-1, integers of shape [n].
+            label: true labels of the problem; classes are in 0..num_labels-1.
             logits: floats of shape [n, num_labels].
+            problem: what kind of labels they are.
 
         Returns:
             Predictions for these examples.
         """
         logits = np.ascontiguousarray(logits, dtype=np.float32)
-        label = np.asarray(label, dtype=np.int64)
-        return cls(np.asarray(index, dtype=np.int64), label, logits, cross_entropy(logits, label))
+        label = np.asarray(label, dtype=problem.dtype)
+        return cls(np.asarray(index, dtype=np.int64), label, logits, problem.loss(logits, label))
 
     @classmethod
-    def empty(cls, num_labels: int) -> Predictions:
+    def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:
         """Makes predictions of no example, with the dtypes and the width of any others."""
-        return cls.from_logits(np.empty(0), np.empty(0), np.empty((0, num_labels)))
+        label = np.empty(problem.label_shape(0, num_labels))
+        return cls.from_logits(np.empty(0), label, np.empty((0, num_labels)), problem)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
@@ -98,12 +99,13 @@ class Predictions:
         Args:
             parts: at least one; all of the same width.
         """
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _DTYPES))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     @classmethod
     def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
         """Makes predictions from what `packed` returned."""
-        return cls(*(columns[name].astype(dtype, copy=False) for name, dtype in _DTYPES.items()))
+        layout = _layout(0, 0, problem_of(columns["label"].dtype))
+        return cls(*(columns[name].astype(layout[name][1], copy=False) for name in _COLUMNS))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -114,25 +116,37 @@ class Predictions:
         return self.logits.shape[1]
 
     @property
+    def problem(self) -> Problem:
+        """What kind of labels they are."""
+        return problem_of(self.label.dtype)
+
+    @property
     def prediction(self) -> np.ndarray:
-        """Predicted class, the first of equal ones, int64 of shape [n]."""
-        return self.logits.argmax(axis=1).astype(np.int64, copy=False)
+        """Predicted labels, of the labels' shape and dtype.
+
+        The class with the largest logit, the first of equal ones; for several labels each, those that are more
+        probable than not; for a regression the logits.
+        """
+        return self.problem.predict(self.logits)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Softmax of the logits, float64 of shape [n, num_labels]."""
-        return np.exp(_log_softmax(self.logits))
+        """Softmax of the logits, for several labels each their sigmoid; float64 of shape [n, num_labels]."""
+        return self.problem.probabilities(self.logits)
 
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
         """Yields columns of `probabilities` one after the other, float64 of shape [n] each."""
+        if self.problem is MULTI_LABEL:
+            yield from (sigmoid(self.logits[:, number]) for number in classes)
+            return
         largest = self.logits.max(axis=1).astype(np.float64)
-        log_sums = np.concatenate([_log_sums(_shifted(piece.logits)) for piece in self.pieces()])
+        sums = np.concatenate([log_sums(shifted(piece.logits)) for piece in self.pieces()])
         for number in classes:
-            yield np.exp(self.logits[:, number] - largest - log_sums)
+            yield np.exp(self.logits[:, number] - largest - sums)
 
     def rows(self, start: int, stop: int) -> Predictions:
         """Returns some consecutive predictions, without copying them."""
-        return Predictions(*(getattr(self, name)[start:stop] for name in _DTYPES))
+        return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
 
     def pieces(self) -> Iterator[Predictions]:
         """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
@@ -143,11 +157,11 @@ class Predictions:
     def in_dataset_order(self) -> Predictions:
         """Returns the same predictions sorted by their position in the dataset."""
         order = np.argsort(self.index, kind="stable")
-        return Predictions(*(getattr(self, name)[order] for name in _DTYPES))
+        return Predictions(*(getattr(self, name)[order] for name in _COLUMNS))
 
     def packed(self) -> dict[str, np.ndarray]:
         """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""
-        return {name: _narrowed(getattr(self, name)) for name in _DTYPES}
+        return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
 
 
 class Collector:
@@ -156,14 +170,13 @@ class Collector:
     Args:
         rows: how many predictions will come.
         num_labels: width of the head.
+        problem: what kind of labels they have.
     """
 
-    def __init__(self, rows: int, num_labels: int) -> None:
+    def __init__(self, rows: int, num_labels: int, problem: Problem = SINGLE_LABEL) -> None:
         self._rows, self._filled = rows, 0
-        self._columns = {
-            name: np.empty((rows, num_labels) if name == "logits" else rows, dtype=dtype)
-            for name, dtype in _DTYPES.items()
-        }
+        layout = _layout(rows, num_labels, problem)
+        self._columns = {name: np.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
 
     def add(self, part: Predictions) -> None:
         """Takes some predictions over, after those that came before.
@@ -185,7 +198,7 @@ class Collector:
     def in_dataset_order(self) -> Predictions:
         """Sorts what has come by its position in the dataset and returns it; the collector is used up."""
         order = np.argsort(self._columns["index"][: self._filled], kind="stable")
-        return Predictions(*(self._columns.pop(name)[order] for name in _DTYPES))
+        return Predictions(*(self._columns.pop(name)[order] for name in _COLUMNS))
 
 
 def _narrowed(column: np.ndarray) -> np.ndarray:
@@ -195,34 +208,14 @@ def _narrowed(column: np.ndarray) -> np.ndarray:
     return column.astype(np.result_type(*map(np.min_scalar_type, limits)))
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = _shifted(logits)
-    shifted -= _log_sums(shifted)[:, np.newaxis]
-    return shifted
-
-
-def _shifted(logits: np.ndarray) -> np.ndarray:
-    """Returns logits less the largest of each row, so that their exponentials neither overflow nor all vanish."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True, initial=-np.inf)
-    return shifted
-
-
-def _log_sums(shifted: np.ndarray) -> np.ndarray:
-    return np.log(np.exp(shifted).sum(axis=1))
-
-
-def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the loss of each example, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64.
-
-    Args:
-        logits: floats of shape [n, num_labels].
-        label: classes in 0..num_labels-1, int64 of shape [n].
-
-    Returns:
-        Loss in nats, float64 of shape [n].
-    """
-    return -_log_softmax(logits)[np.arange(len(label)), label]
+def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """Returns shape and dtype of each column."""
+    return {
+        "index": ((rows,), np.int64),
+        "label": (problem.label_shape(rows, outputs), problem.dtype),
+        "logits": ((rows, outputs), np.float32),
+        "loss": ((rows,), np.float64),
+    }
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,13 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
     # without a schema, texts that look like dates would become dates
     first = _first_object(path)
-    are_text = [*columns[:-1], *(columns[-1:] if isinstance(first.get(columns[-1]), str) else ())]
-    parse = pa_json.ParseOptions(explicit_schema=pa.schema([(c, pa.string()) for c in are_text if c in first]))
+    label = first.get(columns[-1])
+    kinds: dict[str, pa.DataType] = dict.fromkeys(columns[:-1], pa.string())
+    if isinstance(label, str):
+        kinds[columns[-1]] = pa.string()
+    elif isinstance(label, list) and label and isinstance(label[0], str):
+        kinds[columns[-1]] = pa.list_(pa.string())
+    parse = pa_json.ParseOptions(explicit_schema=pa.schema([(c, kind) for c, kind in kinds.items() if c in first]))
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
         with pa.input_stream(path, compression="detect") as stream:
@@ -291,8 +296,16 @@ def _parquet_class_names(path: Path, column: str) -> list[str] | None:
     try:
         metadata = parquet.read_schema(path).metadata or {}
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        return list(features[column]["names"])
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError):  # the reader proper says what is wrong
+        feature = features[column]
+        return list(feature.get("feature", feature)["names"])  # of a class, or of each one in a list
+    except (
+        pa.ArrowInvalid,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # the reader proper says what is wrong
         return None
 
 
@@ -327,7 +340,8 @@ def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None
     elif from_disk and split:
         raise DataError(f"{dataset} is a single dataset without splits: leave out --split.")
     _require_columns(dataset, columns, loaded.column_names)
-    names = getattr(loaded.features[columns[-1]], "names", None)
+    feature = loaded.features[columns[-1]]
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of each one in a list
     arrow = loaded.select_columns(list(columns)).with_format("arrow")
     batches = (
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()

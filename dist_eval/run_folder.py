@@ -8,11 +8,16 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
                       where it was when the same command is started again
     error             null, or {message, rank, host}: why it is incomplete or failed
     started, finished ISO 8601 times in UTC, finished null while running
+    problem_type      "single_label_classification", "multi_label_classification" or "regression"
     metrics           figure by name, null where undefined
     undefined         for each null figure, why
-    majority_share    share of the most frequent class
-    per_class         [{label, precision, recall, f1, support}]
-    confusion_matrix  {labels, matrix}: rows are true classes, columns predicted ones
+    custom_metrics    names of those figures that come from --metric
+    majority_share    share of the most frequent class, null unless each example has one class
+    per_class         [{label, precision, recall, f1, support}], for a regression
+                      [{label, mae, mse, rmse, r2, pearson, spearman}], one for each output
+    confusion_matrix  {labels, matrix}: rows are true classes, columns predicted ones; with several labels an example
+                      the matrix of each label, [[no taken for no, no for yes], [yes for no, yes for yes]]; null for a
+                      regression
     coverage          {expected, seen, duplicates, missing, failed}; failed ones are part of the missing ones
     failures          [{index, reason}] of the failed examples, which are in no figure
     data              {source, examples, truncated, longest, multiline, blank, unknown, max_length, digest,
@@ -20,18 +25,27 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     model             {base, checkpoint, tuning_mode, pre_seq_len, num_labels, weights_digest}
     plan              {batches, padded_tokens, real_tokens, digest}
     ranks             [{rank, host, began, batches, samples, resumed, tokens, padded_tokens, seconds, in_flight,
-                      traffic}]; began is when it sent its first batch, resumed are examples of earlier starts, all
-                      else is of this start; tokens include prompts, padded_tokens also padding,
+                      traffic, combined, accuracy, loss}]; began is when it sent its first batch, resumed are examples
+                      of earlier starts, combined are all that it brought to the combination, accuracy and loss are
+                      those of these (null without any; accuracy null for a regression), all else is of this start;
+                      tokens include prompts, padded_tokens also padding,
                       in_flight is the last size of its window, traffic is null without a swarm, else {compression,
                       round_trips, retries, halved, bytes_sent, bytes_received, servers: [{peer, requests,
                       failures, wrong_answers,
                       token_blocks, latency_p50, latency_p95}]}; bytes are those of tensors, latencies in seconds
+    spread            null with fewer than two ranks that brought examples, else {figure, lowest, lowest_rank, highest,
+                      highest_rank, mean}: the ranks' own accuracy (for a regression loss), and what averaging them
+                      would give
     throughput        {seconds, examples_per_second, tokens_per_second} of the forwards: tokens without padding, the
                       slowest rank's time
     swarm             null, or {dht_prefix, num_blocks, missing_blocks, replicas_per_block, servers}
     audit             null, or {fraction, batches, alone, unanswered, largest_difference, servers: [{peer, agreed,
                       disagreed, odd}], disputes, first_disputes: [{peers, blocks, difference, why}]}: batches that
                       got a second opinion, those for which no other server was there, those for which it failed
+    backends          null without --compare-backends, else {compared, largest_difference, changed, examples:
+                      [{index, swarm: {prediction, logits}, local: {prediction, logits}}], file}: the largest difference
+                      of a logit, how many predictions changed (null for a regression) and the first of them; file
+                      names the one with all of them (JSONL), if they are more
     config            all options; peer addresses are counted, not written
     environment       {python, platform, packages, git_commit}
 """
@@ -52,19 +66,13 @@ from typing import Any
 
 from dist_eval.config import RunConfig
 from dist_eval.errors import RunError
+from dist_eval.figures import FIGURES, draw_figure, figure_name
 from dist_eval.files import write_atomically
 from dist_eval.journal import FOLDER as JOURNAL
 from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
-from dist_eval.report import (
-    CONFUSION_MATRIX,
-    PREDICTIONS,
-    RESULTS,
-    draw_confusion_matrix,
-    print_error,
-    write_predictions,
-)
+from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
 from dist_eval.stopping import STOP_FILE
 
 SCHEMA_VERSION = 1
@@ -181,10 +189,8 @@ class RunFolder:
         forget_journal(self.path)
 
     def _begin(self) -> None:
-        for name in (PREDICTIONS, CONFUSION_MATRIX):
+        for name in (PREDICTIONS, CHANGES, *FIGURES):
             (self.path / name).unlink(missing_ok=True)
-        options = self._config.to_dict()
-        options["initial_peers"] = f"{len(self._config.initial_peers)} addresses, not recorded"
         self._write(
             {
                 "schema_version": SCHEMA_VERSION,
@@ -192,10 +198,14 @@ class RunFolder:
                 "error": None,
                 "started": now(),
                 "finished": None,
-                "config": options,
+                "config": self._options(),
                 "environment": environment(),
             }
         )
+
+    def _options(self) -> dict[str, Any]:
+        options = self._config.to_dict()
+        return {**options, "initial_peers": f"{len(self._config.initial_peers)} addresses, not recorded"}
 
     def _take_lock(self) -> None:
         # a lock of POSIX: it ends with the process, is not inherited by forks, and holds on network file systems
@@ -269,11 +279,16 @@ class RunFolder:
                     **self._read(),
                     "status": "complete",
                     "finished": now(),
+                    "config": self._options(),
+                    "problem_type": metrics.problem,
                     "metrics": metrics.values,
                     "undefined": metrics.undefined,
+                    "custom_metrics": metrics.custom,
                     "majority_share": metrics.majority_share,
                     "per_class": metrics.per_class,
-                    "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()},
+                    "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()}
+                    if metrics.confusion.size
+                    else None,
                     **facts,
                 }
             )
@@ -282,10 +297,35 @@ class RunFolder:
                 f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
                 "in its journal: start the same command again once that is mended."
             ) from error
+        picture = figure_name(metrics)
         try:
-            draw_confusion_matrix(self.path / CONFUSION_MATRIX, metrics)
+            draw_figure(self.path / picture, metrics, predictions)
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand
-            print_error(f"{CONFUSION_MATRIX} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+
+    def revise_metrics(self, figures: dict[str, float | None], undefined: dict[str, str], names: set[str]) -> None:
+        """Adds the figures of custom metrics to the results of a complete run, in place of earlier ones.
+
+        Args:
+            figures: figure by name.
+            undefined: for each that is None, why.
+            names: the metrics that they are of.
+
+        Raises:
+            RunError: the results cannot be written.
+        """
+        results = self._read()
+        old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
+        for section, new in (("metrics", figures), ("undefined", undefined)):
+            results[section] = {**{name: v for name, v in results[section].items() if name not in old}, **new}
+        results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *figures]
+        results["config"]["metric"] = list(
+            dict.fromkeys([*results["config"]["metric"], *self._config.to_dict()["metric"]])
+        )
+        try:
+            self._write(results)
+        except OSError as error:
+            raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
 from dist_eval.errors import CheckpointError
 
 _DEEP = "deep_prompts"
@@ -47,6 +47,7 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
         deep_prompts=copied(deep),
         label_names=[str(config.id2label[i]) for i in range(config.num_labels)],
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
+        problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
         base_model=config._name_or_path or None,
     )
 

@@ -21,6 +21,7 @@ from dist_eval.forward import TextClassifier, predict_batches
 from dist_eval.journal import Journal
 from dist_eval.plan import Plan, shard_batches
 from dist_eval.predictions import Collector, Coverage, Predictions
+from dist_eval.problems import problem_of
 from dist_eval.progress import Progress
 from dist_eval.stopping import Stop
 from dist_eval.window import Window
@@ -246,7 +247,8 @@ class Work:
         Returns:
             The predictions, the examples that have none (position in the dataset, and why), and what audits have found.
         """
-        collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels)
+        problem = problem_of(self._data.labels.dtype)
+        collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels, problem)
         failed: list[tuple[int, str]] = []
         findings = [Findings(odd=self._journal.odd_servers())]
         for outcome in self._journal.outcomes(batches):
@@ -255,5 +257,6 @@ class Work:
             if outcome.audit is not None:
                 findings.append(Findings.of_notes(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
-            collector.add(Predictions.from_logits(rows[kept], self._data.labels[rows[kept]], outcome.logits[kept]))
+            labels, logits = self._data.labels[rows[kept]], outcome.logits[kept]
+            collector.add(Predictions.from_logits(rows[kept], labels, logits, problem))
         return collector.predictions(), failed, Findings.merged(findings)

@@ -29,7 +29,8 @@ anywhere = {
     "split": words,
     "text_column": st.lists(words.filter(lambda name: name != "the label"), min_size=1, max_size=2),
     "label_column": st.just("the label"),
-    "labels": st.sampled_from(["auto", "names", "numbers"]),
+    "labels": st.sampled_from(["auto", "names", "numbers", "vectors"]),
+    "metric": st.lists(words, min_size=1, max_size=3),
     "max_length": st.integers(1, 10**9),
     "strict": st.booleans(),
     "servers": st.integers(1, 1000),
@@ -48,7 +49,7 @@ anywhere = {
     "verbose": st.booleans(),
 }
 outputs = {"output": words, "overwrite": st.booleans()}
-audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10)}
+audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10), "compare_backends": st.booleans()}
 wheres = st.one_of(
     st.just({"backend": "local"}),
     st.fixed_dictionaries(
@@ -335,6 +336,11 @@ def test_the_demo_refuses_another_model_or_data_from_file_and_command_line(tmp_p
             parse_args(arguments)
 
 
+def test_an_option_that_takes_several_values_may_also_be_given_several_times() -> None:
+    config = parse_args([*command_line(LOCAL), "--metric", "a:b", "c:d", "--metric", "e:f"])
+    assert config.metric == ["a:b", "c:d", "e:f"]
+
+
 def test_help_shows_every_option_with_its_default() -> None:
     text = " ".join(build_parser().format_help().split())
     for field in dataclasses.fields(EvaluationConfig):
@@ -342,7 +348,7 @@ def test_help_shows_every_option_with_its_default() -> None:
         assert field.metadata["help"] in text
     for default in ("auto", "1024", "60", "120"):
         assert f"(default: {default})" in text
-    assert "{auto,names,numbers}" in text
+    assert "{auto,names,numbers,vectors}" in text
     assert "--config FILE.yaml" in text
 
 

@@ -93,8 +93,22 @@ def test_an_unknown_choice_is_refused(name: str, options: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("name", ["dataset", "checkpoint"])
 def test_a_missing_option_is_named(name: str) -> None:
+    options = {"dataset": "test.csv", "checkpoint": "tuned", "swarm": "embedded"}
     with pytest.raises(ConfigError, match=f"^{flag(name)} is missing"):
-        EvaluationConfig(**{key: value for key, value in LOCAL.items() if key != name})
+        EvaluationConfig(**{key: value for key, value in options.items() if key != name})
+
+
+def test_without_a_checkpoint_a_model_is_evaluated_only_on_this_host() -> None:
+    assert EvaluationConfig(model="bert", dataset="test.csv", backend="local").checkpoint is None
+    with pytest.raises(ConfigError, match="--checkpoint is missing"):
+        EvaluationConfig(model="llama", dataset="test.csv", swarm="embedded")
+    with pytest.raises(ConfigError, match="--model or --checkpoint is missing"):
+        EvaluationConfig(dataset="test.csv", backend="local")
+
+
+def test_a_local_run_has_nothing_to_be_compared_with() -> None:
+    with pytest.raises(ConfigError, match="--compare-backends compares a swarm with --backend local"):
+        EvaluationConfig(**LOCAL, compare_backends=True)
 
 
 def test_no_swarm_is_a_default() -> None:

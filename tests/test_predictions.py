@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dist_eval.errors import CoverageError, ExactnessError
-from dist_eval.predictions import Collector, Coverage, Predictions, cross_entropy, prove_coverage
+from dist_eval.predictions import Collector, Coverage, Predictions, prove_coverage
+from dist_eval.problems import cross_entropy
 
 quickly = settings(max_examples=100, deadline=None)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import image
 from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
 from dist_eval.metrics import compute_metrics
-from dist_eval.report import draw_confusion_matrix, format_results, print_error, write_predictions
+from dist_eval.report import format_results, print_error, write_predictions
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
@@ -36,26 +34,6 @@ def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
     write_predictions(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
-
-
-@pytest.mark.parametrize("classes", [2, 10, 60])
-def test_the_confusion_matrix_is_a_picture(tmp_path: Path, classes: int) -> None:
-    draw_confusion_matrix(tmp_path / "m.png", metrics_for([f"class {number}" for number in range(classes)]))
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG\r\n")
-    pixels = image.imread(tmp_path / "m.png")
-    assert min(pixels.shape[:2]) >= 400
-    assert len(np.unique(pixels[::5, ::5, 0])) > 10
-
-
-@pytest.mark.parametrize(
-    "names",
-    [["$5 to $10", "$^$"], [r"cost: $\bad$", "b"], ["", " "], ["x" * 200, "y"], ["two\nlines", "a_b{c}%"]],
-    ids=["dollars", "formula", "empty", "long", "symbols"],
-)
-@pytest.mark.filterwarnings("ignore:constrained_layout")
-def test_class_names_of_any_kind_can_be_drawn(tmp_path: Path, names: list[str]) -> None:
-    draw_confusion_matrix(tmp_path / "m.png", metrics_for(names))
-    assert image.imread(tmp_path / "m.png").size > 0
 
 
 def line_of(table: str, start: str) -> str:

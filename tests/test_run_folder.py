@@ -17,7 +17,7 @@ from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_
 from dist_eval.errors import RunError
 from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Metrics, compute_metrics
-from dist_eval.predictions import BatchOutcome
+from dist_eval.predictions import BatchOutcome, Predictions
 from dist_eval.run_folder import SCHEMA_VERSION, RunFolder
 
 
@@ -326,12 +326,12 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
 def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
-    def draw(path: Path, metrics: Metrics) -> None:
+    def draw(path: Path, metrics: Metrics, predictions: Predictions) -> None:
         assert path == tmp_path / "confusion_matrix.png"
         assert metrics is METRICS
         seen.append(results(tmp_path))
 
-    monkeypatch.setattr("dist_eval.run_folder.draw_confusion_matrix", draw)
+    monkeypatch.setattr("dist_eval.run_folder.draw_figure", draw)
     complete_run(tmp_path)
     assert [found["status"] for found in seen] == ["complete"]
     assert seen == [results(tmp_path)]
@@ -345,7 +345,7 @@ def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
     def draw(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("dist_eval.run_folder.draw_confusion_matrix", draw)
+    monkeypatch.setattr("dist_eval.run_folder.draw_figure", draw)
     complete_run(tmp_path)
 
     captured = capsys.readouterr()
@@ -363,7 +363,7 @@ def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
     def draw(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dist_eval.run_folder.draw_confusion_matrix", draw)
+    monkeypatch.setattr("dist_eval.run_folder.draw_figure", draw)
     with pytest.raises(KeyboardInterrupt):
         complete_run(tmp_path)
     this_run(tmp_path).fail("interrupted before the end", rank=0, host="here")

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dist_eval.base import first_line
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without

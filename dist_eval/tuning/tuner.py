@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from dist_eval.backends import load_classifier, open_swarm
-from dist_eval.base import Base, first_line, read_base_config
+from dist_eval.base import Base, read_base_config
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.collectives import Board, Launch, process_group
 from dist_eval.data import TokenizedDataset
-from dist_eval.errors import ConfigError, RunError, RunStopped
+from dist_eval.errors import ConfigError, RunError, RunStopped, first_line
 from dist_eval.evaluator import prepare_data
 from dist_eval.journal import Fingerprint
 from dist_eval.labels import find_classes
@@ -81,7 +81,8 @@ def tune(
         if launch.is_leader:
             is_new = folder.claim(fingerprint_of(config, base, empty, train, evaluation))
             board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        loaded, swarm = load_classifier(config, base, empty, peers, own, check, seed=launch.rank)
+        loaded, swarm = load_classifier(config, base, empty, peers, own, check, launch=launch)
+        assert isinstance(loaded, Classifier)
         stack.callback(loaded.close)
         if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
             if launch.is_leader:

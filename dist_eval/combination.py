@@ -1,0 +1,138 @@
+"""What all ranks found, put together: every rank calls, the leader gets it. What is combined stands in the journals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dist_eval.audit import Findings
+from dist_eval.collectives import Board, Launch, all_gather, gather_predictions, sum_over_ranks
+from dist_eval.compare import Comparison, compare_backends
+from dist_eval.custom_metrics import Combined as CombinedMetrics
+from dist_eval.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
+from dist_eval.data import TokenizedDataset
+from dist_eval.forward import TextClassifier
+from dist_eval.full_model import FullClassifier
+from dist_eval.journal import Journal
+from dist_eval.metrics import Metrics, Totals
+from dist_eval.model import Classifier
+from dist_eval.plan import Plan
+from dist_eval.predictions import Predictions
+from dist_eval.problems import REGRESSION
+from dist_eval.stopping import Stop
+from dist_eval.work import Work, require_complete
+
+_COMPARISON_SECONDS = 6 * 3600.0
+"""Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""
+
+_SHORTEST_SECONDS = 1e-3
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What all ranks found together.
+
+    Attributes:
+        predictions: of all examples, in dataset order; on the leader only, elsewhere none.
+        failed: examples without a prediction: position in the dataset, and why.
+        totals: the ranks' own sums, added up by all_reduce.
+        ranks: each rank's entry in the section `ranks` of `results.json`.
+        audit: what audits have found.
+        metrics: what the batches' values of the caller's own metrics give together; on the leader only.
+    """
+
+    predictions: Predictions
+    failed: list[tuple[int, str]]
+    totals: Totals
+    ranks: list[dict[str, Any]]
+    audit: Findings
+    metrics: CombinedMetrics
+
+
+def combine(
+    work: Work,
+    batches: np.ndarray,
+    launch: Launch,
+    classifier: Classifier | FullClassifier,
+    own_metrics: Sequence[CustomMetric],
+    plan: Plan,
+) -> Combined:
+    """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
+    local, failed, findings = work.collect(batches)
+    totals = Totals.of(local)
+    facts = {**work.facts(launch), "traffic": classifier.traffic(), **totals.facts(local.problem)}
+    reduced: CombinedMetrics = {}
+    if any(metric.reduction for metric in own_metrics):
+        ordered = local.in_dataset_order()
+        inputs = Inputs.of(ordered)
+        reduced = reduce_batches(own_metrics, inputs, ordered.index, plan, batches, all_gather, leads=launch.is_leader)
+    return Combined(
+        predictions=gather_predictions(local),
+        failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
+        totals=sum_over_ranks(totals),
+        ranks=all_gather(facts),
+        audit=Findings.merged(all_gather(findings)),
+        metrics=reduced,
+    )
+
+
+def compare_all(
+    local: TextClassifier,
+    data: TokenizedDataset,
+    plan: Plan,
+    journal: Journal,
+    batches: np.ndarray,
+    stop: Stop,
+    board: Board,
+) -> Comparison:
+    """Compares the swarm's answers with those of a local model; every rank calls it, with the batches that it brings.
+
+    Raises:
+        RunStopped: the run was asked to stop; on all ranks.
+    """
+    found = compare_backends(local, data, plan, journal, batches, lambda: stop.requested)
+    board.meet("compared", _COMPARISON_SECONDS)
+    require_complete(found.left, 0, 0, len(data), stop, len(data))
+    return Comparison.merged(all_gather(found))
+
+
+def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
+    """Adds the figures of the caller's own metrics."""
+    custom = custom_results(own_metrics, Inputs.of(combined.predictions), combined.metrics)
+    return replace(
+        metrics,
+        values={**metrics.values, **custom.values},
+        undefined={**metrics.undefined, **custom.undefined},
+        custom=list(custom.values),
+    )
+
+
+def spread(ranks: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any] | None:
+    """Returns the section `spread` of `results.json`: how far apart the ranks' own figures are."""
+    figure = "loss" if metrics.problem == REGRESSION.name else "accuracy"
+    own = [(rank[figure], rank["rank"]) for rank in ranks if rank[figure] is not None]
+    if len(own) < 2:
+        return None
+    (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
+    return {
+        "figure": figure,
+        "lowest": lowest,
+        "lowest_rank": lowest_rank,
+        "highest": highest,
+        "highest_rank": highest_rank,
+        "mean": sum(value for value, _ in own) / len(own),
+    }
+
+
+def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
+    seconds = max(max(work["seconds"] for work in ranks), _SHORTEST_SECONDS)
+    return {
+        "seconds": seconds,
+        "examples_per_second": sum(work["samples"] for work in ranks) / seconds,
+        "tokens_per_second": sum(work["tokens"] for work in ranks) / seconds,
+    }

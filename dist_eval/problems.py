@@ -1,0 +1,161 @@
+"""Kinds of problem: what a label is, what a head's outputs say, and what a wrong answer costs. Pure.
+
+The names are those of `problem_type` in a Hugging Face config, and the losses those that its models are trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_NAMED_AT_MOST = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A kind of problem.
+
+    Attributes:
+        name: as in `problem_type`.
+        dtype: of labels.
+        is_wide: whether a label has a value for each output of the head, instead of being one of them.
+        loss: logits float32 [n, outputs] and labels → loss of each example, float64 [n].
+        predict: logits → predictions, of the labels' shape and dtype.
+        probabilities: logits → float64 [n, outputs].
+    """
+
+    name: str
+    dtype: type[np.generic]
+    is_wide: bool
+    loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    predict: Callable[[np.ndarray], np.ndarray]
+    probabilities: Callable[[np.ndarray], np.ndarray]
+
+    def label_shape(self, rows: int, outputs: int) -> tuple[int, ...]:
+        """Returns the shape of labels."""
+        return (rows, outputs) if self.is_wide else (rows,)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns the softmax of each row, float64 of the same shape."""
+    return np.exp(_log_softmax(logits))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Returns the logistic function of each value, float64 of the same shape."""
+    return np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+
+
+def shifted(logits: np.ndarray) -> np.ndarray:
+    """Returns logits less the largest of each row, so that their exponentials neither overflow nor all vanish."""
+    less = logits.astype(np.float64)
+    less -= less.max(axis=1, keepdims=True, initial=-np.inf)
+    return less
+
+
+def log_sums(less: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of each row's sum of exponentials, float64 of shape [n]."""
+    return np.log(np.exp(less).sum(axis=1))
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    less = shifted(logits)
+    less -= log_sums(less)[:, np.newaxis]
+    return less
+
+
+def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Computes the loss of each example, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64.
+
+    Args:
+        logits: floats of shape [n, num_labels].
+        label: classes in 0..num_labels-1, int64 of shape [n].
+
+    Returns:
+        Loss in nats, float64 of shape [n].
+    """
+    return -_log_softmax(logits)[np.arange(len(label)), label]
+
+
+def binary_cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Computes the loss of each example, as `torch.nn.BCEWithLogitsLoss` does for it alone, in float64.
+
+    Args:
+        logits: floats of shape [n, num_labels].
+        label: which labels each example has, bool of shape [n, num_labels].
+
+    Returns:
+        Mean over the labels in nats, float64 of shape [n].
+    """
+    values = logits.astype(np.float64)
+    return np.logaddexp(0.0, np.where(label, -values, values)).mean(axis=1)
+
+
+def squared_error(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Computes the loss of each example, as `torch.nn.MSELoss` does for it alone, in float64.
+
+    Args:
+        logits: floats of shape [n, outputs].
+        label: true values, float64 of shape [n, outputs].
+
+    Returns:
+        Mean over the outputs, float64 of shape [n].
+    """
+    return ((logits.astype(np.float64) - label) ** 2).mean(axis=1)
+
+
+def _no_probabilities(logits: np.ndarray) -> np.ndarray:
+    raise ValueError("the outputs of a regression are no probabilities")
+
+
+SINGLE_LABEL = Problem(
+    "single_label_classification",
+    np.int64,
+    is_wide=False,
+    loss=cross_entropy,
+    predict=lambda logits: logits.argmax(axis=1).astype(np.int64, copy=False),  # the first of equal ones
+    probabilities=softmax,
+)
+MULTI_LABEL = Problem(
+    "multi_label_classification",
+    np.bool_,
+    is_wide=True,
+    loss=binary_cross_entropy,
+    predict=lambda logits: logits > 0,  # a probability of more than a half
+    probabilities=sigmoid,
+)
+REGRESSION = Problem(
+    "regression",
+    np.float64,
+    is_wide=True,
+    loss=squared_error,
+    predict=lambda logits: logits.astype(np.float64),
+    probabilities=_no_probabilities,
+)
+PROBLEMS = {problem.name: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION)}
+
+
+def problem_of(dtype: np.dtype) -> Problem:
+    """Returns the problem whose labels have a dtype; integers of any width are class numbers.
+
+    Raises:
+        ValueError: no problem's labels have it.
+    """
+    known = {"i": SINGLE_LABEL, "u": SINGLE_LABEL, "b": MULTI_LABEL, "f": REGRESSION}
+    if dtype.kind not in known:
+        raise ValueError(f"labels cannot be {dtype}")
+    return known[dtype.kind]
+
+
+def default_problem(num_labels: int) -> Problem:
+    """Returns what `transformers` takes a head for whose config has no `problem_type`, if labels are class numbers."""
+    return REGRESSION if num_labels == 1 else SINGLE_LABEL
+
+
+def named(numbers: np.ndarray, names: Sequence[str], one: str = "class", several: str = "classes") -> str:
+    """Names some classes for a person, the first ones if they are many."""
+    shown = ", ".join(repr(names[number]) for number in numbers[:_NAMED_AT_MOST])
+    shown += ", ..." if len(numbers) > _NAMED_AT_MOST else ""
+    return f"{one} {shown}" if len(numbers) == 1 else f"{several} {shown}"

@@ -1,0 +1,143 @@
+"""Metrics as users write them, for the tests of `--metric`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import fbeta_score, log_loss
+
+factor = 2
+
+
+def error_rate(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return float((predictions != labels).mean())
+
+
+def f2(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> np.float64:
+    return fbeta_score(labels, predictions, beta=factor, average="macro", zero_division=0)
+
+
+def order(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Depends on the order of the examples."""
+    weights = np.arange(len(labels))
+    return {"labels": int((labels * weights).sum()), "top": float((probabilities.max(axis=1) * weights).sum())}
+
+
+def nan(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return math.nan
+
+
+def fails_on_many(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    if len(labels) > 30:
+        raise RuntimeError("too many for me")
+    return 1.0
+
+
+def raises(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    raise KeyError("no such class")
+
+
+def gives_none(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> None:
+    return None
+
+
+def gives_text(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> str:
+    return "0.5"
+
+
+def gives_an_array(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+    return predictions == labels
+
+
+def gives_a_nested_dict(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
+    return {"a": {"b": 1.0}}
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return 1.0
+
+
+def mean_absolute(predictions: np.ndarray, labels: np.ndarray, probabilities: None) -> float:
+    assert probabilities is None
+    return float(np.abs(predictions - labels).mean())
+
+
+class Hits:
+    reduction = "sum"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> int:
+        return int((predictions == labels).sum())
+
+
+class MeanTop:
+    reduction = "mean"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+        return float(probabilities.max(axis=1).mean())
+
+
+class Surest:
+    reduction = "max"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+        return {"largest": float(probabilities.max()), "label": int(labels.max())}
+
+
+class LeastSure:
+    reduction = "min"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+        return float(probabilities.max(axis=1).min())
+
+
+class LogLoss:
+    """Needs all examples, which "cat" brings together."""
+
+    reduction = "cat"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
+        return {"labels": labels, "probabilities": probabilities}
+
+    def compute(self, value: dict[str, np.ndarray]) -> float:
+        return log_loss(value["labels"], value["probabilities"], labels=range(value["probabilities"].shape[1]))
+
+
+class FailsOnOneBatch:
+    reduction = "sum"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+        if len(labels) == 1:
+            raise RuntimeError("one is not enough")
+        return 1.0
+
+
+class NoReduction:
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+        return 1.0
+
+
+class UnknownReduction(NoReduction):
+    reduction = "average"
+
+
+class KeepsToItself:
+    reduction = "sum"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> None:
+        self.total = 1
+
+
+class NeedsArguments:
+    reduction = "sum"
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+
+class NeverComputed:
+    reduction = "cat"
+
+    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        return labels
