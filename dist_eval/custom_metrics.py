@@ -149,7 +149,7 @@ def _number(value: Any, where: str = "") -> float:
     if isinstance(value, str | bytes | bool) or value is None or int(np.prod(shape)) != 1:
         raise NoResult(f"{described(value)}{where}")
     try:
-        return float(value)
+        return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):
         raise NoResult(f"{described(value)}{where}") from None
 
@@ -281,11 +281,11 @@ def reduce_batches(
                 continue
             try:
                 if isinstance(parts, str):
-                    raise NoResult(parts)
-                if leads:
+                    combined[name] = parts
+                elif leads:
                     total.add(parts, samples)
             except NoResult as error:
-                combined[name] = str(error)
+                combined[name] = _reason(error)
     return combined
 
 
@@ -304,8 +304,10 @@ def _measured(
     """Yields number, metric, examples and value of each batch; in place of a value, what went wrong."""
     for batch in batches.tolist():
         rows = plan.batch(batch)
-        places = np.minimum(np.searchsorted(index, rows), len(index) - 1)
-        part = inputs.rows(places[index[places] == rows])  # those that failed are not there
+        places = np.searchsorted(index, rows)
+        is_there = places < len(index)  # those that failed are not
+        is_there[is_there] = index[places[is_there]] == rows[is_there]
+        part = inputs.rows(places[is_there])
         for metric in metrics if len(part) else ():
             if isinstance(combined[metric.name], str):
                 continue
@@ -336,7 +338,8 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Co
             else:
                 reduced = combined[metric.name]
                 if isinstance(reduced, str):
-                    raise NoResult(reduced)
+                    results.values[metric.name], results.undefined[metric.name] = None, reduced
+                    continue
                 value = metric.finish(reduced.value())
             figures = figures_of(metric.name, value)
         except Exception as error:  # its own code runs

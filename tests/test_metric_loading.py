@@ -113,7 +113,7 @@ def test_a_metric_of_evaluate_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "share_right"
     folder.mkdir()
     (folder / "share_right.py").write_text(
-        "import datasets, evaluate\n"
+        "import datasets\nimport evaluate\n"
         "class ShareRight(evaluate.Metric):\n"
         "    def _info(self):\n"
         "        kinds = {'predictions': datasets.Value('int64'), 'references': datasets.Value('int64')}\n"

@@ -1,0 +1,183 @@
+"""Whole runs on this host: every kind of problem, any number of ranks, metrics of the caller's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from conftest import Launcher
+from scipy import stats
+from sklearn import metrics as sk
+
+from dist_eval import demo
+from dist_eval.__main__ import run
+from dist_eval.config import EvaluationConfig
+
+ROWS, CLASSES = 41, 3
+SECTIONS = (
+    "problem_type",
+    "metrics",
+    "undefined",
+    "custom_metrics",
+    "per_class",
+    "confusion_matrix",
+    "coverage",
+    "data",
+)
+NAMES = ["sport", "politics", "weather"]
+
+
+@pytest.fixture(autouse=True)
+def _with_sample_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+
+
+def label_of(problem: str, generator: np.random.Generator) -> str:
+    if problem == "regression":
+        return repr(float(generator.normal()))
+    chosen = [name for name in NAMES if generator.random() < 0.5]
+    return "|".join(chosen) if problem == "multi_label_classification" else str(generator.choice(NAMES))
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """For each problem a tiny BERT with the demo's tokenizer, labelled texts, and the options for them."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    tokenizer, cases = AutoTokenizer.from_pretrained(demo.BASE_MODEL), {}
+    for problem in ("single_label_classification", "multi_label_classification", "regression"):
+        folder, generator = tmp_path_factory.mktemp(problem), np.random.default_rng(3)
+        torch.manual_seed(4)
+        names = ["score"] if problem == "regression" else NAMES
+        config = BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            problem_type=problem,
+            id2label=dict(enumerate(names)),
+        )
+        model = BertForSequenceClassification(config)
+        torch.nn.init.normal_(model.classifier.weight, std=2.0)
+        model.save_pretrained(folder / "model", safe_serialization=True)
+        tokenizer.save_pretrained(folder / "model")
+        with (folder / "data.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            for row in range(ROWS):
+                text = "".join(generator.choice(list("123/g"), size=1 + row % 13))
+                writer.writerow([text, label_of(problem, generator)])
+        cases[problem] = [
+            *("--model", str(folder / "model"), "--dataset", str(folder / "data.csv"), "--backend", "local"),
+            *("--token-budget", "60"),
+        ]
+    return cases
+
+
+def evaluated(launcher: Launcher, options: list[str], output: Path, ranks: int, *further: str) -> dict[str, Any]:
+    process = launcher.run("-m", "dist_eval", *options, "--output", str(output), *further, ranks=ranks)
+    assert process.returncode == 0, process.stderr
+    return {**json.loads((output / "results.json").read_text()), "printed": process.stdout}
+
+
+OWN = {
+    "single_label_classification": ["error_rate", "Hits", "LogLoss", "order"],
+    "multi_label_classification": ["Hits"],
+    "regression": ["mean_absolute"],
+}
+
+
+@pytest.mark.parametrize("problem", OWN)
+def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
+    problem: str, cases: dict[str, list[str]], launcher: Launcher, tmp_path: Path
+) -> None:
+    metric = ["--metric", *(f"sample_metrics:{name}" for name in OWN[problem])]
+    one, three = (evaluated(launcher, cases[problem], tmp_path / str(n), n, *metric) for n in (1, 3))
+    assert (tmp_path / "1" / "predictions.parquet").read_bytes() == (
+        tmp_path / "3" / "predictions.parquet"
+    ).read_bytes()
+    for section in SECTIONS:
+        assert json.dumps(one[section]) == json.dumps(three[section]), section
+    assert one["problem_type"] == problem
+    table = pandas.read_parquet(tmp_path / "1" / "predictions.parquet")
+    values, label, prediction = one["metrics"], np.stack(table["label"]), np.stack(table["prediction"])
+    if problem == "regression":
+        assert values["mae"] == pytest.approx(sk.mean_absolute_error(label, prediction))
+        assert values["r2"] == pytest.approx(sk.r2_score(label, prediction))
+        assert values["spearman"] == pytest.approx(stats.spearmanr(label, prediction).statistic)
+        assert values["mean_absolute"] == pytest.approx(values["mae"])
+        assert values["loss"] == pytest.approx(values["mse"])
+    elif problem == "multi_label_classification":
+        assert values["subset_accuracy"] == pytest.approx(sk.accuracy_score(label, prediction))
+        assert values["f1_micro"] == pytest.approx(sk.f1_score(label, prediction, average="micro"))
+        assert values["Hits"] == (label == prediction).sum()
+    else:
+        assert values["error_rate"] == pytest.approx(1 - values["accuracy"])
+        assert values["LogLoss"] == pytest.approx(values["log_loss"])
+        assert values["Hits"] == (label == prediction).sum()
+    assert set(one["custom_metrics"]) == {name for name in values if name.split("/")[0] in OWN[problem]}
+    assert [work["combined"] for work in three["ranks"]] == [work["samples"] for work in three["ranks"]]
+    assert one["spread"] is None
+    figures = [work[three["spread"]["figure"]] for work in three["ranks"]]
+    assert (three["spread"]["lowest"], three["spread"]["highest"]) == (min(figures), max(figures))
+    assert "by rank: " in three["printed"] and "by rank: " not in one["printed"]
+    shown = "mae" if problem == "regression" else OWN[problem][0]
+    assert f"{values[shown]:6.4f}" in three["printed"]
+
+
+def test_a_complete_run_gives_further_metrics_without_a_forward(
+    cases: dict[str, list[str]], launcher: Launcher, tmp_path: Path
+) -> None:
+    options, output = cases["single_label_classification"], tmp_path / "out"
+    before = evaluated(launcher, options, output, 2, "--metric", "sample_metrics:error_rate")
+    after = evaluated(launcher, options, output, 1, "--metric", "sample_metrics:LogLoss", "sample_metrics:order")
+    fresh = evaluated(
+        launcher,
+        options,
+        tmp_path / "fresh",
+        1,
+        "--metric",
+        *(f"sample_metrics:{name}" for name in ("LogLoss", "order")),
+    )
+    assert after["finished"] == before["finished"]
+    assert after["custom_metrics"] == ["error_rate", "LogLoss", "order/labels", "order/top"]
+    assert {name: after["metrics"][name] for name in fresh["metrics"]} == fresh["metrics"]
+    assert after["metrics"]["error_rate"] == before["metrics"]["error_rate"]
+    assert "Nothing was sent" in after["printed"]
+    assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
+
+
+def fails(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], **changes: Any) -> str:
+    model, dataset = options[1], options[3]
+    given = {"model": model, "dataset": dataset, "backend": "local", "output": str(tmp_path / "out"), **changes}
+    (tmp_path / "own").mkdir()
+    assert run(EvaluationConfig(**given), tmp_path / "own") == 1
+    message = json.loads((tmp_path / "out" / "results.json").read_text())["error"]["message"]
+    assert message in capfd.readouterr().err
+    return message
+
+
+def test_a_wrong_metric_is_an_error_before_anything_is_read(
+    cases: dict[str, list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = cases["single_label_classification"]
+    message = fails(tmp_path, capfd, options, metric=["sample_metrics:gives_text"], dataset="/nowhere.csv")
+    assert "--metric sample_metrics:gives_text: tried on 8 made-up examples" in message
+
+
+def test_a_pair_for_a_model_with_token_types_is_refused(
+    cases: dict[str, list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("a,b,label\n12,3g,sport\n")
+    options = cases["single_label_classification"]
+    message = fails(tmp_path, capfd, options, dataset=str(path), text_column=["a", "b"])
+    assert "token types" in message
