@@ -20,7 +20,7 @@ from dist_eval import demo
 from dist_eval.__main__ import run
 from dist_eval.config import EvaluationConfig
 
-ROWS, CLASSES = 41, 3
+ROWS = 41
 SECTIONS = (
     "problem_type",
     "metrics",

@@ -67,7 +67,7 @@ def test_equal_labels_leave_what_compares_with_their_spread_undefined() -> None:
 
 def test_the_output_that_leaves_a_mean_undefined_is_named() -> None:
     label = np.array([[1.0, 7.0], [2.0, 7.0], [4.0, 7.0]])
-    metrics = compute_metrics(predictions_of(label, label + [[0.1, 1], [0.2, 2], [0.1, 3]]), ["a", "b"])
+    metrics = compute_metrics(predictions_of(label, label + np.array([[0.1, 1], [0.2, 2], [0.1, 3]])), ["a", "b"])
     assert metrics.undefined["r2"] == "all labels are equal (output 'b')"
     assert metrics.per_class[0]["r2"] is not None
 
