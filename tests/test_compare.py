@@ -56,7 +56,7 @@ def test_every_changed_prediction_is_told_once(rows: int, tmp_path: Path) -> Non
     def change(index: np.ndarray, logits: np.ndarray) -> dict[int, str]:
         for row, position in enumerate(index):
             if position in turned:
-                logits[row] = logits[row][::-1] - 5 * np.eye(CLASSES)[logits[row][::-1].argmax()]
+                logits[row, logits[row].argmax()] -= 5
         return {row: "no answer" for row, position in enumerate(index) if position == 31}
 
     journal = journaled(tmp_path, data, plan, change)

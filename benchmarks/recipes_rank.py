@@ -1,0 +1,181 @@
+"""What each rank of `benchmarks.recipes` does: it evaluates the same predictions by every recipe.
+
+    torchrun --nproc_per_node=3 -m benchmarks.recipes_rank FILE EXAMPLES SEED
+
+The predictions are made up, and known to every rank: so each recipe gets its shard of them as it would from a model,
+and the true figures are known. Rank 0 writes to FILE what each recipe makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.metrics import f1_score
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from dist_eval import evaluate
+
+SHARES = (0.8, 0.15, 0.05)
+"""Of the classes: most data have rare ones."""
+
+ORDERS = ("shuffled", "sorted by class")
+BATCH = 32
+
+
+class Examples(Dataset[dict[str, torch.Tensor]]):
+    """Made-up logits and labels.
+
+    Args:
+        count: how many.
+        seed: equal seeds give equal examples.
+        order: one of `ORDERS`; files are often written class by class.
+    """
+
+    def __init__(self, count: int, seed: int, order: str) -> None:
+        generator = np.random.default_rng(seed)
+        label = generator.choice(len(SHARES), size=count, p=SHARES)
+        label = np.sort(label) if order == ORDERS[1] else label
+        logits = generator.normal(size=(count, len(SHARES))) + 1.8 * np.eye(len(SHARES))[label]
+        self.label, self.logits = torch.from_numpy(label), torch.from_numpy(logits).float()
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([index]), "labels": self.label[index]}
+
+
+class Known(nn.Module):
+    """A model whose answers are known: its input is the number of an example."""
+
+    def __init__(self, examples: Examples) -> None:
+        super().__init__()
+        self.register_buffer("answers", examples.logits)
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        """Looks the answers up."""
+        answers: Any = self.answers
+        return SimpleNamespace(logits=answers[input_ids[:, 0]])
+
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+"""A rank's batches: labels and predicted classes."""
+
+
+def macro_f1(label: torch.Tensor, prediction: torch.Tensor) -> float:
+    """Returns the macro F1 of some examples."""
+    return float(f1_score(label, prediction, average="macro", zero_division=0))
+
+
+def mean_over_ranks(value: float) -> float:
+    """Averages one number of each rank, all ranks weighing the same."""
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total / dist.get_world_size())
+
+
+def sampled(examples: Examples, model: Known) -> Batches:
+    """Evaluates this rank's batches as a `DistributedSampler` deals them, with its repeats."""
+    loader = DataLoader(examples, BATCH, sampler=DistributedSampler(examples, shuffle=False))
+    return [(batch["labels"], model(batch["input_ids"]).logits.argmax(1)) for batch in loader]
+
+
+def joined(batches: Batches) -> tuple[torch.Tensor, torch.Tensor]:
+    """Joins a rank's batches."""
+    labels, predictions = zip(*batches, strict=True)
+    return torch.cat(labels), torch.cat(predictions)
+
+
+def averaging_ranks(examples: Examples, model: Known) -> float:
+    """Computes F1 on each rank's shard and averages the ranks."""
+    return mean_over_ranks(macro_f1(*joined(sampled(examples, model))))
+
+
+def averaging_batches(examples: Examples, model: Known) -> float:
+    """Computes F1 of each batch and averages batches, then ranks."""
+    return mean_over_ranks(float(np.mean([macro_f1(*batch) for batch in sampled(examples, model)])))
+
+
+def counting_repeats(examples: Examples, model: Known) -> float:
+    """Gathers what the sampler has dealt, with what it repeats to give all ranks equally many."""
+    gathered = [torch.cat(gather_equal(column)) for column in joined(sampled(examples, model))]
+    return macro_f1(gathered[0], gathered[1])
+
+
+def gather_equal(column: torch.Tensor) -> list[torch.Tensor]:
+    """Gathers columns of equal length."""
+    parts = [torch.empty_like(column) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, column)
+    return parts
+
+
+def dealt(examples: Examples) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Deals whole batches, so that some ranks have more: returns labels, predictions, and how many each rank has."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    order = torch.arange(len(examples)).split(BATCH)
+    mine = torch.cat([torch.empty(0, dtype=torch.int64), *order[rank::world_size]])
+    counts = [sum(map(len, order[other::world_size])) for other in range(world_size)]
+    return examples.label[mine], examples.logits[mine].argmax(1), counts
+
+
+def truncating(examples: Examples, model: Known) -> float:
+    """Gathers as much of each rank as the shortest one has, because all_gather takes tensors of one shape only."""
+    label, prediction, counts = dealt(examples)
+    gathered = [torch.cat(gather_equal(column[: min(counts)].contiguous())) for column in (label, prediction)]
+    return macro_f1(gathered[0], gathered[1]) if len(gathered[0]) else 0.0
+
+
+def padding(examples: Examples, model: Known) -> float:
+    """Pads each rank with zeros to the longest one, gathers, and forgets to take them out: they are hits of class 0."""
+    label, prediction, counts = dealt(examples)
+    gathered = []
+    for column in (label, prediction):
+        padded = torch.zeros(max(counts), dtype=torch.int64)
+        padded[: len(column)] = column
+        gathered.append(torch.cat(gather_equal(padded)))
+    return macro_f1(gathered[0], gathered[1])
+
+
+def with_dist_eval(examples: Examples, model: Known) -> float:
+    """Calls `dist_eval.evaluate`, on a loader with a `DistributedSampler`."""
+    loader = DataLoader(examples, BATCH, sampler=DistributedSampler(examples, shuffle=False))
+    return float(evaluate(model, loader)["f1_macro"])
+
+
+RECIPES: dict[str, Callable[[Examples, Known], float]] = {
+    "F1 of each rank, averaged": averaging_ranks,
+    "F1 of each batch, averaged": averaging_batches,
+    "the sampler's repeats counted": counting_repeats,
+    "gathered, cut to the shortest rank": truncating,
+    "gathered, padding counted": padding,
+    "dist_eval.evaluate": with_dist_eval,
+}
+
+
+def main() -> None:
+    """Evaluates both orders by all recipes."""
+    path, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {}
+    for order in ORDERS:
+        examples = Examples(count, seed, order)
+        model = Known(examples)
+        true = macro_f1(examples.label, examples.logits.argmax(1))
+        found[order] = {"true": true, **{name: recipe(examples, model) for name, recipe in RECIPES.items()}}
+    if dist.get_rank() == 0:
+        path.write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
