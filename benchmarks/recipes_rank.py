@@ -121,9 +121,9 @@ def gather_equal(column: torch.Tensor) -> list[torch.Tensor]:
 def dealt(examples: Examples) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """Deals whole batches, so that some ranks have more: returns labels, predictions, and how many each rank has."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    order = torch.arange(len(examples)).split(BATCH)
-    mine = torch.cat([torch.empty(0, dtype=torch.int64), *order[rank::world_size]])
-    counts = [sum(map(len, order[other::world_size])) for other in range(world_size)]
+    batches = torch.arange(len(examples)) // BATCH
+    counts = [int((batches % world_size == other).sum()) for other in range(world_size)]
+    mine = batches % world_size == rank
     return examples.label[mine], examples.logits[mine].argmax(1), counts
 
 

@@ -1,0 +1,33 @@
+"""The README's example of metrics works as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import Launcher
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_example_of_own_metrics_runs_as_written(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = (ROOT / "README.md").read_text().split("### Metrics\n")[1].split("\n### ")[0]
+    module, command = (re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "bash"))
+    assert module and command
+    (tmp_path / "my_metrics.py").write_text(module[1])
+    (tmp_path / "dist_eval").symlink_to(ROOT / "dist_eval")
+    words = shlex.split(command[1])
+    assert words[:4] == ["uv", "run", "torchrun", "--nproc_per_node=2"]
+    monkeypatch.chdir(tmp_path)
+    process = launcher.run(*words[4:], ranks=2)
+    assert process.returncode == 0, process.stderr
+    results = json.loads((tmp_path / "runs" / "metrics" / "results.json").read_text())
+    assert results["custom_metrics"] == ["worst_recall", "TopTwo"]
+    assert results["metrics"]["worst_recall"] == min(row["recall"] for row in results["per_class"])
+    assert results["metrics"]["accuracy"] < results["metrics"]["TopTwo"] <= 1
+    assert f"TopTwo                {results['metrics']['TopTwo']:.4f}" in process.stdout
