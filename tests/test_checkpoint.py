@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from dist_eval import demo
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError
+from dist_eval.problems import PROBLEMS, REGRESSION, SINGLE_LABEL
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 4, 3, 2, 12
 FAMILIES = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
@@ -99,6 +100,33 @@ def test_what_is_saved_comes_back(tmp_path: Path, mode: str | None, family: str)
 @pytest.mark.parametrize(("mode", "length"), [(None, 0), ("ptune", LENGTH), ("deep_ptune", LENGTH)])
 def test_mode_and_sizes_follow_from_the_tensors(mode: str | None, length: int) -> None:
     assert (tuned(mode).tuning_mode, tuned(mode).pre_seq_len, tuned(mode).num_labels) == (mode, length, CLASSES)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_kind_of_problem_comes_back(tmp_path: Path, name: str) -> None:
+    dataclasses.replace(tuned(), problem=PROBLEMS[name]).save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == name
+    assert TunedCheckpoint.load(tmp_path).problem is PROBLEMS[name]
+
+
+def test_without_a_kind_of_problem_it_is_what_transformers_takes_it_for(tmp_path: Path) -> None:
+    change_config(tmp_path, tuned(), problem_type=None)
+    assert TunedCheckpoint.load(tmp_path).problem is SINGLE_LABEL
+    one = dataclasses.replace(tuned(), head=tuned().head[:1], label_names=["score"])
+    change_config(tmp_path, one, problem_type=None)
+    assert TunedCheckpoint.load(tmp_path).problem is REGRESSION
+
+
+def test_an_unknown_kind_of_problem_is_named(tmp_path: Path) -> None:
+    change_config(tmp_path, tuned(), problem_type="ranking")
+    with pytest.raises(CheckpointError, match="problem_type 'ranking' is none of single_label_classification, multi_"):
+        TunedCheckpoint.load(tmp_path)
+
+
+def change_config(folder: Path, checkpoint: TunedCheckpoint, **changes: Any) -> None:
+    checkpoint.save(folder)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @all_families

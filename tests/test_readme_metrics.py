@@ -21,7 +21,7 @@ def test_the_example_of_own_metrics_runs_as_written(
     assert module and command
     (tmp_path / "my_metrics.py").write_text(module[1])
     (tmp_path / "dist_eval").symlink_to(ROOT / "dist_eval")
-    words = shlex.split(command[1])
+    words = shlex.split(command[1].replace("\\\n", " "))
     assert words[:4] == ["uv", "run", "torchrun", "--nproc_per_node=2"]
     monkeypatch.chdir(tmp_path)
     process = launcher.run(*words[4:], ranks=2)
