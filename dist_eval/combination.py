@@ -68,8 +68,15 @@ def combine(
     reduced: CombinedMetrics = {}
     if any(metric.reduction for metric in own_metrics):
         ordered = local.in_dataset_order()
-        inputs = Inputs.of(ordered)
-        reduced = reduce_batches(own_metrics, inputs, ordered.index, plan, batches, all_gather, leads=launch.is_leader)
+        reduced = reduce_batches(
+            own_metrics,
+            lambda places: Inputs.of(ordered.at(places)),
+            ordered.index,
+            plan,
+            batches,
+            all_gather,
+            leads=launch.is_leader,
+        )
     return Combined(
         predictions=gather_predictions(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
@@ -102,7 +109,9 @@ def compare_all(
 
 def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
     """Adds the figures of the caller's own metrics."""
-    custom = custom_results(own_metrics, Inputs.of(combined.predictions), combined.metrics)
+    needs_all = any(metric.reduction is None for metric in own_metrics)  # probabilities take much memory
+    inputs = Inputs.of(combined.predictions if needs_all else combined.predictions.rows(0, 0))
+    custom = custom_results(own_metrics, inputs, combined.metrics)
     return replace(
         metrics,
         values={**metrics.values, **custom.values},

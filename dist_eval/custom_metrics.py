@@ -247,7 +247,7 @@ Combined = Mapping[str, Reduced | str]
 
 def reduce_batches(
     metrics: Sequence[CustomMetric],
-    inputs: Inputs,
+    inputs_at: Callable[[np.ndarray], Inputs],
     index: np.ndarray,
     plan: Plan,
     batches: np.ndarray,
@@ -259,7 +259,7 @@ def reduce_batches(
 
     Args:
         metrics: all metrics.
-        inputs: this rank's examples.
+        inputs_at: returns some of this rank's examples, by their places among them.
         index: their positions in the dataset, ascending, int64 of shape [n].
         plan: all batches.
         batches: the numbers of this rank's.
@@ -274,7 +274,7 @@ def reduce_batches(
     own = np.sort(batches)
     for start in range(0, len(plan) if reduced else 0, _BATCHES_IN_A_ROUND):
         now = own[np.searchsorted(own, start) : np.searchsorted(own, start + _BATCHES_IN_A_ROUND)]
-        found = list(_measured(reduced, inputs, index, plan, now, combined))
+        found = list(_measured(reduced, inputs_at, index, plan, now, combined))
         for _, name, samples, parts in sorted((one for ranks in gather(found) for one in ranks), key=_in_order):
             total = combined[name]
             if isinstance(total, str):
@@ -295,7 +295,7 @@ def _in_order(found: tuple[int, str, int, Parts | str]) -> tuple[int, str]:
 
 def _measured(
     metrics: Sequence[CustomMetric],
-    inputs: Inputs,
+    inputs_at: Callable[[np.ndarray], Inputs],
     index: np.ndarray,
     plan: Plan,
     batches: np.ndarray,
@@ -307,7 +307,7 @@ def _measured(
         places = np.searchsorted(index, rows)
         is_there = places < len(index)  # those that failed are not
         is_there[is_there] = index[places[is_there]] == rows[is_there]
-        part = inputs.rows(places[is_there])
+        part = inputs_at(places[is_there])
         for metric in metrics if len(part) else ():
             if isinstance(combined[metric.name], str):
                 continue
@@ -324,7 +324,7 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Co
 
     Args:
         metrics: the metrics.
-        inputs: all examples, in dataset order.
+        inputs: all examples, in dataset order; needed for metrics without a reduction only.
         combined: what `reduce_batches` gave.
 
     Returns:

@@ -216,7 +216,7 @@ def present_complete(folder: RunFolder, own_metrics: Sequence[CustomMetric], pla
                 f"{folder.path / PREDICTIONS} cannot be read: {error}. --overwrite runs it again."
             ) from error
         inputs = Inputs.of_columns(columns["prediction"], columns["label"], columns.get("probabilities"))
-        reduced = reduce_batches(own_metrics, inputs, columns["index"], plan, np.arange(len(plan)))
+        reduced = reduce_batches(own_metrics, inputs.rows, columns["index"], plan, np.arange(len(plan)))
         custom = custom_results(own_metrics, inputs, reduced)
         folder.revise_metrics(custom.values, custom.undefined, {metric.name for metric in own_metrics})
         print(

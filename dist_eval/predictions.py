@@ -148,6 +148,10 @@ class Predictions:
         """Returns some consecutive predictions, without copying them."""
         return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
 
+    def at(self, places: np.ndarray) -> Predictions:
+        """Returns copies of some predictions, by their places here."""
+        return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
+
     def pieces(self) -> Iterator[Predictions]:
         """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
         step = max(1, _CELLS_IN_A_PIECE // self.num_labels)
@@ -157,7 +161,7 @@ class Predictions:
     def in_dataset_order(self) -> Predictions:
         """Returns the same predictions sorted by their position in the dataset."""
         order = np.argsort(self.index, kind="stable")
-        return Predictions(*(getattr(self, name)[order] for name in _COLUMNS))
+        return self.at(order)
 
     def packed(self) -> dict[str, np.ndarray]:
         """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""

@@ -48,9 +48,9 @@ def results_on(
         rows = rows[kept[rows]]
         shares.append((batches, rows, Inputs.of(predictions).rows(rows)))
     for batches, rows, inputs in shares:
-        reduce_batches(metrics, inputs, rows, plan, batches, lambda found: every.append(found) or [found])
+        reduce_batches(metrics, inputs.rows, rows, plan, batches, lambda found: every.append(found) or [found])
     batches, rows, inputs = shares[0]
-    combined = reduce_batches(metrics, inputs, rows, plan, batches, lambda found: every)
+    combined = reduce_batches(metrics, inputs.rows, rows, plan, batches, lambda found: every)
     results = custom_results(metrics, Inputs.of(predictions).rows(np.flatnonzero(kept)), combined)
     return {"values": results.values, "undefined": results.undefined}
 
@@ -91,9 +91,9 @@ def test_values_of_many_batches_travel_in_rounds(monkeypatch: pytest.MonkeyPatch
         rounds.append(len(found))
         return [found]
 
-    whole = custom_results(metrics, inputs, reduce_batches(metrics, inputs, index, plan, batches))
+    whole = custom_results(metrics, inputs, reduce_batches(metrics, inputs.rows, index, plan, batches))
     monkeypatch.setattr("dist_eval.custom_metrics._BATCHES_IN_A_ROUND", 7)
-    cut = custom_results(metrics, inputs, reduce_batches(metrics, inputs, index, plan, batches, gather))
+    cut = custom_results(metrics, inputs, reduce_batches(metrics, inputs.rows, index, plan, batches, gather))
     assert cut == whole
     assert len(rounds) == -(-len(plan) // 7)
     assert max(rounds) == 7 * len(metrics)
