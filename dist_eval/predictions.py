@@ -154,7 +154,7 @@ class Predictions:
 
     def pieces(self) -> Iterator[Predictions]:
         """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
-        step = max(1, _CELLS_IN_A_PIECE // self.num_labels)
+        step = max(1, _CELLS_IN_A_PIECE // max(1, self.num_labels))
         for start in range(0, len(self), step):
             yield self.rows(start, start + step)
 
