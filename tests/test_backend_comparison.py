@@ -14,7 +14,7 @@ from conftest import Launcher
 from samples import tokenized_digits
 
 from dist_eval import demo
-from dist_eval.compare import Comparison, compare_backends
+from dist_eval.backend_comparison import Comparison, compare_backends
 from dist_eval.data import TokenizedDataset
 from dist_eval.journal import Journal
 from dist_eval.plan import Plan, plan_batches
