@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ _ROWS_IN_A_ROUND = 1 << 16
 
 _CALL_SECONDS = 6 * 3600.0
 """Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
+
+_MEETING_SECONDS = 1800.0
+"""Longest wait for all ranks to make a call, which some programs make on one rank only."""
 
 _FAILURE = "failure"
 
@@ -226,10 +229,11 @@ class Board:
 
 def _torchrun_store(timeout: float) -> dist.Store:
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    connecting = timedelta(seconds=min(timeout, _CONNECT_SECONDS))
     try:
-        return dist.TCPStore(
-            host, int(port), is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False
-        )
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=connecting, wait_for_workers=False)
+        store.set_timeout(timedelta(seconds=timeout))
+        return store
     except (RuntimeError, ValueError) as error:
         raise RunError(f"The store at MASTER_ADDR={host} MASTER_PORT={port} does not answer: {error}") from error
 
@@ -244,16 +248,20 @@ def group_of_program() -> Iterator[Launch]:
         Where this process stands.
 
     Raises:
-        RunError: the environment names several ranks, but torchrun's store cannot be reached.
+        RunError: the environment names several ranks, but torchrun's store cannot be reached, or they did not all come.
     """
     global _group, _calls
     if not dist.is_initialized():
         launch, _calls = Launch.from_environment(), _calls + 1
-        with process_group(launch, Board(launch, f"call-{_calls}"), _CALL_SECONDS):
+        board = Board(launch, f"call-{_calls}")
+        board.meet("in the same call", _MEETING_SECONDS)
+        with process_group(launch, board, _CALL_SECONDS):
             yield launch
         return
     before = _group
-    own = cast(Any, dist.new_group(backend="gloo")) if dist.get_backend() != "gloo" else None
+    own: Any = None
+    if dist.get_backend() != "gloo":
+        own = dist.new_group(backend="gloo", timeout=timedelta(seconds=_CALL_SECONDS))
     _group = own or before
     try:
         yield Launch(rank=dist.get_rank(), world_size=dist.get_world_size(), host=socket.gethostname())

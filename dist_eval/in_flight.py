@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ def map_in_flight(
     retries: Callable[[], int] = lambda: 0,
     stopping: Callable[[], bool] = lambda: False,
     grace: float = 0.0,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Calls a function with each item, in threads, and yields each result as soon as it is there, in any order.
 
     Args:

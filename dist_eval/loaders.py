@@ -7,11 +7,13 @@ index of the example in the dataset. Anything else that yields batches is read b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from dist_eval.errors import ConfigError, ExactnessError, RunError
@@ -63,7 +65,7 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
         RunError: on the other ranks.
     """
     problem = batches = sampler = None
-    is_sharded = False
+    is_sharded, looks = False, ""
     try:
         sampler = _sampler_of(loader)
         is_sharded = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
@@ -74,21 +76,55 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
             )
         if sampler is not None:
             batches = _index_batches(loader)
+            looks = _look_of(cast(Any, loader).dataset)
+        elif getattr(loader, "drop_last", False):
+            raise ConfigError(
+                "The eval_dataloader has drop_last=True, so its figures might not be those of all examples: give it "
+                "drop_last=False."
+            )
     except Exception as error:  # the others have to be told, whatever it is
         problem = error
     # where the order is by chance, ranks may draw differently: the first one's counts for all
-    is_shared = sampler is not None and (is_sharded or (rank == 0 and not isinstance(sampler, SequentialSampler)))
-    everybody = gather((problem and str(problem), batches if is_shared else None))
+    is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
+    kind = (batches is None, is_sharded, looks)
+    everybody = gather((problem and str(problem), kind, batches if is_shared else None))
     if problem is not None:
         raise problem
-    for other, (text, _) in enumerate(everybody):
+    for other, (text, *_) in enumerate(everybody):
         if text:
             raise RunError(f"Rank {other} failed: {text}")
+    if len({kind for _, kind, _ in everybody}) > 1:
+        raise ExactnessError(
+            "The eval_dataloaders of the ranks are of different kinds, or over different datasets. Give the whole "
+            "dataset on every rank: it is sharded here, or by a DistributedSampler on all ranks."
+        )
     if batches is None:
         return _share_of_stream(loader, rank, world_size, gather)
+    shared = [theirs for _, _, theirs in everybody]
     if is_sharded:
-        return _share_of_sharded(loader, batches, [theirs for _, theirs in everybody], rank)
-    return _share_of_plain(loader, sampler, everybody[0][1] or batches, rank, world_size)
+        return _share_of_sharded(loader, batches, shared, rank)
+    return _share_of_plain(loader, sampler, shared[0] or batches, rank, world_size)
+
+
+def _is_in_order(loader: Any) -> bool:
+    """Whether a DataLoader draws the same batches on every rank, without a message telling it."""
+    sampler = loader.batch_sampler
+    return type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler)
+
+
+def _look_of(dataset: Any) -> str:
+    """Tells datasets apart, such as the shards of one: by their length and some of their rows."""
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for index in sorted({0, len(dataset) // 2, len(dataset) - 1} if len(dataset) else ()):
+        row = dataset[index]
+        for name in ("labels", "label", "input_ids"):
+            if isinstance(row, Mapping) and name in row:
+                digest.update(_bytes_of(row[name]))
+    return digest.hexdigest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).tobytes()
 
 
 def _sampler_of(loader: Iterable[Any]) -> Any:
@@ -102,6 +138,8 @@ def _sampler_of(loader: Iterable[Any]) -> Any:
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
+    if hasattr(loader.batch_sampler, "num_replicas"):
+        return loader.batch_sampler
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
@@ -115,7 +153,8 @@ def _share_of_plain(
             f"The eval_dataloader draws some examples more than once (such as {members[counts.argmax()]}, "
             f"{counts.max()} times): give it a sampler without replacement."
         )
-    chosen = len(sampler) if hasattr(sampler, "__len__") else len(drawn)
+    is_known = type(loader.batch_sampler) is BatchSampler and hasattr(sampler, "__len__")
+    chosen = len(sampler) if is_known else len(drawn)  # a batch sampler of the caller's may choose as it likes
     if len(drawn) < chosen:
         raise _left_out(chosen - len(drawn))
     own = [batches[number] for number in shard_batches(len(batches), rank=rank, world_size=world_size)]
@@ -147,11 +186,13 @@ def _share_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
     stream = _Stream(loader, rank, world_size)
 
     def count() -> int:
-        counts = gather(stream.rows)
-        if len({*counts}) > 1:
+        everybody = gather((stream.rows, stream.digest.hexdigest()))
+        if len({*everybody}) > 1:
+            counts = [rows for rows, _ in everybody]
             raise ExactnessError(
-                f"The eval_dataloader yields {counts[0]} examples on rank 0, but {', '.join(map(str, counts[1:6]))} on "
-                "the following: all ranks must read the same ones. If the dataset shards by itself, let it not."
+                f"The eval_dataloader yields other examples on other ranks ({', '.join(map(str, counts[:6]))} of them "
+                "on ranks 0, 1, ...): all ranks must read the same ones, in the same order. If the dataset or what "
+                "wraps the DataLoader shards or shuffles by itself, let it not."
             )
         return stream.rows
 
@@ -173,10 +214,14 @@ class _Stream:
 
     def __init__(self, loader: Iterable[Any], rank: int, world_size: int) -> None:
         self._loader, self._rank, self._world_size, self.rows = loader, rank, world_size, 0
+        self.digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
         for number, batch in enumerate(self._loader):
             rows = rows_of(batch)
+            for name in ("labels", "input_ids"):
+                if name in batch:
+                    self.digest.update(_bytes_of(batch[name]))
             if number % self._world_size == self._rank:
                 yield np.arange(self.rows, self.rows + rows), batch
             self.rows += rows
@@ -206,13 +251,19 @@ def rows_of(batch: Any) -> int:
         ConfigError: it has no labels.
     """
     try:
-        return len(batch["labels"])
+        labels = batch["labels"]
     except (KeyError, TypeError, IndexError) as error:
         raise ConfigError(
             "The eval_dataloader should yield batches that map 'input_ids', 'attention_mask' and 'labels' to tensors, "
             f"but 'labels' is missing in a {type(batch).__name__}"
             + (f" of {', '.join(map(str, batch))}." if hasattr(batch, "keys") else ".")
         ) from error
+    if not getattr(labels, "shape", True):
+        raise ConfigError(
+            "The eval_dataloader yields single examples: a batch's 'labels' should have shape [batch]. Give it a "
+            "batch_size."
+        )
+    return len(labels)
 
 
 def _index_batches(loader: Any) -> list[np.ndarray]:

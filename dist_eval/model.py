@@ -180,17 +180,13 @@ def load_on_swarm(
     return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
 
 
-def is_on_swarm(model: Any) -> bool:
-    """Whether a model is one of Petals', whose blocks a swarm hosts."""
-    return any(kind.__module__.startswith("petals.models.") for kind in type(model).__mro__)
-
-
-def classifier_of(model: Any, requests: SwarmRequests | None = None) -> Classifier:
+def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
     """Makes a classifier of a Petals model that somebody else has loaded, with its tuned tensors as they are now.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`.
         requests: the way to its swarm, if there was a classifier of this model before.
+        seed: of the choice between equal servers; different on each rank.
 
     Returns:
         The classifier. It need not be closed: swarm and node are the model's.
@@ -207,6 +203,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None) -> Classifi
             base.h.sequence_manager,
             request_timeout=config.request_timeout,
             max_retries=config.max_retries or EvaluationConfig.max_retries,
+            seed=seed,
         )
         requests.start()
     return Classifier(SwarmBackbone(base, base.h.sequence_manager.dht, requests), tuned_tensors_of(model))

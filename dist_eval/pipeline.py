@@ -8,22 +8,28 @@ are afterwards what they were, also after an error.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
-from dist_eval.collectives import all_gather, group_of_program
+from dist_eval.callers_model import (
+    evaluation_mode,
+    is_on_swarm,
+    logits_from_swarm,
+    logits_of,
+    texts_of,
+    without_wrapper,
+)
+from dist_eval.collectives import Launch, all_gather, group_of_program
 from dist_eval.errors import ConfigError, DataError
-from dist_eval.in_flight import map_in_flight
-from dist_eval.loop import classifier_on_swarm, evaluation_mode, texts_of, told_to_all
-from dist_eval.model import is_on_swarm
+from dist_eval.loop import told_to_all
 from dist_eval.tuned_model import load_layers, save_layers
-from dist_eval.window import Window
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -41,7 +47,7 @@ class PetalsPipeline:
         in_flight: how many are under way at a time; by itself if not set.
 
     Attributes:
-        data_iterator: where a training loop of the caller takes its data from; `eval_batch` leaves it alone.
+        data_iterator: where a training loop of the caller takes its data from, as in DeepSpeed; nothing here reads it.
     """
 
     def __init__(
@@ -88,7 +94,8 @@ class PetalsPipeline:
 
         Returns:
             The reduced loss, a tensor, or a list where `loss_fn` returns several; with `return_logits` a pair of it and
-            this rank's outputs, of shape [samples, ...] in the order of the iterator (a tuple if there are several).
+            this rank's outputs, of shape [samples, ...] in the order of the iterator (a tuple if there are several,
+            None if this rank had no micro-batch).
 
         Raises:
             StopIteration: the iterators of all ranks are used up.
@@ -104,12 +111,18 @@ class PetalsPipeline:
                 f"eval_batch reduces by 'avg' or None, not {reduce_output!r}, and takes at least one micro-batch, not "
                 f"{count}."
             )
-        with group_of_program(), evaluation_mode(self.module):
+        if not hasattr(data_iter, "__next__"):
+            raise ConfigError(
+                f"eval_batch takes an iterator, not a {type(data_iter).__name__}, of which every call would take the "
+                "first micro-batches: give iter(...) of it."
+            )
+        model = without_wrapper(self.module)
+        with group_of_program() as launch, evaluation_mode(model):
             all_gather(None)  # no rank begins before the others have ended what they did before
-            taken = told_to_all(lambda: self._forward(itertools.islice(data_iter, count)))
+            taken = told_to_all(lambda: self._forward(model, itertools.islice(data_iter, count), launch))
             losses = told_to_all(lambda: [self._loss(*one) if compute_loss else one[0] for one in taken])
-            samples = [_rows(labels) for _, labels in taken]
-            everybody = all_gather((losses, samples)) if reduce_output else [(losses, samples)]
+            samples = told_to_all(lambda: [_rows(labels) for _, labels in taken])
+            everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
             ended = all(not rows for rows in all_gather(samples))
         if ended:
             raise StopIteration("no rank has a micro-batch left")
@@ -118,36 +131,57 @@ class PetalsPipeline:
 
     def save_state_dict(self, folder: str | Path) -> list[Path]:
         """Writes the tuned tensors, one file per layer (see `dist_eval.tuned_model.save_layers`)."""
-        return save_layers(self.module, folder)
+        return save_layers(without_wrapper(self.module), folder)
 
     def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
         """Reads tuned tensors, all layers or some (see `dist_eval.tuned_model.load_layers`)."""
-        return load_layers(self.module, folder, layers)
+        return load_layers(without_wrapper(self.module), folder, layers)
 
     def _loss(self, outputs: Tensors, labels: Any) -> Any:
-        return outputs if self.loss_fn is None else self.loss_fn(outputs, labels)
+        if self.loss_fn is None:
+            return outputs
+        loss = self.loss_fn(outputs, labels)
+        return torch.as_tensor(loss) if isinstance(loss, (int, float)) else loss
 
-    def _forward(self, micro_batches: Iterable[Any]) -> list[tuple[Tensors, Any]]:
+    def _forward(self, model: Any, micro_batches: Iterable[Any], launch: Launch) -> list[tuple[Tensors, Any]]:
         """Returns outputs and labels of each micro-batch, in order."""
-        pairs = enumerate(map(_pair, micro_batches))
-        if not is_on_swarm(self.module):
-            return [(_outputs(self.module, inputs), labels) for _, (inputs, labels) in pairs]
-        classifier = classifier_on_swarm(self.module)
+        pairs = map(_pair, micro_batches)
+        if not is_on_swarm(model):
+            return [(_outputs(model, inputs), labels) for inputs, labels in pairs]
 
-        def answer(item: tuple[int, tuple[Any, Any]]) -> tuple[int, Tensors, Any]:
-            number, (inputs, labels) = item
-            batch = inputs if isinstance(inputs, Mapping) else dict(zip(_INPUTS, _several(inputs), strict=False))
-            positions = np.arange(len(batch["input_ids"])) if "input_ids" in batch else np.arange(0)
-            return number, classifier.logits(*texts_of(positions, batch)), labels
+        def texts() -> Iterator[tuple[tuple[int, Any], torch.Tensor, torch.Tensor]]:
+            for number, (inputs, labels) in enumerate(pairs):
+                name = functools.partial("Micro-batch {}, text {}".format, number)
+                yield (number, labels), *texts_of(_named(inputs), pad, name)
 
-        window = Window(self._in_flight)
-        answers = sorted(
-            map_in_flight(answer, pairs, window, retries=lambda: classifier.retries), key=lambda one: one[0]
+        pad = model.config.pad_token_id
+        answers = logits_from_swarm(
+            model, texts(), launch, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
         )
-        return [(outputs, labels) for _, outputs, labels in answers]
+        with closing(answers):
+            found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda one: one[0])
+        return [(_beside(logits, labels), labels) for _, logits, labels in found]
 
 
-_INPUTS = ("input_ids", "attention_mask")
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """Gives inputs without names those of `input_ids` and `attention_mask`."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    several = _several(inputs)
+    if len(several) > 2:
+        raise DataError(
+            f"A micro-batch has {len(several)} inputs. A model on Petals takes input_ids, alone or in front of an "
+            "attention_mask; others need names, in a mapping."
+        )
+    return dict(zip(("input_ids", "attention_mask"), several, strict=False))
+
+
+def _beside(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+    return logits.to(labels.device) if isinstance(labels, torch.Tensor) else logits
+
+
+def _on_cpu(losses: Sequence[Any]) -> list[Any]:
+    return [loss.cpu() if isinstance(loss, torch.Tensor) else [one.cpu() for one in _several(loss)] for loss in losses]
 
 
 def _pair(micro_batch: Any) -> tuple[Any, Any]:
@@ -163,7 +197,8 @@ def _pair(micro_batch: Any) -> tuple[Any, Any]:
 
 def _outputs(module: nn.Module, inputs: Any) -> Tensors:
     outputs = module(**inputs) if isinstance(inputs, Mapping) else module(*_several(inputs))
-    outputs = getattr(outputs, "logits", outputs)
+    if isinstance(outputs, Mapping) or hasattr(outputs, "logits"):
+        return logits_of(outputs)
     return tuple(outputs) if isinstance(outputs, list) else outputs
 
 
@@ -172,7 +207,10 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 
 def _rows(labels: Any) -> int:
-    return len(_several(labels)[0])
+    first = next(iter(labels.values())) if isinstance(labels, Mapping) else _several(labels)[0]
+    if not isinstance(first, torch.Tensor) or not first.ndim:
+        raise DataError("The labels of a micro-batch should be a tensor with a row for each sample, or several.")
+    return len(first)
 
 
 def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
@@ -188,7 +226,10 @@ def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
     means = [
         sum(loss.double() * count for loss, count in zip(column, rows, strict=True)) / sum(rows) for column in columns
     ]
-    typed = [mean.to(column[0].dtype) for mean, column in zip(means, columns, strict=True)]
+    typed = [
+        mean.to(column[0].dtype if column[0].is_floating_point() else torch.float32)
+        for mean, column in zip(means, columns, strict=True)
+    ]
     return typed[0] if is_one else typed
 
 

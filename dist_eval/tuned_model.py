@@ -7,7 +7,6 @@ Each file says in its metadata which layer of how many blocks it is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from dist_eval.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
 from dist_eval.errors import CheckpointError
+from dist_eval.files import write_atomically
 
 _DEEP = "deep_prompts"
 _NAME = "layer_{:02d}-model_states.safetensors"
@@ -77,7 +77,7 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
     Returns:
         The files, by layer; layers without tuned tensors have none.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     folder, blocks = Path(folder), model.config.num_hidden_layers
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,7 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
         tensors = {name: view.detach().to("cpu", copy=True).contiguous() for name, view in _tensors_of(model, layer)}
         if tensors:
             path = folder / _NAME.format(layer)
-            temporary = path.with_suffix(".tmp")
-            save_file(tensors, temporary, metadata={"layer": str(layer), "blocks": str(blocks)})
-            os.replace(temporary, path)
+            write_atomically(path, save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)}))
             written.append(path)
     return written
 

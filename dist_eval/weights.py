@@ -29,7 +29,7 @@ def load_pretrained(
         CheckpointError: weights are missing, of the wrong shape, or a pickle.
     """
     try:
-        with _no_pickle(), nullcontext() if draws_rest else _no_initial_weights():
+        with _no_pickle(), _unsaid(), nullcontext() if draws_rest else _no_initial_weights():
             model, info = model_class.from_pretrained(
                 name, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
             )
@@ -44,6 +44,19 @@ def load_pretrained(
             f"{what} lacks weights for {', '.join(map(str, (missing or info['mismatched_keys'])[:5]))}."
         )
     return model.eval()
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keeps transformers from telling which weights are missing: whoever loads knows, or is told by an error."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Subset,
     SubsetRandomSampler,
 )
 
@@ -36,6 +37,13 @@ class Examples(Dataset[dict[str, torch.Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"labels": torch.tensor(index)}
+
+
+class Batched(Examples):
+    """Is asked for batches."""
+
+    def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
         return {"labels": torch.tensor(index)}
 
 
@@ -135,6 +143,7 @@ def sampler_of(examples: Dataset[Any], replicas: int, rank: int, **kwargs: Any) 
     ("make", "message"),
     [
         (lambda data: DataLoader(data, 4, drop_last=True), r"leaves 2 examples out.*drop_last=False"),
+        (lambda data: DataLoader(Stream(10), 4, drop_last=True), "has drop_last=True"),
         (
             lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, drop_last=True)),
             "leaves 1 examples out",
@@ -177,10 +186,47 @@ def test_streams_that_differ_between_ranks_are_an_error() -> None:
     def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
         shard = shard_loader(DataLoader(Stream(10 + rank), 2), rank=rank, world_size=2, gather=gather)
         list(shard.batches)
-        with pytest.raises(ExactnessError, match="yields 10 examples on rank 0, but 11"):
+        with pytest.raises(ExactnessError, match=r"other examples on other ranks \(10, 11 of them"):
             shard.count()
 
     on_all_ranks(2, act)
+
+
+def test_data_that_are_sharded_already_are_an_error() -> None:
+    def own_stream(rank: int) -> Any:
+        return [{"labels": torch.arange(rank, 20, 2)[i : i + 2]} for i in range(0, 10, 2)]
+
+    def own_subset(rank: int) -> Any:
+        return DataLoader(Subset(Examples(20), range(rank, 20, 2)), 2)
+
+    def other_order(rank: int) -> Any:
+        shuffled = BatchSampler(RandomSampler(Examples(20), generator=torch.Generator().manual_seed(rank)), 4, False)
+        return DataLoader(Batched(20), batch_size=None, sampler=shuffled)
+
+    def mixed(rank: int) -> Any:
+        examples = Examples(20)
+        return DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, rank) if rank else None)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        for make in (own_stream, own_subset, other_order, mixed):
+            with pytest.raises(ExactnessError, match=r"(other examples on other|are of different kinds)"):
+                shard = shard_loader(make(rank), rank=rank, world_size=2, gather=gather)
+                list(shard.batches)
+                shard.count()
+
+    on_all_ranks(2, act)
+
+
+def test_a_batch_sampler_of_the_callers_counts_as_it_draws() -> None:
+    class InPieces:
+        """Groups examples, differently on each rank unless told otherwise."""
+
+        def __iter__(self) -> Iterator[list[int]]:
+            order = torch.randperm(12).tolist()
+            return iter([order[i : i + 5] for i in range(0, 12, 5)])
+
+    pairs, counts = seen_by(lambda _: DataLoader(Examples(12), batch_sampler=InPieces()), 3)
+    assert pairs == [(i, i) for i in range(12)] and counts == {12}
 
 
 def test_batches_without_labels_and_with_too_few_are_an_error() -> None:
@@ -188,6 +234,8 @@ def test_batches_without_labels_and_with_too_few_are_an_error() -> None:
         list(plain([{"text": ["a"]}]).batches)
     with pytest.raises(ConfigError, match="'labels' is missing in a list"):
         list(plain([[torch.ones(2), torch.ones(2)]]).batches)
+    with pytest.raises(ConfigError, match=r"single examples.*Give it a batch_size"):
+        list(plain(DataLoader(Examples(4), batch_size=None)).batches)
     halving = DataLoader(Examples(4), 4, collate_fn=lambda rows: {"labels": torch.ones(len(rows) // 2)})
     with pytest.raises(ConfigError, match="made a batch of 2 labels from 4 examples"):
         list(plain(halving).batches)

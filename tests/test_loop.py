@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import dist_eval
 from dist_eval import evaluate
-from dist_eval.errors import DataError, ModelOutputError
+from dist_eval.errors import ConfigError, DataError, ModelOutputError
 
 WORKER = str(Path(__file__).parent / "workers" / "loop_worker.py")
 
@@ -80,6 +80,7 @@ def test_the_figures_are_those_of_scikit_learn_over_all_examples() -> None:
             assert result[f"{name}_{average}"] == pytest.approx(figure(labels, predicted, average=average))
     assert result["loss"] == pytest.approx(log_loss(labels, probabilities))
     assert "predictions" not in result
+    assert (result["f1"], result["recall"]) == (result["f1_weighted"], result["recall_weighted"])
 
 
 def test_a_figure_that_the_data_leave_undefined_is_nan() -> None:
@@ -122,6 +123,37 @@ def test_what_the_model_does_not_take_stays_out() -> None:
     assert evaluate(Table(torch.eye(2)), batches)["accuracy"] == 1.0
 
 
+class Merging(nn.Module):
+    """Changes its weight when its mode changes, as LoRA layers that merge themselves do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 1.0
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode != self.training:
+            self.weight += -1.0 if mode else 1.0
+        return super().train(mode)
+
+
+def test_a_module_that_acts_on_its_mode_is_told_of_both_changes() -> None:
+    model = Table(torch.eye(2))
+    model.merging = Merging()
+    evaluate(model, batches_of(torch.tensor([0, 1]), 1))
+    assert model.merging.weight == 1.0 and model.merging.training
+
+
+def test_wrappers_are_looked_through_and_sharded_models_refused() -> None:
+    class FSDPTable(Table):
+        pass
+
+    compiled = nn.Module()
+    compiled._orig_mod = Table(torch.eye(2))
+    assert evaluate(compiled, batches_of(torch.tensor([0, 1]), 1))["accuracy"] == 1.0
+    with pytest.raises(ConfigError, match="sharded over the ranks"):
+        evaluate(FSDPTable(torch.eye(2)), batches_of(torch.tensor([0, 1]), 1))
+
+
 def test_it_is_a_public_name() -> None:
     assert dist_eval.evaluate is evaluate
 
@@ -158,8 +190,42 @@ def test_a_model_on_petals_reads_padded_batches_with_a_mask(petals_classifier: A
         result = evaluate(petals_classifier, DataLoader(texts(pad=pad), 4), return_predictions=True)
         assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
     assert petals_classifier.training
-    without_mask = [{k: v for k, v in text.items() if k != "attention_mask"} for text in texts(rows=5, pad=9)]
-    assert evaluate(petals_classifier, DataLoader(without_mask, 2))["examples"] == 5
+    petals_classifier.config.pad_token_id = 0
+    without_mask = [{k: v for k, v in text.items() if k != "attention_mask"} for text in texts(pad=0)]
+    result = evaluate(petals_classifier, DataLoader(without_mask, 4), return_predictions=True)
+    assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
+
+
+def test_a_large_batch_is_sent_in_parts(petals_classifier: Any) -> None:
+    many = [{"input_ids": torch.full((50,), 5), "labels": torch.tensor(0)} for _ in range(70)]
+    many += [{"input_ids": torch.full((50,), 6), "labels": torch.tensor(0)}]
+    result = evaluate(petals_classifier, DataLoader(many, 71), return_predictions=True)
+    with torch.no_grad():
+        expected = [int(petals_classifier(torch.full((1, 50), token)).logits.argmax()) for token in (5, 6)]
+    assert result["predictions"].tolist() == [expected[0]] * 70 + [expected[1]]
+
+
+def test_a_petals_model_that_is_not_petals_own_any_more_is_refused(petals_classifier: Any) -> None:
+    head, hidden = petals_classifier.score, petals_classifier.config.hidden_size
+    try:
+        petals_classifier.score = nn.Linear(hidden, 3)
+        with pytest.raises(ConfigError, match=r"its head is Linear.* instead of a linear layer without bias"):
+            evaluate(petals_classifier, DataLoader(texts(), 4))
+    finally:
+        petals_classifier.score = head
+    with head.register_forward_hook(lambda *_: None), pytest.raises(ConfigError, match="hooks change"):
+        evaluate(petals_classifier, DataLoader(texts(), 4))
+
+    class Own(type(petals_classifier)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    kind, petals_classifier.__class__ = type(petals_classifier), Own
+    try:
+        with pytest.raises(ConfigError, match="Own has a forward of its own"):
+            evaluate(petals_classifier, DataLoader(texts(), 4))
+    finally:
+        petals_classifier.__class__ = kind
 
 
 def test_what_was_tuned_since_counts(petals_classifier: Any) -> None:
@@ -176,7 +242,7 @@ def test_left_padding_and_holes_are_refused_on_petals(petals_classifier: Any) ->
         evaluate(petals_classifier, DataLoader(texts(side="left"), 4))
     empty = texts(rows=2)
     empty[1]["attention_mask"] = torch.zeros(9, dtype=torch.int64)
-    with pytest.raises(DataError, match=r"Example 1 .* has no token"):
+    with pytest.raises(DataError, match=r"Example 1 has no token"):
         evaluate(petals_classifier, DataLoader(empty, 4))
     with pytest.raises(DataError, match="no 'input_ids', only labels"):
         evaluate(petals_classifier, [{"labels": torch.tensor([0])}])

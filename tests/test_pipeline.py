@@ -93,6 +93,14 @@ def test_without_a_loss_the_outputs_are_reduced() -> None:
         kept.eval_batch(iter(micro_batches(0)), compute_loss=False)
 
 
+def test_a_count_is_averaged_as_a_number() -> None:
+    def hits(outputs: torch.Tensor, labels: dict[str, torch.Tensor]) -> int:
+        return len(labels["y"]) // 2
+
+    data = [(torch.ones(size, 5), {"y": torch.zeros(size), "z": torch.zeros(1)}) for size in (4, 2)]
+    assert pipeline_of(hits, micro_batches=2).eval_batch(iter(data)).item() == pytest.approx((2 * 4 + 1 * 2) / 6)
+
+
 def test_mode_and_iterator_are_as_before_after_an_error() -> None:
     def fails(outputs: Any, labels: Any) -> Any:
         raise ZeroDivisionError
@@ -115,6 +123,10 @@ def test_impossible_options_and_micro_batches_are_named() -> None:
         pipeline_of().eval_batch(iter([]), num_micro_batches=0)
     with pytest.raises(ConfigError, match="at least 1, not 0"):
         pipeline_of(micro_batches=0)
+    with pytest.raises(ConfigError, match="takes an iterator, not a list"):
+        pipeline_of().eval_batch(micro_batches(0))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="a row for each sample"):
+        pipeline_of(lambda *_: 1.0).eval_batch(iter([(torch.ones(2, 5), torch.tensor(1))]))
     with pytest.raises(DataError, match="but a Tensor came"):
         pipeline_of().eval_batch(iter([torch.ones(3)]))
     with pytest.raises(StopIteration):
@@ -135,6 +147,8 @@ def test_micro_batches_go_through_a_swarm_in_order(petals_classifier: Any) -> No
     assert torch.allclose(logits, expected, atol=1e-4)
     assert loss.item() == pytest.approx(CROSS_ENTROPY(expected, torch.cat([y for _, y in batches])).item(), abs=1e-5)
 
+    with pytest.raises(DataError, match="has 3 inputs"):
+        pipeline.eval_batch(iter([((batches[0][0], batches[0][0], batches[0][0]), batches[0][1])]))
     mask = torch.tensor([[1, 1, 1, 0]])
     padded = [((torch.tensor([[5, 6, 7, 0]]), mask), torch.tensor([0]))]
     mapped = [{"input_ids": torch.tensor([[5, 6, 7, 9]]), "attention_mask": mask, "labels": torch.tensor([0])}]

@@ -67,9 +67,9 @@ def open_petals_classifier(
             except BaseException:
                 leave_swarm(dht)
                 raise
-        if tuned is not None:
-            put_tuned_tensors(tuned, classifier)
         try:
+            if tuned is not None:
+                put_tuned_tensors(tuned, classifier)
             yield classifier.eval()
         finally:
             leave_swarm(dht, classifier.transformer.h.sequence_manager)

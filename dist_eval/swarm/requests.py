@@ -48,6 +48,7 @@ class SwarmRequests:
         retries: requests that had to be repeated.
         halved: requests that servers found too large, and that were sent in halves.
         distrusted: servers that are asked no more, by name.
+        timeout: seconds to wait for a server's answer.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class SwarmRequests:
         self.routes, self.retries, self.halved = Routes(seed), 0, 0
         self.distrusted: set[str] = set()
         self._manager, self._outage_timeout, self._rejoin = sequence_manager, outage_timeout, rejoin
-        self._timeout, self._attempts, self._compression = request_timeout, max_retries, compression
+        self.timeout, self._attempts, self._compression = request_timeout, max_retries, compression
         self.wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
         self._outage: tuple[str, float, float] | None = None
         self._noticed = self._rejoined = float("-inf")
@@ -117,7 +118,7 @@ class SwarmRequests:
         work = tokens_in(hidden) * (hop.end - hop.start)
         try:
             return RemoteExpertWorker.run_coroutine(
-                self._measured(self.wire.send(hop, hidden), hop, work, self._timeout)
+                self._measured(self.wire.send(hop, hidden), hop, work, self.timeout)
             )
         except Exception as error:  # whatever the daemon, the connection or the server raised
             raise SwarmError(f"blocks {hop.start}:{hop.end} (peer {hop.peer}): {first_line(error)}") from error
@@ -306,11 +307,11 @@ class SwarmRequests:
         """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
         latencies = list(self.routes.server(hop.peer).latencies)[-_LATENCIES_LOOKED_AT:]
         if not latencies:
-            return self._timeout
+            return self.timeout
         others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
         if not is_optional and self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
-            return self._timeout
-        return min(self._timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
+            return self.timeout
+        return min(self.timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
 
     def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
         found = [span for span in spans if span.start <= block and span.end >= end]
