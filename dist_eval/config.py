@@ -241,6 +241,9 @@ class EvaluationConfig(RunConfig):
         choices=("stop", "skip"),
     )
     max_failed: int = option(100, "most examples that --on-error skip may leave out", group="how", metavar="EXAMPLES")
+    confidence: float = option(
+        0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="how", metavar="LEVEL"
+    )
 
     def __post_init__(self) -> None:
         if self.demo:
@@ -256,6 +259,8 @@ class EvaluationConfig(RunConfig):
         self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
         if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
             raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
 

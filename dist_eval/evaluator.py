@@ -33,6 +33,7 @@ from dist_eval.predictions import Coverage, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import PREDICTIONS, format_figures, format_results, headline, read_predictions
 from dist_eval.run_folder import RunFolder
+from dist_eval.statistics import metric_intervals
 from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
 from dist_eval.work import FailurePolicy, Work
@@ -126,7 +127,9 @@ def evaluate_run(
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         if own_metrics:
             metrics = with_custom_metrics(metrics, own_metrics, combined)
+        intervals = metric_intervals(combined.predictions, metrics, confidence=config.confidence)
         facts = {
+            "intervals": {name: interval.facts() for name, interval in intervals.items()},
             "coverage": asdict(coverage),
             "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
             "data": asdict(data.facts),

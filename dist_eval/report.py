@@ -102,11 +102,14 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
     """
     values, coverage, data = metrics.values, facts["coverage"], facts["data"]
     shown = [*_HEADLINES[metrics.problem], *(name for name in values if name.startswith(_RANKINGS)), *metrics.custom]
-    lines = [""]
     notes = {name: why for name, why in metrics.undefined.items() if name in shown}
     if metrics.majority_share is not None:
         notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
-    lines += format_figures({name: values[name] for name in shown}, notes)
+    intervals = facts["intervals"]
+    confidence = next(iter(intervals.values()))["confidence"]
+    width = max([_NAME_WIDTH, *map(len, shown)])
+    lines = ["", f"{'':<{width}}   value  {100 * confidence:g}% interval"]
+    lines += format_figures({name: values[name] for name in shown}, notes, intervals)
     lines += ["", *(_output_lines(metrics) if metrics.problem == REGRESSION.name else _class_lines(metrics, coverage))]
     lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
     throughput, ranks = facts["throughput"], len(facts["ranks"])
@@ -129,13 +132,16 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
     return "\n".join(lines)
 
 
-def format_figures(values: dict[str, float | None], notes: dict[str, str]) -> list[str]:
-    """Returns a line for each figure, with a note where there is one."""
-    width = max([_NAME_WIDTH, *map(len, values)])
-    return [
-        f"{name:<{width}}  {_number(value)}" + (f"  ({notes[name]})" if name in notes else "")
-        for name, value in values.items()
-    ]
+def format_figures(
+    values: dict[str, float | None], notes: dict[str, str], intervals: dict[str, dict[str, Any]] | None = None
+) -> list[str]:
+    """Returns a line for each figure, with its interval and a note where there are such."""
+    width, lines = max([_NAME_WIDTH, *map(len, values)]), []
+    for name, value in values.items():
+        interval = "" if value is None else _interval((intervals or {}).get(name))
+        note = f"  ({notes[name]})" if name in notes else ""
+        lines.append(f"{name:<{width}}  {_number(value)}{interval}{note}")
+    return lines
 
 
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
@@ -217,6 +223,14 @@ def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "     -" if value is None else f"{value:6.4f}"
+
+
+def _interval(interval: dict[str, Any] | None) -> str:
+    if interval is None:
+        return ""
+    if interval["low"] is None:
+        return f"  (no interval: {interval['reason']})"
+    return f" [{interval['low']:.4f}, {interval['high']:.4f}]"
 
 
 def _class_line(

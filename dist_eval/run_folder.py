@@ -12,6 +12,9 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     metrics           figure by name, null where undefined
     undefined         for each null figure, why
     custom_metrics    names of those figures that come from --metric
+    intervals         for each figure {confidence, low, high, method, resamples, reason}: method is "wilson", "bca",
+                      "percentile" or "jackknife" (see `dist_eval.statistics.intervals`), resamples null without any;
+                      where there is no interval, low, high and method are null, and reason says why
     majority_share    share of the most frequent class, null unless each example has one class
     per_class         [{label, precision, recall, f1, support}], for a regression
                       [{label, mae, mse, rmse, r2, pearson, spearman}], one for each output

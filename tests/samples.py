@@ -14,6 +14,7 @@ from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics import Metrics, compute_metrics
 from dist_eval.predictions import Predictions
+from dist_eval.statistics import metric_intervals
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
@@ -62,6 +63,7 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 
 
 FACTS: dict[str, Any] = {
+    "intervals": {name: interval.facts() for name, interval in metric_intervals(PREDICTIONS, METRICS).items()},
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
     "data": {
         "source": "test.csv",

@@ -41,6 +41,7 @@ anywhere = {
     "on_error": st.sampled_from(["stop", "skip"]),
     "max_failed": st.integers(0, 1000),
     "stop_grace": st.floats(0, 1000),
+    "confidence": st.floats(0.01, 0.99),
     "server_max_tokens": st.integers(1, 10**9),
     "swarm_timeout": seconds,
     "request_timeout": seconds,

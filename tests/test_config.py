@@ -67,6 +67,12 @@ def test_an_audit_that_cannot_be_is_refused(options: dict[str, Any], words: str)
         EvaluationConfig(**{**REQUIRED, "swarm": "embedded", **options})
 
 
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, float("nan")])
+def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
+    with pytest.raises(ConfigError, match=r"--confidence must be between 0 and 1, such as 0\.95"):
+        EvaluationConfig(**LOCAL, confidence=confidence)
+
+
 def test_the_swarm_has_two_minutes_unless_someone_says_otherwise() -> None:
     assert EvaluationConfig(**LOCAL).swarm_timeout == 120.0
 

@@ -72,7 +72,7 @@ def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ra
         assert results["plan"]["batches"] > 2 * ranks
         assert min(samples) > 0
     assert (folder / str(n) / "predictions.parquet").read_bytes() == (alone / "predictions.parquet").read_bytes()
-    for section in ("metrics", "undefined", "per_class", "confusion_matrix"):
+    for section in ("metrics", "undefined", "intervals", "per_class", "confusion_matrix"):
         assert json.dumps(results[section]) == json.dumps(results_of(alone)[section])
     assert not any(peer in (folder / str(n) / "results.json").read_text() for peer in demo_swarm.initial_peers)
 
@@ -105,7 +105,7 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
     alone = launcher.run("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone"))
     assert alone.returncode == 0, alone.stderr
     assert (output / "predictions.parquet").read_bytes() == (tmp_path / "alone" / "predictions.parquet").read_bytes()
-    for section in ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan"):
+    for section in ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan"):
         assert json.dumps(results[section]) == json.dumps(results_of(tmp_path / "alone")[section])
 
 

@@ -10,6 +10,7 @@ from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
 from dist_eval.metrics import compute_metrics
 from dist_eval.report import format_results, print_error, write_predictions
+from dist_eval.statistics import metric_intervals
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
@@ -74,6 +75,19 @@ def test_the_table_tells_how_many_texts_have_several_lines(tmp_path: Path) -> No
     facts["data"]["truncated"] = 3
     table = format_results(METRICS, facts, tmp_path)
     assert "each exactly once; 3 texts cut to 64 tokens; 2 texts have several lines\n" in table
+
+
+def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None:
+    table = format_results(METRICS, FACTS, tmp_path)
+    assert "95% interval" in table
+    low, high = (FACTS["intervals"]["accuracy"][end] for end in ("low", "high"))
+    assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]  (always guessing" in line_of(table, "accuracy ")
+    perfect = predictions_of([0, 1, 0, 1], [0, 1, 0, 1], 2)
+    metrics = compute_metrics(perfect, ["neg", "pos"])
+    intervals = {name: one.facts() for name, one in metric_intervals(perfect, metrics, confidence=0.9).items()}
+    table = format_results(metrics, {**FACTS, "intervals": intervals}, tmp_path)
+    assert "90% interval" in table
+    assert "(no interval: all resamples give the same value" in line_of(table, "f1_macro ")
 
 
 def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dist_eval.commandline import parse_args
 
 STOPPED = 75
 ROWS_REPEATED = 12
-SECTIONS = ("metrics", "undefined", "per_class", "confusion_matrix", "coverage", "data", "plan")
+SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 
 @pytest.fixture(scope="module")

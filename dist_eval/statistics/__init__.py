@@ -1,0 +1,35 @@
+"""Statistics of an evaluation: intervals for metrics, and paired tests for comparing models. Pure, and seeded.
+
+`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.metrics.compute_metrics`. Other metrics take
+part as a `Statistic`: `Sums` where they depend on sums over examples, `OfRows` where they are any function at all.
+"""
+
+from __future__ import annotations
+
+from dist_eval.statistics.classification import Classified, metric_intervals
+from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
+from dist_eval.statistics.paired import McNemar, PairedDifference, holm, mcnemar, paired_differences
+from dist_eval.statistics.ranking import AreasUnderCurves
+from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units
+
+__all__ = [
+    "AreasUnderCurves",
+    "Classified",
+    "Difference",
+    "Evidence",
+    "Interval",
+    "McNemar",
+    "OfRows",
+    "PairedDifference",
+    "Statistic",
+    "Sums",
+    "Units",
+    "bca",
+    "gather_evidence",
+    "holm",
+    "mcnemar",
+    "metric_intervals",
+    "paired_differences",
+    "percentile",
+    "wilson",
+]

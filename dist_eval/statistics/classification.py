@@ -1,0 +1,125 @@
+"""Intervals for all metrics of a classifier: which statistic each metric is, and how it is resampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dist_eval.metrics import Metrics
+from dist_eval.statistics.confusion import margins, metrics_of_margins
+from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
+from dist_eval.statistics.ranking import AreasUnderCurves
+from dist_eval.statistics.resampling import SEED, Statistic, Sums, Units
+
+PROPORTIONS = ("accuracy", "precision_micro", "recall_micro", "f1_micro", "recall_weighted")
+"""Metrics that are, with one label and one prediction for each example, the share of right predictions."""
+
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+class Classified(Protocol):
+    """What the metrics of a classifier depend on, such as `dist_eval.Predictions`."""
+
+    @property
+    def label(self) -> np.ndarray:
+        """True class, int64 of shape [n]."""
+
+    @property
+    def prediction(self) -> np.ndarray:
+        """Predicted class, int64 of shape [n]."""
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Cross-entropy in nats, float64 of shape [n]."""
+
+    @property
+    def num_labels(self) -> int:
+        """Number of classes."""
+
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yields the probabilities of some classes, float64 of shape [n] each."""
+
+
+def metric_intervals(
+    predictions: Classified,
+    metrics: Metrics,
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+    further: Sequence[Statistic] = (),
+    resamples: int | None = None,
+    seed: int = SEED,
+) -> dict[str, Interval]:
+    """Computes an interval for every metric: Wilson's for proportions, the bootstrap's for the others.
+
+    Args:
+        predictions: at least one example.
+        metrics: what `compute_metrics` says of them.
+        confidence: level, between 0 and 1.
+        groups: what examples belong together, of shape [n]: groups are then drawn, for all metrics. With few of them
+            (less than about 20) intervals are too narrow.
+        further: statistics for metrics that this module does not know.
+        resamples: their number (see `gather_evidence`).
+        seed: of the resamples.
+
+    Returns:
+        An interval, or the reason why there is none, by the names of `metrics.values`, in their order.
+    """
+    values = {name: value for name, value in metrics.values.items() if value is not None}
+    found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}
+    if groups is None:
+        trials, successes = int(metrics.confusion.sum()), int(metrics.confusion.trace())
+        low, high = wilson(successes, trials, confidence)
+        found.update({name: Interval(confidence, low, high, "wilson") for name in PROPORTIONS if name in values})
+    drawn = None if groups is None else Units.groups(groups)
+    for statistic in (*statistics_of(predictions, drawn), *further):
+        wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
+        if wanted:
+            evidence = gather_evidence(statistic, wanted, resamples=resamples, seed=seed)
+            found.update({name: one.interval(confidence) for name, one in evidence.items()})
+    unknown = Interval(confidence, reason="nothing is known of how it could be resampled")
+    return {name: found.get(name, unknown) for name in metrics.values}
+
+
+def statistics_of(
+    predictions: Classified, units: Units | None = None, cells: Units | None = None
+) -> Iterator[Statistic]:
+    """Yields what the metrics of `compute_metrics` are as statistics.
+
+    Args:
+        predictions: at least one example.
+        units: what is drawn; by default single examples.
+        cells: what is drawn for metrics of the confusion matrix; by default `units`, or its cells.
+    """
+    label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
+    cells = cells or units or Units.alike(label, prediction)
+    units = units or Units.single(len(label))
+    yield Sums(cells, margins(label, prediction, classes), metrics_of_margins)
+    # scikit-learn's log loss keeps probabilities an epsilon away from 0 and 1
+    losses = [predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON)), np.ones(len(label))]
+    yield Sums(units, np.stack(losses), _mean_losses)
+    if classes < 2:
+        return
+    ranked = range(1, 2) if classes == 2 else range(classes)
+    names = ("roc_auc",) if classes == 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
+
+    def columns() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for number, scores in zip(ranked, predictions.probabilities_of(ranked), strict=True):
+            yield label == number, scores
+
+    yield AreasUnderCurves(units, columns, len(ranked), names)
+
+
+def _mean_losses(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return {"loss": sums[0] / sums[2], "log_loss": sums[1] / sums[2]}
+
+
+def values_of(statistics: Iterable[Statistic]) -> Mapping[str, float]:
+    """Computes the metrics of the data themselves, NaN where undefined."""
+    return {
+        name: float(value[0])
+        for statistic in statistics
+        for name, value in statistic.values(statistic.units.whole()).items()
+    }

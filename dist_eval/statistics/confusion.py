@@ -1,0 +1,72 @@
+"""Metrics of a confusion matrix, for many matrices at once: from hits, examples and predictions of each class.
+
+The definitions are those of `dist_eval.metrics.compute_metrics`, also of what is undefined.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def margins(label: np.ndarray, prediction: np.ndarray, num_labels: int) -> Any:
+    """Returns what is summed up for each example: whether it is a hit, an example and a prediction of each class.
+
+    Args:
+        label: true classes, int64 of shape [n].
+        prediction: predicted classes, int64 of shape [n].
+        num_labels: number of classes.
+
+    Returns:
+        A sparse array of SciPy, float64 of shape [3 * num_labels, n].
+    """
+    from scipy import sparse
+
+    examples = np.arange(len(label))
+    hits = np.flatnonzero(label == prediction)
+    rows = np.concatenate([label[hits], num_labels + label, 2 * num_labels + prediction])
+    columns = np.concatenate([hits, examples, examples])
+    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(3 * num_labels, len(label)))
+
+
+def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Computes all metrics of confusion matrices.
+
+    Args:
+        sums: hits, examples and predictions of each class, as `margins` orders them, float64 of shape
+            [3 * num_labels, matrices].
+
+    Returns:
+        By name, float64 of shape [matrices], NaN where undefined.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _metrics(*sums.reshape(3, len(sums) // 3, -1))
+
+
+def _metrics(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+    examples, right = support.sum(axis=0), hits.sum(axis=0)
+    is_present = support + predicted > 0
+    precision, recall, f1 = hits / predicted, hits / support, 2 * hits / (support + predicted)
+    accuracy = right / examples
+    chance = np.einsum("ij,ij->j", support, predicted)
+    spreads = [examples**2 - np.einsum("ij,ij->j", one, one) for one in (support, predicted)]
+    return {
+        "accuracy": accuracy,
+        "balanced_accuracy": _mean(recall, support > 0),
+        "mcc": (right * examples - chance) / np.sqrt(spreads[0] * spreads[1]),
+        "precision_macro": _mean(precision, is_present),
+        "recall_macro": _mean(recall, is_present),
+        "f1_macro": _mean(f1, is_present),
+        "precision_micro": accuracy,
+        "recall_micro": accuracy,
+        "f1_micro": accuracy,
+        "precision_weighted": np.where(is_present, support * precision, 0).sum(axis=0) / examples,
+        "recall_weighted": accuracy,
+        "f1_weighted": np.where(is_present, support * f1, 0).sum(axis=0) / examples,
+    }
+
+
+def _mean(figures: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Averages over the classes that count; NaN where one of them has no figure."""
+    return np.where(counted, figures, 0).sum(axis=0) / counted.sum(axis=0)

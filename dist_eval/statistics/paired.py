@@ -1,0 +1,138 @@
+"""Comparing two models on the same examples: McNemar's test, the paired bootstrap, and Holm's correction.
+
+Both models have met the same examples, so what counts is where they differ. The data must be the same; this module sees
+arrays only and cannot know, `dist_eval.compare` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_eval.statistics.classification import Classified, statistics_of
+from dist_eval.statistics.intervals import Interval, gather_evidence
+from dist_eval.statistics.resampling import SEED, Difference, Units
+
+_EXACT_UP_TO = 1_000
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's test of whether two models are right equally often.
+
+    Attributes:
+        only_first: examples that only the first model gets right.
+        only_second: examples that only the second model gets right.
+        p_value: two-sided.
+        method: "exact" or "chi-square".
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+    method: str
+
+
+def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
+    """Tests whether two models are right equally often on the same examples.
+
+    Q. McNemar (1947), "Note on the sampling error of the difference between correlated proportions or percentages",
+    Psychometrika 12, 153-157. Of the examples that exactly one model gets right, half should be the first one's. Up to
+    1,000 such examples the p-value is the exact binomial one; beyond, the chi-square approximation with the continuity
+    correction of A. L. Edwards (1948), Psychometrika 13, 185-187, is as good.
+
+    Args:
+        first_right: whether the first model is right, bool of shape [n].
+        second_right: whether the second model is right, bool of shape [n].
+    """
+    from scipy.stats import binomtest, chi2
+
+    first, second = int((first_right & ~second_right).sum()), int((second_right & ~first_right).sum())
+    differing = first + second
+    if differing == 0:
+        return McNemar(first, second, 1.0, "exact")
+    if differing <= _EXACT_UP_TO:
+        return McNemar(first, second, float(binomtest(first, differing).pvalue), "exact")
+    distance = max(0.0, abs(first - second) - 1.0)
+    return McNemar(first, second, float(chi2.sf(distance**2 / differing, df=1)), "chi-square")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrects p-values for their number, so that all claims together are wrong as rarely as one would be.
+
+    S. Holm (1979), "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
+    65-70. It assumes nothing of how the tests depend on each other.
+
+    Args:
+        p_values: of any number of tests.
+
+    Returns:
+        The corrected ones, in the same order.
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    corrected = np.empty(len(values))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)))
+    return corrected.tolist()
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """By how much a metric of the second model exceeds that of the first one.
+
+    Attributes:
+        value: the difference, None where one of the metrics is undefined.
+        interval: its interval.
+        p_value: two-sided, of there being no difference; None where unknown.
+    """
+
+    value: float | None
+    interval: Interval
+    p_value: float | None
+
+
+def paired_differences(
+    first: Classified,
+    second: Classified,
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+    resamples: int | None = None,
+    seed: int = SEED,
+) -> dict[str, PairedDifference]:
+    """Compares all metrics of two models on the same examples, which are drawn together: the paired bootstrap.
+
+    B. Efron and R. J. Tibshirani (1993), "An Introduction to the Bootstrap", chapter 8; the p-value is
+    `Evidence.p_value`'s.
+
+    Args:
+        first: the first model's predictions.
+        second: the second model's, of the same examples in the same order.
+        confidence: level of the intervals.
+        groups: what examples belong together (see `metric_intervals`).
+        resamples: their number (see `gather_evidence`).
+        seed: of the resamples.
+
+    Returns:
+        By name of the metric.
+
+    Raises:
+        ValueError: the labels or the classes differ, so that these are no predictions of the same examples.
+    """
+    if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
+        raise ValueError("only predictions of the same examples, with the same labels, can be compared")
+    units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
+    cells = Units.alike(first.label, first.prediction, second.prediction) if groups is None else units
+    pairs = zip(statistics_of(first, units, cells), statistics_of(second, units, cells), strict=True)
+    undefined = Interval(confidence, reason="the metric is undefined for one of the two")
+    found: dict[str, PairedDifference] = {}
+    for pair in pairs:
+        difference = Difference(*pair)
+        whole = {name: float(value[0]) for name, value in difference.values(difference.units.whole()).items()}
+        values = {name: value for name, value in whole.items() if not np.isnan(value)}
+        found.update({name: PairedDifference(None, undefined, None) for name in whole})
+        for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
+            found[name] = PairedDifference(one.value, one.interval(confidence), one.p_value())
+    return found

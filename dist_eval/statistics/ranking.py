@@ -1,0 +1,117 @@
+"""The area under the ROC curve of resamples: how often a positive outranks a negative, as often as they were drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_eval.statistics.resampling import Statistic, Units, influence_of
+
+Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+"""Yields for each class which examples are of it, bool of shape [n], and its scores, float64 of shape [n]."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One class against the others.
+
+    Attributes:
+        positive: positions of its examples.
+        negative: positions of all others, in the order of their scores.
+        below: for each positive, how many negatives have a lower score.
+        upto: for each positive, how many negatives have a lower or the same score.
+    """
+
+    positive: np.ndarray
+    negative: np.ndarray
+    below: np.ndarray
+    upto: np.ndarray
+
+    @classmethod
+    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _Curve:
+        positive, negative = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
+        negative = negative[np.argsort(scores[negative], kind="stable")]
+        below, upto = (np.searchsorted(scores[negative], scores[positive], side) for side in ("left", "right"))
+        return cls(positive, negative, below, upto)
+
+    def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the area and the number of positives, for weights of shape [n, resamples]."""
+        counted = np.zeros((len(self.negative) + 1, weights.shape[1]))
+        np.cumsum(weights[self.negative], axis=0, out=counted[1:])
+        positive = weights[self.positive]
+        wins = np.einsum("ij,ij->j", positive, counted[self.below])
+        wins += np.einsum("ij,ij->j", positive, counted[self.upto])
+        number = positive.sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return wins / (2 * number * counted[-1]), number
+
+    def areas_without_each(self) -> np.ndarray:
+        """Returns the area without each example in turn, float64 of shape [n]."""
+        positives, negatives = len(self.positive), len(self.negative)
+        wins = (self.below + self.upto) / 2
+        # a negative loses against the positives that stand above it, and half against those of the same score
+        ends = np.bincount(self.below, minlength=negatives + 1) + np.bincount(self.upto, minlength=negatives + 1)
+        losses = positives - np.cumsum(ends)[:negatives] / 2
+        left = np.empty(positives + negatives)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left[self.positive] = (wins.sum() - wins) / ((positives - 1) * np.float64(negatives))
+            left[self.negative] = (wins.sum() - losses) / (positives * np.float64(negatives - 1))
+        return left
+
+
+class AreasUnderCurves(Statistic):
+    """The area under the ROC curve of two classes, or the averages over the classes, each against the others.
+
+    Args:
+        units: what is drawn.
+        columns: the scores: of the positive class alone, or of all classes.
+        classes: how many columns there are.
+        names: of the mean and of the mean weighted by the classes' examples; of one area there is one name.
+    """
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, units: Units, columns: Columns, classes: int, names: tuple[str, ...]) -> None:
+        self.units, self._columns, self._classes, self._names = units, columns, classes, names
+        self._curves: list[_Curve] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Statistic.names`."""
+        return self._names
+
+    @property
+    def work(self) -> int:
+        """See `Statistic.work`."""
+        return self.units.work + self._classes * len(self.units.kind_of)
+
+    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Statistic.values`; the orders of the scores are kept in memory from the first call on."""
+        self._curves = self._curves or [_Curve.of(*column) for column in self._columns()]
+        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
+        areas, numbers = (np.stack(parts) for parts in zip(*(c.areas(of_examples) for c in self._curves), strict=True))
+        with np.errstate(invalid="ignore"):
+            averages = areas.mean(axis=0), (areas * numbers).sum(axis=0) / numbers.sum(axis=0)
+        return dict(zip(self._names, averages, strict=False))
+
+    def influence(self) -> dict[str, np.ndarray]:
+        """See `Statistic.influence`; class by class, in the memory of a few columns.
+
+        A group's influence is the sum of its examples', as in the infinitesimal jackknife.
+        """
+        examples = len(self.units.kind_of)
+        plain, weighted = np.zeros(examples), np.zeros(examples)
+        for is_positive, scores in self._columns():
+            left = _Curve.of(is_positive, scores).areas_without_each()
+            plain += left / self._classes
+            weighted += left * (is_positive.sum() - is_positive) / max(1, examples - 1)
+        alone = Units.single(examples)
+        found = {}
+        for name, left_out in zip(self._names, (plain, weighted), strict=False):
+            influence = influence_of(left_out, alone)
+            if not self.units.are_examples:
+                influence = np.bincount(self.units.kind_of, influence) * (self.units.kinds / examples)
+            found[name] = influence
+        return found

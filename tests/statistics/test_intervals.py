@@ -1,0 +1,161 @@
+"""Intervals: SciPy's ends for the same numbers, and a reason where there are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dist_eval.statistics import Evidence, OfRows, Statistic, Sums, Units, bca, gather_evidence, percentile, wilson
+from dist_eval.statistics.intervals import affordable_resamples, jackknife, standard_error
+
+levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 10_000), st.floats(0, 1), levels)
+def test_wilsons_interval_equals_scipys(trials: int, share: float, confidence: float) -> None:
+    successes = round(share * trials)
+    expected = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    assert wilson(successes, trials, confidence) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-12)
+
+
+def test_wilsons_interval_of_perfection_has_a_width() -> None:
+    low, high = wilson(20, 20)
+    assert high == 1.0
+    assert low == pytest.approx(1 / (1 + 1.959963984540054**2 / 20))
+
+
+def mean_of(values: np.ndarray, units: Units | None = None) -> Sums:
+    rows = np.stack([values, np.ones(len(values))])
+    return Sums(units or Units.single(len(values)), rows, lambda sums: {"mean": sums[0] / sums[1]})
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(5, 60), st.integers(0, 1000), levels)
+def test_the_bootstraps_ends_equal_scipys_for_the_same_resamples(n: int, seed: int, confidence: float) -> None:
+    values = np.random.default_rng(seed).exponential(size=n)
+    statistic = mean_of(values)
+    drawn = statistic.resampled(999, seed)["mean"]
+    for method in ("percentile", "BCa"):
+        known = stats.bootstrap(
+            (values,),
+            np.mean,
+            n_resamples=0,
+            bootstrap_result=type("Earlier", (), {"bootstrap_distribution": drawn})(),
+            confidence_level=confidence,
+            method=method,
+        ).confidence_interval
+        ours = (
+            percentile(drawn, confidence)
+            if method == "percentile"
+            else bca(drawn, values.mean(), statistic.influence()["mean"], confidence=confidence)
+        )
+        assert ours == pytest.approx((known.low, known.high), rel=1e-9)
+
+
+def test_kinds_weigh_in_the_correction_as_their_units() -> None:
+    values = np.repeat([0.0, 1.0, 5.0], [40, 9, 3])
+    alike = mean_of(values, Units.alike(values.astype(np.int64)))
+    drawn = mean_of(values).resampled(999)["mean"]
+    by_kind = bca(drawn, values.mean(), alike.influence()["mean"], alike.units.multiplicity)
+    assert by_kind == pytest.approx(bca(drawn, values.mean(), mean_of(values).influence()["mean"]), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150])
+def test_the_correction_does_not_depend_on_the_scale(scale: float) -> None:
+    values = np.random.default_rng(0).exponential(size=50)
+    drawn, influence = mean_of(values).resampled(500)["mean"], mean_of(values).influence()["mean"]
+    expected = bca(drawn, values.mean(), influence)
+    scaled = bca(drawn * scale, values.mean() * scale, influence * scale)
+    assert np.array(scaled) / scale == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_jackknifes_error_of_a_mean_is_the_textbooks() -> None:
+    values = np.random.default_rng(0).normal(size=30)
+    statistic = mean_of(values)
+    error = standard_error(statistic.influence()["mean"], statistic.units.multiplicity)
+    assert error == pytest.approx(stats.sem(values), rel=1e-9)
+    low, high = stats.norm.interval(0.9, values.mean(), error)
+    assert jackknife(values.mean(), error, confidence=0.9) == pytest.approx((low, high))
+    assert jackknife(0.9, 0.2, bounds=(0, 1)) == (pytest.approx(0.9 - 1.959963984540054 * 0.2), 1.0)
+
+
+def only(statistic: Statistic, value: float, resamples: int | None = None) -> Evidence:
+    return gather_evidence(statistic, {statistic.names[0]: value}, resamples=resamples)[statistic.names[0]]
+
+
+def test_many_examples_have_nearly_the_same_interval_either_way() -> None:
+    values = np.random.default_rng(1).exponential(size=50_000)
+    by_jackknife = only(mean_of(values), values.mean())
+    statistic = mean_of(values)
+    resampled = only(statistic, values.mean(), resamples=2_000).interval()
+    statistic.most_resamples = None
+    error = standard_error(statistic.influence()["mean"], statistic.units.multiplicity)
+    plain = jackknife(values.mean(), error)
+    assert resampled.method == "bca" and resampled.resamples == 2_000
+    width = plain[1] - plain[0]
+    assert resampled.low == pytest.approx(plain[0], abs=0.05 * width)
+    assert resampled.high == pytest.approx(plain[1], abs=0.05 * width)
+    assert by_jackknife.value == resampled.low or by_jackknife.interval().low is not None
+
+
+def test_the_number_of_resamples_falls_with_the_work_until_the_jackknife_takes_over() -> None:
+    def number(examples: int) -> int | None:
+        return affordable_resamples(mean_of(np.ones(examples)))
+
+    assert number(100) == 9_999
+    assert 1_999 <= (number(30_000) or 0) < 9_999
+    assert number(1_000_000) is None
+    evidence = only(mean_of(np.arange(200_000.0)), 99_999.5)
+    interval = evidence.interval()
+    assert (interval.method, interval.resamples) == ("jackknife", None)
+    assert interval.low is not None and interval.high is not None
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * 57735 / 200_000**0.5, rel=1e-3)
+    assert evidence.p_value() == pytest.approx(0.0)
+
+
+def test_what_does_not_vary_has_no_interval() -> None:
+    for examples in (20, 200_000):
+        evidence = only(mean_of(np.full(examples, 0.1)), 0.1)
+        interval = evidence.interval()
+        assert (interval.low, interval.high, interval.method) == (None, None, None)
+        assert interval.reason is not None and "same value" in interval.reason
+        assert evidence.p_value() is None
+        assert only(mean_of(np.zeros(examples)), 0.0).p_value() == 1.0
+
+
+def test_one_unit_has_no_interval() -> None:
+    interval = only(mean_of(np.array([1.0])), 1.0).interval()
+    assert interval.low is None and interval.reason == "needs at least two examples or groups"
+    grouped = only(mean_of(np.arange(5.0), Units.groups(np.zeros(5))), 2.0).interval()
+    assert grouped.low is None
+
+
+def test_what_most_resamples_leave_undefined_has_no_interval() -> None:
+    def needs_the_first(rows: np.ndarray) -> float | None:
+        return float(rows.mean()) if 0 in rows else None
+
+    evidence = only(OfRows(Units.single(10), {"rare": needs_the_first}), 4.5)
+    interval = evidence.interval()
+    assert interval.low is None and interval.reason is not None and "too rare" in interval.reason
+    assert evidence.p_value() is None
+
+
+def test_without_a_correction_the_ends_are_percentiles() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    evidence = only(OfRows(Units.single(100), {"median": lambda rows: float(np.median(values[rows]))}), 0.0)
+    interval = evidence.interval()
+    assert interval.method == "percentile" and interval.resamples == 999
+    assert (interval.low, interval.high) == percentile(evidence.distribution)
+
+
+@pytest.mark.parametrize(("shift", "likely"), [(0.0, True), (0.4, False)])
+def test_the_p_value_agrees_with_a_t_test(shift: float, likely: bool) -> None:
+    values = np.random.default_rng(5).normal(size=200)
+    values += shift - values.mean() + 0.05
+    p_value = only(mean_of(values), values.mean()).p_value()
+    assert p_value == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.02)
+    assert (p_value > 0.05) == likely

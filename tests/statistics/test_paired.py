@@ -1,0 +1,145 @@
+"""Comparing two models on the same examples: the tests' p-values are those of references, and swapping them negates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dist_eval.metrics import compute_metrics
+from dist_eval.predictions import Predictions
+from dist_eval.statistics import holm, mcnemar, paired_differences
+
+
+def outcomes(both: int, first: int, second: int, none: int) -> tuple[np.ndarray, np.ndarray]:
+    counts = [both, first, second, none]
+    return np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 60), st.integers(0, 60))
+def test_few_differing_examples_are_counted_exactly(both: int, first: int, second: int) -> None:
+    test = mcnemar(*outcomes(both, first, second, 5))
+    assert (test.only_first, test.only_second, test.method) == (first, second, "exact")
+    # of n fair coins, the probability of a result at least as uneven
+    tosses = stats.binom(first + second, 0.5)
+    assert test.p_value == pytest.approx(min(1.0, 2 * tosses.cdf(min(first, second))), rel=1e-9)
+
+
+@pytest.mark.parametrize(("first", "second"), [(501, 500), (600, 480), (900, 700), (2000, 0)])
+def test_many_differing_examples_have_the_chi_square_of_mcnemar_and_edwards(first: int, second: int) -> None:
+    test = mcnemar(*outcomes(10, first, second, 10))
+    assert test.method == "chi-square"
+    statistic = (abs(first - second) - 1) ** 2 / (first + second)
+    assert test.p_value == pytest.approx(stats.chi2(1).sf(statistic), rel=1e-12)
+    exact = stats.binomtest(first, first + second).pvalue
+    assert test.p_value == pytest.approx(exact, rel=0.05, abs=1e-12)
+
+
+def test_models_that_are_right_on_the_same_examples_do_not_differ() -> None:
+    assert mcnemar(*outcomes(7, 0, 0, 3)).p_value == 1.0
+
+
+def test_holms_correction_worked_out_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holms_correction_rejects_what_his_procedure_rejects(p_values: list[float]) -> None:
+    corrected = holm(p_values)
+    assert all(own <= other <= 1 for own, other in zip(p_values, corrected, strict=True))
+    for level in (0.01, 0.05, 0.3):
+        rejected, ordered = 0, sorted(p_values)
+        while rejected < len(ordered) and ordered[rejected] * (len(ordered) - rejected) <= level:
+            rejected += 1
+        assert sum(value <= level for value in corrected) == rejected
+
+
+def pair(examples: int, classes: int, seed: int = 0) -> tuple[Predictions, Predictions]:
+    """Two models that agree more often than by chance, the second one being better."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(classes, size=examples)
+    logits = generator.normal(size=(examples, classes))
+    logits[np.arange(examples), label] += 1
+    better = logits + generator.normal(scale=0.5, size=logits.shape)
+    better[np.arange(examples), label] += 0.8
+    first, second = (Predictions.from_logits(np.arange(examples), label, one) for one in (logits, better))
+    return first, second
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_differences_are_those_of_the_metrics(classes: int) -> None:
+    first, second = pair(300, classes)
+    values = [compute_metrics(one, [str(number) for number in range(classes)]).values for one in (first, second)]
+    found = paired_differences(first, second, resamples=500)
+    assert set(found) == set(values[0])
+    for name, one in found.items():
+        before, after = values[0][name], values[1][name]
+        assert before is not None and after is not None
+        assert one.value == pytest.approx(after - before, abs=1e-12), name
+        assert one.interval.low < one.value < one.interval.high, name
+        assert one.p_value is not None and 0 < one.p_value <= 1
+    assert found["accuracy"].p_value == pytest.approx(1 / 501)
+
+
+def test_the_difference_of_accuracies_is_near_scipys() -> None:
+    first, second = pair(200, 3)
+    right = [(one.prediction == one.label).astype(float) for one in (first, second)]
+    expected = stats.bootstrap((right[1] - right[0],), np.mean, rng=1, n_resamples=4000).confidence_interval
+    interval = paired_differences(first, second)["accuracy"].interval
+    width = expected.high - expected.low
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=0.07 * width)
+
+
+def test_swapping_the_models_negates_the_differences() -> None:
+    first, second = pair(150, 3)
+    there, back = paired_differences(first, second, resamples=300), paired_differences(second, first, resamples=300)
+    for name, one in there.items():
+        assert back[name].value == pytest.approx(-one.value, abs=1e-12)
+    for name in ("loss", "roc_auc_ovr_macro"):  # the same examples are drawn both ways
+        assert back[name].p_value == there[name].p_value
+        assert back[name].interval.low == pytest.approx(-there[name].interval.high, abs=0.02)
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    first, _ = pair(50, 2)
+    for one in paired_differences(first, first, resamples=100).values():
+        assert (one.value, one.p_value) == (0.0, 1.0)
+        assert one.interval.low is None and "same value" in (one.interval.reason or "")
+
+
+def test_what_one_model_leaves_undefined_has_no_difference() -> None:
+    first, _ = pair(40, 2)
+    never = Predictions.from_logits(first.index, first.label, np.tile([1.0, 0.0], (40, 1)))
+    found = paired_differences(first, never, resamples=100)
+    assert found["mcc"].value is None and found["mcc"].p_value is None
+    assert found["mcc"].interval.reason == "the metric is undefined for one of the two"
+    assert found["accuracy"].value is not None
+
+
+def test_groups_are_drawn_together() -> None:
+    first, second = pair(200, 2)
+    rows = np.repeat(np.arange(200), 3)
+    copies = [
+        Predictions(*(getattr(one, name)[rows] for name in ("index", "label", "logits", "loss")))
+        for one in (first, second)
+    ]
+    alone = paired_differences(first, second, groups=np.arange(200), resamples=300)
+    grouped = paired_differences(copies[0], copies[1], groups=rows, resamples=300)
+    for name, one in alone.items():
+        assert grouped[name].p_value == one.p_value, name
+        assert grouped[name].interval.low == pytest.approx(one.interval.low, abs=1e-9), name
+
+
+def test_other_labels_are_refused() -> None:
+    first, second = pair(40, 2)
+    other = Predictions.from_logits(second.index, 1 - second.label, second.logits)
+    with pytest.raises(ValueError, match="same examples, with the same labels"):
+        paired_differences(first, other)
+    with pytest.raises(ValueError, match="same examples"):
+        paired_differences(first, pair(41, 2)[1])

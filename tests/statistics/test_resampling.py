@@ -1,0 +1,110 @@
+"""Resampling: the draws have the distribution that they should have, and influences are what leaving out gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_eval.statistics import Difference, OfRows, Statistic, Sums, Units
+
+
+def drawn(units: Units, resamples: int, seed: int = 0) -> np.ndarray:
+    return np.concatenate(list(units.draws(resamples, seed)), axis=1)
+
+
+UNITS = {
+    "single": Units.single(7),
+    "few kinds": Units(np.repeat([0, 1, 2], [70, 20, 10]), np.array([70, 20, 10])),
+    "many kinds": Units(np.repeat([0, 1, 2], [7, 2, 1]), np.array([7, 2, 1])),
+    "groups": Units.groups(np.array(["b", "a", "b", "c"])),
+}
+
+
+@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+def test_draws_have_the_moments_of_a_multinomial_distribution(units: Units) -> None:
+    counts = drawn(units, 40_000)
+    assert counts.shape == (units.kinds, 40_000)
+    assert (counts.sum(axis=0) == units.count).all()
+    shares = units.multiplicity / units.count
+    covariance = units.count * (np.diag(shares) - np.outer(shares, shares))
+    tolerance = 6 * covariance.max() / np.sqrt(40_000)
+    assert counts.mean(axis=1) == pytest.approx(units.multiplicity, abs=tolerance)
+    assert np.cov(counts) == pytest.approx(covariance, abs=2 * tolerance)
+
+
+@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
+def test_draws_depend_on_the_seed_and_not_on_the_size_of_pieces(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = drawn(units, 50)
+    assert not np.array_equal(whole, drawn(units, 50, seed=1))
+    monkeypatch.setattr("dist_eval.statistics.resampling._NUMBERS_IN_A_PIECE", 9)
+    assert np.array_equal(whole, drawn(units, 50))
+
+
+def test_examples_that_are_alike_are_of_one_kind() -> None:
+    units = Units.alike(np.array([0, 1, 1, 0, 1]), np.array([2, 0, 0, 1, 2]))
+    assert sorted(units.multiplicity.tolist()) == [1, 1, 1, 2]
+    assert units.kind_of[1] == units.kind_of[2]
+    assert len(set(units.kind_of.tolist())) == units.kinds == 4
+
+
+def mean(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return {"mean": sums[0] / sums[1]}
+
+
+def mean_of(units: Units, values: np.ndarray) -> Sums:
+    return Sums(units, np.stack([values, np.ones(len(values))]), mean)
+
+
+def left_out(statistic: Statistic, kind: int) -> float:
+    weights = statistic.units.whole()
+    weights[kind] -= 1
+    return float(statistic.values(weights)["mean"][0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=2, max_size=30), st.booleans())
+def test_the_influence_of_a_mean_is_what_leaving_out_gives(pairs: list[tuple[int, int]], grouped: bool) -> None:
+    names, values = np.array([first for first, _ in pairs]), np.array([float(second) for _, second in pairs])
+    units = Units.groups(names) if grouped else Units.alike(values.astype(np.int64) + 3)
+    statistic = mean_of(units, values)
+    assert statistic.values(units.whole())["mean"][0] == pytest.approx(values.mean(), abs=1e-12)
+    if units.count < 2:
+        return
+    left = np.array([left_out(statistic, kind) for kind in range(units.kinds)])
+    expected = (units.count - 1) * (np.average(left, weights=units.multiplicity) - left)
+    assert statistic.influence()["mean"] == pytest.approx(expected, abs=1e-9)
+    assert (statistic.influence()["mean"] * units.multiplicity).sum() == pytest.approx(0, abs=1e-9)
+
+
+def test_groups_are_drawn_as_a_whole() -> None:
+    groups = np.array([0, 0, 0, 1, 2, 2])
+    values = mean_of(Units.groups(groups), np.array([1.0, 1, 1, 0, 5, 5])).resampled(200)["mean"]
+    possible = {
+        (3 * a + 10 * c) / (3 * a + b + 2 * c) for a in range(4) for b in range(4) for c in [3 - a - b] if c >= 0
+    }
+    assert all(min(abs(value - one) for one in possible) < 1e-12 for value in values)
+
+
+def test_any_function_of_positions_sees_what_the_others_see() -> None:
+    values = np.random.default_rng(3).normal(size=40)
+    for units in (Units.single(40), Units.groups(np.arange(40) // 3)):
+        free = OfRows(units, {"mean": lambda rows: float(values[rows].mean()), "none": lambda rows: None})
+        found = free.resampled(30)
+        assert found["mean"] == pytest.approx(mean_of(units, values).resampled(30)["mean"], abs=1e-12)
+        assert np.isnan(found["none"]).all()
+
+
+def test_a_function_of_positions_cannot_tell_alike_examples_apart() -> None:
+    with pytest.raises(ValueError, match="single examples or groups"):
+        OfRows(Units.alike(np.zeros(5, dtype=np.int64)), {"one": lambda rows: 1.0}).resampled(1)
+
+
+def test_a_difference_is_that_of_the_same_resamples() -> None:
+    values = np.random.default_rng(3).normal(size=(2, 40))
+    units = Units.single(40)
+    first, second = (mean_of(units, row) for row in values)
+    both = mean_of(units, values[1] - values[0])
+    assert Difference(first, second).resampled(20)["mean"] == pytest.approx(both.resampled(20)["mean"], abs=1e-12)
+    assert Difference(first, second).influence()["mean"] == pytest.approx(both.influence()["mean"], abs=1e-9)
