@@ -237,7 +237,7 @@ class Evidence:
         """
         from scipy.special import ndtr
 
-        if self._undefined > _MOST_UNDEFINED:
+        if self.multiplicity.sum() < 2 or self._undefined > _MOST_UNDEFINED:
             return None
         if self._has_no_spread:
             return 1.0 if abs(self.value) <= _SAME else None
@@ -283,8 +283,11 @@ def gather_evidence(
     Returns:
         By name of the metric.
     """
-    number, influence = affordable_resamples(statistic, resamples), statistic.influence()
-    drawn = {} if number is None else statistic.resampled(number, seed)
+    influence: dict[str, np.ndarray] = {}
+    drawn: dict[str, np.ndarray] = {}
+    number = affordable_resamples(statistic, resamples)
+    if statistic.units.count > 1:
+        influence, drawn = statistic.influence(), {} if number is None else statistic.resampled(number, seed)
     return {
         name: Evidence(value, statistic.bounds, statistic.units.multiplicity, influence.get(name), drawn.get(name))
         for name, value in values.items()

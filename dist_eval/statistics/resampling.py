@@ -20,7 +20,9 @@ import numpy as np
 SEED = 0
 """Seed of all resampling."""
 
-_NUMBERS_IN_A_PIECE = 1 << 21
+_NUMBERS_IN_A_PIECE, _FEWEST_IN_A_PIECE = 1 << 17, 8
+"""A piece fits into a processor's cache, but a few resamples are done together even where it then does not."""
+
 _POSITIONS_FOR_A_KIND = 20
 """Positions that are drawn and counted in the time that a multinomial draw takes for one kind."""
 
@@ -98,11 +100,9 @@ class Units:
             How often each kind was drawn, float64 of shape [kinds, some of the resamples], in bounded memory.
         """
         generator = np.random.default_rng(seed)
-        step = max(1, _NUMBERS_IN_A_PIECE // self.kinds)
+        step = max(_FEWEST_IN_A_PIECE, _NUMBERS_IN_A_PIECE // self.kinds)
         by_kind = _POSITIONS_FOR_A_KIND * self.kinds < self.count
         kind_of_unit = None if self.count == self.kinds else np.repeat(np.arange(self.kinds), self.multiplicity)
-        if not by_kind:
-            step = max(1, min(step, _NUMBERS_IN_A_PIECE // self.count))
         for start in range(0, resamples, step):
             size = min(step, resamples - start)
             if by_kind:
@@ -211,7 +211,7 @@ class Sums(Statistic):
     @property
     def work(self) -> int:
         """See `Statistic.work`."""
-        return self.units.work + self._rows.shape[0] + self._rows.nnz
+        return self.units.work + self._rows.shape[0] + self._rows.nnz // 2
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`."""

