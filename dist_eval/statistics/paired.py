@@ -6,7 +6,7 @@ arrays only and cannot know, `dist_eval.compare` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +97,7 @@ def paired_differences(
     first: Classified,
     second: Classified,
     *,
+    metrics: Collection[str] | None = None,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
     resamples: int | None = None,
@@ -110,13 +111,14 @@ def paired_differences(
     Args:
         first: the first model's predictions.
         second: the second model's, of the same examples in the same order.
+        metrics: names of the metrics to compare, by default all.
         confidence: level of the intervals.
         groups: what examples belong together (see `metric_intervals`).
         resamples: their number (see `gather_evidence`).
         seed: of the resamples.
 
     Returns:
-        By name of the metric.
+        By name of the metric; a name that is no metric is left out.
 
     Raises:
         ValueError: the labels or the classes differ, so that these are no predictions of the same examples.
@@ -130,7 +132,13 @@ def paired_differences(
     found: dict[str, PairedDifference] = {}
     for pair in pairs:
         difference = Difference(*pair)
-        whole = {name: float(value[0]) for name, value in difference.values(difference.units.whole()).items()}
+        if metrics is not None and not set(metrics) & set(difference.names):
+            continue
+        whole = {
+            name: float(value[0])
+            for name, value in difference.values(difference.units.whole()).items()
+            if metrics is None or name in metrics
+        }
         values = {name: value for name, value in whole.items() if not np.isnan(value)}
         found.update({name: PairedDifference(None, undefined, None) for name in whole})
         for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
