@@ -86,8 +86,8 @@ def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -
                     report.bound(f"points away from 95: {name}, {group}", [abs(100 * share - 95)], bar)
     error = 100 * float(np.sqrt(_LEVEL * (1 - _LEVEL) / simulations))
     report.note(
-        f"Each figure rests on {simulations:,} samples, which leaves a standard error of {error:.2f} points; each "
-        f"interval of the bootstrap on {_RESAMPLES:,} resamples."
+        f"Wilson's coverage is computed exactly. Each other figure rests on {simulations:,} samples, which leaves a "
+        f"standard error of {error:.2f} points; each interval of the bootstrap on {_RESAMPLES:,} resamples."
     )
     return report
 
@@ -107,7 +107,6 @@ def coverage_of(population: Population, examples: int, simulations: int) -> dict
     for number in range(simulations):
         label, prediction = population.sample(examples, generator)
         right = int((label == prediction).sum())
-        count(f"accuracy: Wilson {OURS}", wilson(right, examples), truth["accuracy"])
         share = right / examples
         half = 1.959964 * float(np.sqrt(share * (1 - share) / examples))
         count("accuracy: Wald", (share - half, share + half), truth["accuracy"])
@@ -118,7 +117,17 @@ def coverage_of(population: Population, examples: int, simulations: int) -> dict
             count(f"{name}: BCa {OURS}", (interval.low, interval.high), truth[name])
             if one.distribution is not None:
                 count(f"{name}: percentile", percentile(one.distribution[~np.isnan(one.distribution)]), truth[name])
-    return {name: float(np.mean(found)) for name, found in sorted(hits.items())}
+    covered = {name: float(np.mean(found)) for name, found in sorted(hits.items())}
+    return {f"accuracy: Wilson {OURS}": exact_coverage(truth["accuracy"], examples), **covered}
+
+
+def exact_coverage(accuracy: float, examples: int) -> float:
+    """Computes how often Wilson's interval contains an accuracy: by all numbers of hits, and how likely they are."""
+    from scipy.stats import binom
+
+    hits = np.arange(examples + 1)
+    low, high = np.array([wilson(number, examples) for number in range(examples + 1)]).T
+    return float(binom.pmf(hits, examples, accuracy)[(low <= accuracy) & (accuracy <= high)].sum())
 
 
 def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int) -> Sums:
@@ -150,7 +159,7 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     report.note(
         "One process, one thread. SciPy's functions work on many resamples at once, but for the area under the curve, "
         "which is scikit-learn's. The metrics of a confusion matrix come all together with dist_eval, and one by one "
-        "with SciPy."
+        "with SciPy; examples of similar loss are drawn as one kind."
     )
     return report
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dist_eval.statistics.classification import Classified, metric_intervals
 from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
-from dist_eval.statistics.paired import McNemar, PairedDifference, holm, mcnemar, paired_differences
+from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
 from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units
 
@@ -25,6 +25,7 @@ __all__ = [
     "Sums",
     "Units",
     "bca",
+    "bonett_price",
     "gather_evidence",
     "holm",
     "mcnemar",

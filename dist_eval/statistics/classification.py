@@ -84,7 +84,7 @@ def metric_intervals(
 
 
 def statistics_of(
-    predictions: Classified, units: Units | None = None, cells: Units | None = None
+    predictions: Classified, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
 ) -> Iterator[Statistic]:
     """Yields what the metrics of `compute_metrics` are as statistics.
 
@@ -92,16 +92,17 @@ def statistics_of(
         predictions: at least one example.
         units: what is drawn; by default single examples.
         cells: what is drawn for metrics of the confusion matrix; by default `units`, or its cells.
+        losses: what is drawn for mean losses; by default `units`, or examples of similar losses.
     """
     label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
     cells = cells or units or Units.alike(label, prediction)
-    units = units or Units.single(len(label))
     yield Sums(cells, margins(label, prediction, classes), metrics_of_margins)
-    # scikit-learn's log loss keeps probabilities an epsilon away from 0 and 1
-    losses = [predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON)), np.ones(len(label))]
-    yield Sums(units, np.stack(losses), _mean_losses)
+    columns_of_losses = losses_of(predictions)
+    losses = losses or units or Units.similar(predictions.loss, *columns_of_losses)
+    yield Sums(losses, np.stack([*columns_of_losses, np.ones(len(label))]), _mean_losses)
     if classes < 2:
         return
+    units = units or Units.single(len(label))
     ranked = range(1, 2) if classes == 2 else range(classes)
     names = ("roc_auc",) if classes == 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
 
@@ -110,6 +111,11 @@ def statistics_of(
             yield label == number, scores
 
     yield AreasUnderCurves(units, columns, len(ranked), names)
+
+
+def losses_of(predictions: Classified) -> tuple[np.ndarray, np.ndarray]:
+    """Returns loss and log loss of each example; scikit-learn's keeps probabilities an epsilon away from 0 and 1."""
+    return predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON))
 
 
 def _mean_losses(sums: np.ndarray) -> dict[str, np.ndarray]:

@@ -34,7 +34,8 @@ class Interval:
         confidence: how often such intervals contain the truth, such as 0.95.
         low: lower end, None if there is no interval.
         high: upper end.
-        method: "wilson", "bca", "percentile" or "jackknife"; each is a function of this module.
+        method: "wilson", "bca", "percentile" or "jackknife", which are functions of this module; of a difference also
+            "bonett-price" (see `dist_eval.statistics.paired`).
         resamples: how many resamples it rests on, None if on none.
         reason: why there is no interval.
     """

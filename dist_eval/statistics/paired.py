@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.statistics.classification import Classified, statistics_of
+from dist_eval.statistics.classification import PROPORTIONS, Classified, losses_of, statistics_of
 from dist_eval.statistics.intervals import Interval, gather_evidence
 from dist_eval.statistics.resampling import SEED, Difference, Units
 
@@ -57,6 +57,31 @@ def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
         return McNemar(first, second, float(binomtest(first, differing).pvalue), "exact")
     distance = max(0.0, abs(first - second) - 1.0)
     return McNemar(first, second, float(chi2.sf(distance**2 / differing, df=1)), "chi-square")
+
+
+def bonett_price(only_first: int, only_second: int, examples: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Computes an interval for by how much the second model is right more often than the first one.
+
+    D. G. Bonett and R. M. Price (2012), "Adjusted Wald confidence interval for a difference of binomial proportions
+    based on paired data", Journal of Educational and Behavioral Statistics 37, 479-488; recommended by M. W. Fagerland,
+    S. Lydersen and P. Laake (2014), "Recommended tests and confidence intervals for paired binomial proportions",
+    Statistics in Medicine 33, 2850-2875. Unlike resamples it is right also where few examples differ.
+
+    Args:
+        only_first: examples that only the first model gets right.
+        only_second: examples that only the second model gets right.
+        examples: number of all examples.
+        confidence: level.
+
+    Returns:
+        Its ends.
+    """
+    from scipy.special import ndtri
+
+    first, second = (only_first + 1) / (examples + 2), (only_second + 1) / (examples + 2)
+    error = float(np.sqrt((first + second - (second - first) ** 2) / (examples + 2)))
+    half = float(ndtri(0.5 + confidence / 2)) * error
+    return max(-1.0, second - first - half), min(1.0, second - first + half)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -105,6 +130,8 @@ def paired_differences(
 ) -> dict[str, PairedDifference]:
     """Compares all metrics of two models on the same examples, which are drawn together: the paired bootstrap.
 
+    Where a metric is the share of right predictions (`PROPORTIONS`), and examples are drawn one by one, the test is
+    McNemar's, and the interval `bonett_price`'s. For all others:
     B. Efron and R. J. Tibshirani (1993), "An Introduction to the Bootstrap", chapter 8; the p-value is
     `Evidence.p_value`'s.
 
@@ -127,7 +154,9 @@ def paired_differences(
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
     units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
     cells = Units.alike(first.label, first.prediction, second.prediction) if groups is None else units
-    pairs = zip(statistics_of(first, units, cells), statistics_of(second, units, cells), strict=True)
+    changes = [after - before for before, after in zip(losses_of(first), losses_of(second), strict=True)]
+    losses = Units.similar(changes[0], *changes) if groups is None else units
+    pairs = zip(*(statistics_of(one, units, cells, losses) for one in (first, second)), strict=True)
     undefined = Interval(confidence, reason="the metric is undefined for one of the two")
     found: dict[str, PairedDifference] = {}
     for pair in pairs:
@@ -143,4 +172,11 @@ def paired_differences(
         found.update({name: PairedDifference(None, undefined, None) for name in whole})
         for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
             found[name] = PairedDifference(one.value, one.interval(confidence), one.p_value())
+    if groups is None:
+        test = mcnemar(first.label == first.prediction, second.label == second.prediction)
+        low, high = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
+        interval = Interval(confidence, low, high, "bonett-price")
+        for name in found.keys() & set(PROPORTIONS):
+            if found[name].value is not None:
+                found[name] = PairedDifference(found[name].value, interval, test.p_value)
     return found

@@ -26,6 +26,8 @@ _NUMBERS_IN_A_PIECE, _FEWEST_IN_A_PIECE = 1 << 17, 8
 _POSITIONS_FOR_A_KIND = 20
 """Positions that are drawn and counted in the time that a multinomial draw takes for one kind."""
 
+_SIMILAR_KINDS, _MOST_VARIANCE_LOST = 500, 1e-4
+
 
 @dataclass(frozen=True)
 class Units:
@@ -58,6 +60,34 @@ class Units:
             code = code * (int(column.max(initial=0)) + 1) + column
         _, kind_of, multiplicity = np.unique(code, return_inverse=True, return_counts=True)
         return cls(kind_of.reshape(-1), multiplicity)
+
+    @classmethod
+    def similar(cls, values: np.ndarray, *columns: np.ndarray) -> Units:
+        """Many examples, those with nearly equal values being of one kind, so that the kind's mean speaks for it.
+
+        The kinds' widths are those of the best quantizer: P. F. Panter and W. Dite (1951), "Quantization distortion in
+        pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 39, 44-48. What resamples lose
+        is the variance within kinds. Where that is more than a ten-thousandth of all, which would make intervals
+        narrower by half of that, or where few examples leave no time to save, each example is drawn by itself.
+
+        Args:
+            values: what makes examples similar, float64 of shape [n].
+            columns: what will be summed up, float64 of shape [n] each; nearly equal where the values are.
+        """
+        examples = len(values)
+        if examples <= _POSITIONS_FOR_A_KIND * _SIMILAR_KINDS:
+            return cls.single(examples)
+        order = np.argsort(values, kind="stable")
+        widths = np.cumsum(np.diff(values[order], prepend=values[order[0]]) ** (2 / 3))
+        place = np.empty(examples)
+        place[order] = widths / (widths[-1] or 1.0)
+        units = cls.alike(np.minimum((place * _SIMILAR_KINDS).astype(np.int64), _SIMILAR_KINDS - 1))
+        for column in columns:
+            means = np.bincount(units.kind_of, column) / units.multiplicity
+            lost = ((column - means[units.kind_of]) ** 2).sum()
+            if not lost <= _MOST_VARIANCE_LOST * ((column - column.mean()) ** 2).sum():
+                return cls.single(examples)
+        return units
 
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:
@@ -300,7 +330,7 @@ class Difference(Statistic):
     @property
     def work(self) -> int:
         """See `Statistic.work`."""
-        return self._first.work + self._second.work
+        return self._first.work + self._second.work - self.units.work
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`."""

@@ -10,7 +10,7 @@ from scipy import stats
 
 from dist_eval.metrics import compute_metrics
 from dist_eval.predictions import Predictions
-from dist_eval.statistics import holm, mcnemar, paired_differences
+from dist_eval.statistics import bonett_price, holm, mcnemar, paired_differences
 
 
 def outcomes(both: int, first: int, second: int, none: int) -> tuple[np.ndarray, np.ndarray]:
@@ -84,16 +84,59 @@ def test_differences_are_those_of_the_metrics(classes: int) -> None:
         assert one.value == pytest.approx(after - before, abs=1e-12), name
         assert one.interval.low < one.value < one.interval.high, name
         assert one.p_value is not None and 0 < one.p_value <= 1
-    assert found["accuracy"].p_value == pytest.approx(1 / 501)
+    assert found["loss"].p_value == pytest.approx(1 / 501)
 
 
-def test_the_difference_of_accuracies_is_near_scipys() -> None:
+def test_differences_of_proportions_have_mcnemars_test_and_bonett_and_prices_interval() -> None:
     first, second = pair(200, 3)
-    right = [(one.prediction == one.label).astype(float) for one in (first, second)]
-    expected = stats.bootstrap((right[1] - right[0],), np.mean, rng=1, n_resamples=4000).confidence_interval
-    interval = paired_differences(first, second)["accuracy"].interval
+    found = paired_differences(first, second, confidence=0.9)
+    test = mcnemar(first.label == first.prediction, second.label == second.prediction)
+    for name in ("accuracy", "f1_micro", "recall_weighted"):
+        assert found[name].p_value == test.p_value
+        assert found[name].interval.method == "bonett-price"
+        ends = bonett_price(test.only_first, test.only_second, 200, 0.9)
+        assert (found[name].interval.low, found[name].interval.high) == ends
+
+
+def test_bonett_and_prices_interval_worked_out_by_hand() -> None:
+    # 5 examples of 98 favour the second model, 1 the first: shares 6/100 and 2/100, variance (0.08 - 0.0016)/100
+    assert bonett_price(1, 5, 98) == pytest.approx((0.04 - 1.96 * 0.028, 0.04 + 1.96 * 0.028), abs=1e-5)
+    assert bonett_price(5, 1, 98) == pytest.approx((-0.09488, 0.01488), abs=1e-5)
+    low, high = bonett_price(0, 0, 100)
+    assert low == -high < 0
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.1), (0.1, 0.2), (0.02, 0.05), (0.3, 0.05)])
+def test_bonett_and_prices_interval_contains_the_truth_as_often_as_it_says(shares: tuple[float, float]) -> None:
+    examples, covered = 60, 0.0
+    for first in range(examples + 1):
+        for second in range(examples + 1 - first):
+            low, high = bonett_price(first, second, examples)
+            if low <= shares[1] - shares[0] <= high:
+                counts = [first, second, examples - first - second]
+                covered += stats.multinomial.pmf(counts, examples, [*shares, 1 - sum(shares)])
+    assert 0.94 < covered < 0.995
+
+
+def test_resampled_differences_are_near_scipys() -> None:
+    first, second = pair(200, 3)
+    expected = stats.bootstrap((second.loss - first.loss,), np.mean, rng=1, n_resamples=4000).confidence_interval
+    found = paired_differences(first, second)["loss"]
     width = expected.high - expected.low
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=0.07 * width)
+    assert (found.interval.low, found.interval.high) == pytest.approx((expected.low, expected.high), abs=0.07 * width)
+
+
+def test_differences_of_very_many_examples_are_those_of_few_kinds() -> None:
+    first, second = pair(60_000, 2)
+    found = paired_differences(first, second, metrics=["loss"])
+    assert set(found) == {"loss"}
+    change = second.loss - first.loss
+    low, high = stats.norm.interval(0.95, change.mean(), stats.sem(change))
+    assert found["loss"].value == pytest.approx(change.mean(), rel=1e-9)
+    assert found["loss"].interval.resamples == 9_999
+    assert (found["loss"].interval.low, found["loss"].interval.high) == pytest.approx(
+        (low, high), abs=0.03 * (high - low)
+    )
 
 
 def test_swapping_the_models_negates_the_differences() -> None:
@@ -108,9 +151,12 @@ def test_swapping_the_models_negates_the_differences() -> None:
 
 def test_a_model_does_not_differ_from_itself() -> None:
     first, _ = pair(50, 2)
-    for one in paired_differences(first, first, resamples=100).values():
+    for name, one in paired_differences(first, first, resamples=100).items():
         assert (one.value, one.p_value) == (0.0, 1.0)
-        assert one.interval.low is None and "same value" in (one.interval.reason or "")
+        if one.interval.method == "bonett-price":  # knows what few examples cannot rule out
+            assert one.interval.low == -one.interval.high < 0, name
+        else:
+            assert one.interval.low is None and "same value" in (one.interval.reason or ""), name
 
 
 def test_what_one_model_leaves_undefined_has_no_difference() -> None:

@@ -49,6 +49,30 @@ def test_examples_that_are_alike_are_of_one_kind() -> None:
     assert len(set(units.kind_of.tolist())) == units.kinds == 4
 
 
+@pytest.mark.parametrize("power", [1, 3])
+def test_of_many_examples_similar_ones_are_of_one_kind(power: int) -> None:
+    values = np.random.default_rng(0).exponential(size=50_000) ** power
+    units = Units.similar(values, values)
+    assert units.count == 50_000 and 200 <= units.kinds <= 500
+    assert (np.diff(units.kind_of[np.argsort(values)]) >= 0).all(), "kinds are neighbours"
+    alike, single = mean_of(units, values), mean_of(Units.single(50_000), values)
+    assert alike.values(units.whole())["mean"][0] == pytest.approx(values.mean(), rel=1e-12)
+    for exponent in (2, 3):  # the variance of resamples, and their skewness
+        by_kind = (units.multiplicity * alike.influence()["mean"] ** exponent).sum()
+        assert by_kind == pytest.approx((single.influence()["mean"] ** exponent).sum(), rel=1e-4)
+    spreads = [statistic.resampled(1_000)["mean"].std() for statistic in (alike, single)]
+    assert spreads[0] == pytest.approx(spreads[1], rel=0.1)
+
+
+def test_examples_are_drawn_one_by_one_where_similar_values_would_lose_something() -> None:
+    values = np.arange(20_000.0)
+    other = np.random.default_rng(0).normal(size=20_000)
+    assert Units.similar(values, values).kinds == 500
+    assert Units.similar(values, values, other).are_examples
+    assert Units.similar(values[:10_000], values[:10_000]).are_examples
+    assert Units.similar(np.zeros(20_000), np.zeros(20_000)).kinds == 1
+
+
 def mean(sums: np.ndarray) -> dict[str, np.ndarray]:
     return {"mean": sums[0] / sums[1]}
 
