@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.program import run_program
 from dist_eval.predictions import Predictions
-from dist_eval.statistics import Difference, Statistic, Sums, Units, gather_evidence, mcnemar, percentile, wilson
+from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
 from dist_eval.statistics.classification import statistics_of
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 
@@ -30,6 +30,7 @@ SPEED = "How many resamples does it take a second?"
 POWER = "How often is a difference between two models found, at the level of 5%?"
 METRICS = ("f1_macro", "mcc")
 _LEVEL, _RESAMPLES = 0.05, 1_999
+_ACCURACIES = np.linspace(0.5, 0.99, 99)
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,16 @@ def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -
                 if name.endswith(OURS):
                     bar = None if options.quick else 1.0
                     report.bound(f"points away from 95: {name}, {group}", [abs(100 * share - 95)], bar)
+    for examples in sizes:
+        exact = [100 * exact_coverage(float(accuracy), examples) for accuracy in _ACCURACIES]
+        group = f"accuracies from {_ACCURACIES[0]:g} to {_ACCURACIES[-1]:g}, n = {examples:,}"
+        for name, one in (("mean", np.mean(exact)), ("lowest", min(exact)), ("highest", max(exact))):
+            report.add(group, f"Wilson, {name} {OURS}", float(one))
     error = 100 * float(np.sqrt(_LEVEL * (1 - _LEVEL) / simulations))
     report.note(
-        f"Wilson's coverage is computed exactly. Each other figure rests on {simulations:,} samples, which leaves a "
-        f"standard error of {error:.2f} points; each interval of the bootstrap on {_RESAMPLES:,} resamples."
+        "Wilson's coverage is computed exactly; hits are whole numbers, so it jumps with the accuracy. Each other "
+        f"figure rests on {simulations:,} samples, which leaves a standard error of {error:.2f} points, and each "
+        f"interval of the bootstrap on {_RESAMPLES:,} resamples."
     )
     return report
 
@@ -110,7 +117,7 @@ def coverage_of(population: Population, examples: int, simulations: int) -> dict
         share = right / examples
         half = 1.959964 * float(np.sqrt(share * (1 - share) / examples))
         count("accuracy: Wald", (share - half, share + half), truth["accuracy"])
-        statistic = confusion_of(label, prediction, len(population.cells))
+        statistic = confusion_of(label, prediction)
         values = {name: float(statistic.values(statistic.units.whole())[name][0]) for name in METRICS}
         for name, one in gather_evidence(statistic, values, resamples=_RESAMPLES, seed=number).items():
             interval = one.interval()
@@ -130,9 +137,9 @@ def exact_coverage(accuracy: float, examples: int) -> float:
     return float(binom.pmf(hits, examples, accuracy)[(low <= accuracy) & (accuracy <= high)].sum())
 
 
-def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int) -> Sums:
+def confusion_of(label: np.ndarray, prediction: np.ndarray) -> Sums:
     """Returns the metrics of a confusion matrix as a statistic."""
-    return Sums(Units.alike(label, prediction), margins(label, prediction, classes), metrics_of_margins)
+    return Sums(Units.alike(label, prediction), margins(label, prediction), metrics_of_margins)
 
 
 def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Report:
@@ -250,16 +257,12 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
     both = _RIGHT_OF_BOTH - (better + worse) / 2
     outcomes = np.array([both, worse, better, 1 - both - better - worse])
     rejected: dict[str, list[bool]] = {_MCNEMAR: [], _BOOTSTRAP: []}
-    label = np.zeros(examples, dtype=np.int64)
     for number in range(simulations):
         counts = generator.multinomial(examples, outcomes)
         first, second = np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
         rejected[_MCNEMAR].append(mcnemar(first, second).p_value <= _LEVEL)
         units = Units.alike(first.astype(np.int64), second.astype(np.int64))
-        pair: list[Statistic] = [
-            Sums(units, margins(label, (~right).astype(np.int64), 2), lambda sums: {"accuracy": sums[:2].sum(axis=0)})
-            for right in (first, second)
-        ]
+        pair = [Sums(units, right[np.newaxis].astype(np.float64), _hits) for right in (first, second)]
         value = float(second.sum() - first.sum())
         evidence = gather_evidence(Difference(*pair), {"accuracy": value}, resamples=_RESAMPLES, seed=number)[
             "accuracy"
@@ -267,6 +270,10 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
         p_value = evidence.p_value()
         rejected[_BOOTSTRAP].append(p_value is not None and p_value <= _LEVEL)
     return {name: float(np.mean(found)) for name, found in rejected.items()}
+
+
+def _hits(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return {"accuracy": sums[0]}
 
 
 def power_of_mcnemar(examples: int, better: float, worse: float) -> float:

@@ -96,7 +96,7 @@ def statistics_of(
     """
     label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
     cells = cells or units or Units.alike(label, prediction)
-    yield Sums(cells, margins(label, prediction, classes), metrics_of_margins)
+    yield Sums(cells, margins(label, prediction), metrics_of_margins)
     columns_of_losses = losses_of(predictions)
     losses = losses or units or Units.similar(predictions.loss, *columns_of_losses)
     yield Sums(losses, np.stack([*columns_of_losses, np.ones(len(label))]), _mean_losses)

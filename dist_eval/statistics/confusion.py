@@ -10,24 +10,25 @@ from typing import Any
 import numpy as np
 
 
-def margins(label: np.ndarray, prediction: np.ndarray, num_labels: int) -> Any:
+def margins(label: np.ndarray, prediction: np.ndarray) -> Any:
     """Returns what is summed up for each example: whether it is a hit, an example and a prediction of each class.
 
     Args:
         label: true classes, int64 of shape [n].
         prediction: predicted classes, int64 of shape [n].
-        num_labels: number of classes.
 
     Returns:
-        A sparse array of SciPy, float64 of shape [3 * num_labels, n].
+        A sparse array of SciPy, float64 of shape [3 * classes, n], for the classes that occur: no metric depends on
+        others.
     """
     from scipy import sparse
 
-    examples = np.arange(len(label))
-    hits = np.flatnonzero(label == prediction)
-    rows = np.concatenate([label[hits], num_labels + label, 2 * num_labels + prediction])
+    classes, numbers = np.unique(np.concatenate([label, prediction]), return_inverse=True)
+    label, prediction = np.split(numbers.reshape(-1), 2)
+    examples, hits = np.arange(len(label)), np.flatnonzero(label == prediction)
+    rows = np.concatenate([label[hits], len(classes) + label, 2 * len(classes) + prediction])
     columns = np.concatenate([hits, examples, examples])
-    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(3 * num_labels, len(label)))
+    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(3 * len(classes), len(label)))
 
 
 def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
@@ -35,7 +36,7 @@ def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
 
     Args:
         sums: hits, examples and predictions of each class, as `margins` orders them, float64 of shape
-            [3 * num_labels, matrices].
+            [3 * classes, matrices].
 
     Returns:
         By name, float64 of shape [matrices], NaN where undefined.
