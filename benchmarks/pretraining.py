@@ -21,7 +21,7 @@ from benchmarks.text import Corpus
 
 _LABELS = ("<negative>", "<positive>")
 _POSITIONS, _HEAD_WIDTH, _BATCH = 512, 32, 32
-_RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 10.0
+_RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 100.0
 _FORGOTTEN = 0.2
 """Share of the words that are hidden in each epoch: without it the sentences are learned by heart."""
 

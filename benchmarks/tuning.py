@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import harness, text
 from benchmarks.hosting import swarm_of
-from benchmarks.models import TINY, Model, Size
+from benchmarks.models import TINY, Model
 from benchmarks.pretraining import Recipe, pretrain
 from benchmarks.program import run_program
 from benchmarks.ranks import run, torchrun
@@ -25,7 +25,7 @@ from benchmarks.text import Corpus
 QUESTION = "How good a classifier is tuned through a swarm, by the mode?"
 MODES = ("ptune", "deep_ptune")
 MAJORITY, BAG_OF_WORDS = "always the most frequent class", "bag of words, logistic regression"
-_RECIPE, _QUICK_RECIPE = Recipe(Size(96, 4), epochs=6), Recipe(TINY, epochs=1)
+_RECIPE, _QUICK_RECIPE = Recipe(TINY, epochs=6), Recipe(TINY, epochs=1)
 _EPOCHS, _BATCH, _RANKS = 2, 128, 2
 _QUICK_ROWS = 128
 _CONFIDENCE = 0.95
