@@ -48,6 +48,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     pretrain(base, train, recipe)
     report.note(f"Pretrained for {time.perf_counter() - began:.0f} s on the training sentences and their labels.")
     files["test"] = test.write_csv(own / "test.csv")
+    launcher = [] if options.quick else torchrun(_RANKS)
     with swarm_of(Model(recipe.size, base, own), own) as swarm:
         for number in range(1 if options.quick else options.rounds):
             majority = max(sum(test.labels), len(test.labels) - sum(test.labels))
@@ -55,8 +56,10 @@ def measure(options: argparse.Namespace, own: Path) -> None:
             _add(report, group, BAG_OF_WORDS, _bag_of_words(train, test), len(test.labels))
             for mode in MODES:
                 output = own / f"{mode}-{number}"
-                tuned = _tune(mode, number, base, files, swarm.initial_peers, output, own)
-                results = _evaluate(base, output / "best", files["test"], swarm.initial_peers, output / "test", own)
+                tuned = _tune(launcher, mode, number, base, files, swarm.initial_peers, output, own)
+                results = _evaluate(
+                    launcher, base, output / "best", files["test"], swarm.initial_peers, output / "test", own
+                )
                 matrix = results["confusion_matrix"]["matrix"]
                 right, examples = sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
                 details = {"losses": [epoch["loss"] for epoch in tuned["epochs"]], "best": tuned["best"]}
@@ -103,19 +106,28 @@ def _bag_of_words(train: Corpus, test: Corpus) -> int:
 
 
 def _tune(
-    mode: str, seed: int, base: Path, files: dict[str, Path], peers: Sequence[str], output: Path, own: Path
+    launcher: Sequence[str],
+    mode: str,
+    seed: int,
+    base: Path,
+    files: dict[str, Path],
+    peers: Sequence[str],
+    output: Path,
+    own: Path,
 ) -> dict[str, Any]:
     command = ["-m", "dist_eval.tuning", "--model", base, "--dataset", files["train"], "--text-column", "sentence"]
     command += ["--eval-dataset", files["validation"], "--tuning-mode", mode, "--epochs", _EPOCHS, "--seed", seed]
     command += ["--batch-size", _BATCH, "--output", output, "--initial-peers", *peers]
-    run([*torchrun(_RANKS), *map(str, command)], own)
+    run([*launcher, *map(str, command)], own)
     return dict(json.loads((output / "tuning.json").read_text(encoding="utf-8")))
 
 
-def _evaluate(base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, own: Path) -> dict[str, Any]:
+def _evaluate(
+    launcher: Sequence[str], base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, own: Path
+) -> dict[str, Any]:
     command = ["-m", "dist_eval", "--model", base, "--checkpoint", tuned, "--dataset", data, "--output", output]
     command += ["--text-column", "sentence", "--initial-peers", *peers]
-    run([*torchrun(_RANKS), *map(str, command)], own)
+    run([*launcher, *map(str, command)], own)
     return dict(json.loads((output / "results.json").read_text(encoding="utf-8")))
 
 
