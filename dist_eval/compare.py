@@ -76,6 +76,7 @@ class Run:
         import pyarrow as pa
         from pyarrow import parquet
 
+        from dist_eval.problems import SINGLE_LABEL
         from dist_eval.report import PREDICTIONS, RESULTS
         from dist_eval.run_folder import SCHEMA_VERSION
 
@@ -89,6 +90,9 @@ class Run:
             raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
         if results.get("status") != "complete":
             raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+        problem = results.get("problem_type", SINGLE_LABEL.name)
+        if problem != SINGLE_LABEL.name:
+            raise RunError(f"{folder} is a run of {problem}; so far only runs with one class for a text are compared.")
         try:
             table = parquet.read_table(folder / PREDICTIONS)
             width = table.schema.field("probabilities").type.list_size

@@ -18,7 +18,14 @@ from dist_eval.audit import Audit, audited_batches
 from dist_eval.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.base import Base, Subject, subject_of
 from dist_eval.collectives import Board, Launch, process_group, require_agreement
-from dist_eval.combination import combine, compare_all, spread, throughput, with_custom_metrics
+from dist_eval.combination import (
+    combine,
+    compare_all,
+    resampled_metrics,
+    spread,
+    throughput,
+    with_custom_metrics,
+)
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
 from dist_eval.data import TokenizedDataset, tokenize_dataset
@@ -127,7 +134,8 @@ def evaluate_run(
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         if own_metrics:
             metrics = with_custom_metrics(metrics, own_metrics, combined)
-        intervals = metric_intervals(combined.predictions, metrics, confidence=config.confidence)
+        further = resampled_metrics(own_metrics, combined.predictions)
+        intervals = metric_intervals(combined.predictions, metrics, confidence=config.confidence, further=further)
         facts = {
             "intervals": {name: interval.facts() for name, interval in intervals.items()},
             "coverage": asdict(coverage),

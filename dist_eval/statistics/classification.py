@@ -1,20 +1,29 @@
-"""Intervals for all metrics of a classifier: which statistic each metric is, and how it is resampled."""
+"""Intervals for all metrics: which statistic each one is, and how it is resampled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from dist_eval.metrics import Metrics
+from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
+from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.ranking import AreasUnderCurves
+from dist_eval.statistics.regression import statistics_of_regression
 from dist_eval.statistics.resampling import SEED, Statistic, Sums, Units
 
 PROPORTIONS = ("accuracy", "precision_micro", "recall_micro", "f1_micro", "recall_weighted")
 """Metrics that are, with one label and one prediction for each example, the share of right predictions."""
+
+_PROPORTIONS_OF = {
+    SINGLE_LABEL.name: PROPORTIONS,
+    MULTI_LABEL.name: ("subset_accuracy",),
+    REGRESSION.name: (),
+}
 
 _EPSILON = float(np.finfo(np.float64).eps)
 
@@ -43,7 +52,7 @@ class Classified(Protocol):
 
 
 def metric_intervals(
-    predictions: Classified,
+    predictions: Any,
     metrics: Metrics,
     *,
     confidence: float = 0.95,
@@ -55,7 +64,7 @@ def metric_intervals(
     """Computes an interval for every metric: Wilson's for proportions, the bootstrap's for the others.
 
     Args:
-        predictions: at least one example.
+        predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
         metrics: what `compute_metrics` says of them.
         confidence: level, between 0 and 1.
         groups: what examples belong together, of shape [n]: groups are then drawn, for all metrics. With few of them
@@ -70,11 +79,20 @@ def metric_intervals(
     values = {name: value for name, value in metrics.values.items() if value is not None}
     found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}
     if groups is None:
-        trials, successes = int(metrics.confusion.sum()), int(metrics.confusion.trace())
-        low, high = wilson(successes, trials, confidence)
-        found.update({name: Interval(confidence, low, high, "wilson") for name in PROPORTIONS if name in values})
+        for name in _PROPORTIONS_OF[metrics.problem]:
+            if name in values:
+                trials = len(predictions.label)
+                low, high = wilson(round(values[name] * trials), trials, confidence)
+                found[name] = Interval(confidence, low, high, "wilson")
     drawn = None if groups is None else Units.groups(groups)
-    for statistic in (*statistics_of(predictions, drawn), *further):
+    statistics: Iterator[Statistic]
+    if metrics.problem == REGRESSION.name:
+        statistics = statistics_of_regression(predictions, drawn or Units.single(len(predictions.label)))
+    elif metrics.problem == MULTI_LABEL.name:
+        statistics = statistics_of_labels(predictions, drawn or Units.single(len(predictions.label)))
+    else:
+        statistics = statistics_of(predictions, drawn)
+    for statistic in (*statistics, *further):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
         if wanted:
             evidence = gather_evidence(statistic, wanted, resamples=resamples, seed=seed)

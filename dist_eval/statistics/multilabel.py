@@ -1,0 +1,77 @@
+"""What the figures of a classifier with any number of labels for an example are as statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from dist_eval.statistics.ranking import AreasUnderCurves
+from dist_eval.statistics.resampling import Statistic, Sums, Units
+
+
+class Labelled(Protocol):
+    """What the figures depend on, such as `dist_eval.Predictions`."""
+
+    @property
+    def label(self) -> np.ndarray:
+        """Which labels each example has, bool of shape [n, labels]."""
+
+    @property
+    def prediction(self) -> np.ndarray:
+        """Which it was given, bool of shape [n, labels]."""
+
+    @property
+    def loss(self) -> np.ndarray:
+        """Binary cross-entropy in nats, float64 of shape [n]."""
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels."""
+
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yields the probabilities of some labels, float64 of shape [n] each."""
+
+
+def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statistic]:
+    """Yields what the figures of `dist_eval.multilabel` are as statistics, but for the average precision.
+
+    Args:
+        predictions: at least one example.
+        units: what is drawn.
+    """
+    from scipy import sparse
+
+    label, given = predictions.label, predictions.prediction
+    exact = (label == given).all(axis=1)
+    rows = [sparse.csr_array(cells.T.astype(np.float64)) for cells in (label & given, label, given)]
+    rows.append(sparse.csr_array(np.stack([exact, predictions.loss, np.ones(len(label))])))
+    yield Sums(units, sparse.vstack(rows), _figures)
+
+    def columns() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        labels = range(predictions.num_labels)
+        for number, scores in zip(labels, predictions.probabilities_of(labels), strict=True):
+            yield label[:, number], scores
+
+    yield AreasUnderCurves(units, columns, predictions.num_labels, ("roc_auc_macro", "roc_auc_weighted"))
+
+
+def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Computes the figures of sums of shape [3 * labels + 3, any]: hits, examples and predictions of each label."""
+    hits, support, given = sums[:-3].reshape(3, -1, sums.shape[1])
+    exact, loss, count = sums[-3:]
+    wrong = support + given - 2 * hits
+    ratios = {"precision": (hits, given), "recall": (hits, support), "f1": (2 * hits, support + given)}
+    found = {
+        "subset_accuracy": exact / count,
+        "hamming_loss": wrong.sum(axis=0) / (count * len(hits)),
+        "loss": loss / count,
+    }
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for name, (numerator, denominator) in ratios.items():
+            each = numerator / denominator
+            found[f"{name}_macro"] = each.mean(axis=0)
+            found[f"{name}_weighted"] = np.where(support > 0, support * each, 0).sum(axis=0) / support.sum(axis=0)
+            found[f"{name}_micro"] = numerator.sum(axis=0) / denominator.sum(axis=0)
+    return found

@@ -1,0 +1,80 @@
+"""Intervals of regressions and of any number of labels: the statistics are the figures that are reported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_eval.metrics import Metrics, compute_metrics
+from dist_eval.predictions import Predictions
+from dist_eval.problems import MULTI_LABEL, REGRESSION
+from dist_eval.statistics import Units, metric_intervals
+from dist_eval.statistics.classification import values_of
+from dist_eval.statistics.multilabel import statistics_of_labels
+from dist_eval.statistics.regression import statistics_of_regression
+
+
+def regression(rows: int, outputs: int, seed: int, shift: float = 0.0) -> Predictions:
+    generator = np.random.default_rng(seed)
+    label = generator.normal(size=(rows, outputs)).round(1) + shift
+    logits = (label + generator.normal(size=label.shape)).astype(np.float32)
+    return Predictions.from_logits(np.arange(rows), label, logits, REGRESSION)
+
+
+def labelled(rows: int, labels: int, seed: int) -> Predictions:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(rows, labels)).astype(np.float32).round(1)
+    label = generator.random((rows, labels)) < 1 / (1 + np.exp(-2 * logits))
+    return Predictions.from_logits(np.arange(rows), label, logits, MULTI_LABEL)
+
+
+def metrics_of(predictions: Predictions) -> Metrics:
+    return compute_metrics(predictions, [f"output {i}" for i in range(predictions.num_labels)])
+
+
+def require_equal(found: dict[str, float], metrics: Metrics, names: set[str]) -> None:
+    for name in names:
+        value = metrics.values[name]
+        if value is None:
+            assert np.isnan(found[name]), name
+        else:
+            assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+
+
+@given(
+    rows=st.integers(1, 40), outputs=st.integers(1, 3), seed=st.integers(0, 1000), shift=st.sampled_from([0.0, 1000.0])
+)
+@settings(deadline=None, max_examples=60)
+def test_statistics_of_a_regression_are_its_figures(rows: int, outputs: int, seed: int, shift: float) -> None:
+    predictions = regression(rows, outputs, seed, shift)
+    metrics = metrics_of(predictions)
+    found = dict(values_of(statistics_of_regression(predictions, Units.single(rows))))
+    require_equal(found, metrics, set(metrics.values))
+
+
+@given(rows=st.integers(1, 40), labels=st.integers(1, 4), seed=st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_statistics_of_labels_are_their_figures(rows: int, labels: int, seed: int) -> None:
+    predictions = labelled(rows, labels, seed)
+    metrics = metrics_of(predictions)
+    found = dict(values_of(statistics_of_labels(predictions, Units.single(rows))))
+    require_equal(found, metrics, {name for name in metrics.values if not name.startswith("average_precision")})
+
+
+@pytest.mark.parametrize("predictions", [regression(300, 2, 1), labelled(300, 3, 1)], ids=["regression", "labels"])
+def test_every_figure_has_an_interval_around_it_or_a_reason(predictions: Predictions) -> None:
+    metrics = metrics_of(predictions)
+    found = metric_intervals(predictions, metrics, resamples=500)
+    assert list(found) == list(metrics.values)
+    for name, interval in found.items():
+        if name.startswith("average_precision"):
+            assert interval.low is None and interval.reason
+            continue
+        value = metrics.values[name]
+        assert interval.low is not None and interval.high is not None and value is not None, name
+        assert interval.low < value < interval.high, name
+    groups = np.arange(300) // 10
+    clustered = metric_intervals(predictions, metrics, groups=groups, resamples=200)
+    assert clustered["loss"].low != found["loss"].low
