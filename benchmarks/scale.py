@@ -34,6 +34,7 @@ _STEPS = (
     "reduce",
     "proof",
     "metrics",
+    "intervals",
     "parquet",
 )
 _FLAT, _BYTES_PER_ROW = 1.1, 100.0
@@ -67,7 +68,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     seconds.note(
         "A step's seconds are the slowest rank's. The forwards are made up at once: their seconds are those of "
         "reading and padding, and of the journal, which also stands by itself. tokenizing is done by one rank of the "
-        "host; proof, metrics (which at any size imports scikit-learn) and parquet by rank 0."
+        "host; proof, metrics (which at any size imports scikit-learn), intervals and parquet by rank 0."
     )
     memory.note(
         "All libraries count, and what is mapped from files. Rank 0 tokenizes, keeps what it gathers and computes the "

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from benchmarks.ranks import Meter
-from dist_eval import evaluator, journal, run_folder, work
+from dist_eval import combination, evaluator, journal, run_folder, work
 from dist_eval.__main__ import run
 from dist_eval.backbone import Backbone
 from dist_eval.chatter import silence_libraries
@@ -34,10 +34,11 @@ PHASES = {
     "forwards": (work, "predict_batches"),
     "journal": (journal.Journal, "append"),
     "reading back": (work.Work, "collect"),
-    "gather": (evaluator, "gather_predictions"),
-    "reduce": (evaluator, "sum_over_ranks"),
+    "gather": (combination, "gather_predictions"),
+    "reduce": (combination, "sum_over_ranks"),
     "proof": (evaluator, "prove_coverage"),
     "metrics": (evaluator, "compute_metrics"),
+    "intervals": (evaluator, "metric_intervals"),
     "parquet": (run_folder, "write_predictions"),
 }
 """The evaluator's steps, and where it looks each of them up."""

@@ -1,15 +1,19 @@
-"""The README's Python programs, run as they stand there; what they print stands behind them."""
+"""The README's programs and commands, run as they stand there."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from conftest import Launcher
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README.split("## In your own program\n")[1], re.MULTILINE | re.DOTALL)
+"""What they print stands behind them."""
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.rsplit("import ", 1)[-1].splitlines()[0])
@@ -20,3 +24,23 @@ def test_a_program_prints_what_the_readme_says(program: str, launcher: Launcher)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected
     assert not launcher.leftovers()
+
+
+def test_the_example_of_own_metrics_runs_as_written(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = README.split("### Metrics\n")[1].split("\n### ")[0]
+    module, command = (re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "bash"))
+    assert module and command
+    (tmp_path / "my_metrics.py").write_text(module[1])
+    (tmp_path / "dist_eval").symlink_to(ROOT / "dist_eval")
+    words = shlex.split(command[1].replace("\\\n", " "))
+    assert words[:4] == ["uv", "run", "torchrun", "--nproc_per_node=2"]
+    monkeypatch.chdir(tmp_path)
+    process = launcher.run(*words[4:], ranks=2)
+    assert process.returncode == 0, process.stderr
+    results = json.loads((tmp_path / "runs" / "metrics" / "results.json").read_text())
+    assert results["custom_metrics"] == ["worst_recall", "TopTwo"]
+    assert results["metrics"]["worst_recall"] == min(row["recall"] for row in results["per_class"])
+    assert results["metrics"]["accuracy"] < results["metrics"]["TopTwo"] <= 1
+    assert f"TopTwo                {results['metrics']['TopTwo']:.4f}" in process.stdout
