@@ -67,10 +67,11 @@ def task_of(model: Model, own: Path, count: int, peers: list[str]) -> Task:
     from transformers import AutoConfig
 
     generator, path = torch.Generator().manual_seed(1), own / "micro-batches.safetensors"
-    vocabulary = AutoConfig.from_pretrained(model.base).vocab_size
+    config = AutoConfig.from_pretrained(model.base)
+    words = config.pad_token_id + 1, config.vocab_size  # at the end of a text padding would be no part of it
     save_file(
         {
-            "input_ids": torch.randint(0, vocabulary, (count, _ROWS, _LENGTH), generator=generator),
+            "input_ids": torch.randint(*words, (count, _ROWS, _LENGTH), generator=generator),
             "labels": torch.randint(0, 2, (count, _ROWS), generator=generator),
         },
         path,
