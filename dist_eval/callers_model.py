@@ -45,7 +45,7 @@ def without_wrapper(model: nn.Module) -> nn.Module:
     they would wait for ever.
 
     Raises:
-        ConfigError: the model is sharded (FSDP), and cannot do a forward without all ranks.
+        ConfigError: the model is sharded (FSDP, ZeRO-3), and cannot do a forward without all ranks.
     """
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -54,10 +54,11 @@ def without_wrapper(model: nn.Module) -> nn.Module:
             model = inner
         else:
             break
-    if any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules()):
+    is_fsdp = any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules())
+    if is_fsdp or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ConfigError(
-            "The model is sharded over the ranks (FSDP), which have different numbers of batches here. Give a model "
-            "that is whole on each rank."
+            "The model is sharded over the ranks (FSDP, ZeRO-3), which have different numbers of batches here. Give a "
+            "model that is whole on each rank."
         )
     return model
 

@@ -2,8 +2,8 @@
 
 A metric is one of these:
 
-- A function of (predictions, labels, probabilities) that returns a float, or a dict of floats. It is called once, with
-  all examples in dataset order.
+- A function of (predictions, labels, probabilities) that returns a float, or a dict of floats. It is called with all
+  examples in dataset order, and with resamples of them for its interval, so it should do nothing but compute.
 - A class with an attribute `reduction` ("sum", "mean", "cat", "max" or "min") and a method `update(predictions, labels,
   probabilities)`, which returns the value of these examples: a number, an array, or a dict of them. It is called for
   each batch, on the rank that has it, and the values are combined by the reduction, means weighted by samples. A method

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dist_eval.errors import ConfigError, ExactnessError, RunError
 from dist_eval.plan import shard_batches
@@ -77,6 +77,8 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
         if sampler is not None:
             batches = _index_batches(loader)
             looks = _look_of(cast(Any, loader).dataset)
+            if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw some by chance
+                looks += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
         elif getattr(loader, "drop_last", False):
             raise ConfigError(
                 "The eval_dataloader has drop_last=True, so its figures might not be those of all examples: give it "
@@ -95,7 +97,7 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
             raise RunError(f"Rank {other} failed: {text}")
     if len({kind for _, kind, _ in everybody}) > 1:
         raise ExactnessError(
-            "The eval_dataloaders of the ranks are of different kinds, or over different datasets. Give the whole "
+            "The eval_dataloaders of the ranks are of different kinds, or over different examples. Give the whole "
             "dataset on every rank: it is sharded here, or by a DistributedSampler on all ranks."
         )
     if batches is None:

@@ -97,9 +97,11 @@ class RunFolder:
         is_ours: whether the leader of this run has opened it; before that, another run may be using it.
         results_name: name of the file with the results.
         keeps: what a resumed run goes on from, for messages.
+        others_have: what tells, without a file `results_name`, that the folder is that of something else.
     """
 
     results_name, keeps = RESULTS, "the journal"
+    others_have: tuple[str, ...] = ("tuning.json",)
 
     def __init__(self, config: RunConfig) -> None:
         self.path = config.output_folder
@@ -119,6 +121,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._require_own()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
             self._take_lock()
             self.is_ours = True
@@ -132,6 +135,13 @@ class RunFolder:
                 self._begin()
         except OSError as error:
             raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
+
+    def _require_own(self) -> None:
+        strange = [name for name in self.others_have if (self.path / name).exists()]
+        if strange and not (self.path / self.results_name).exists():
+            raise RunError(
+                f"The output folder {self.path} holds {', '.join(strange)} of something else. Choose another --output."
+            )
 
     def claim(self, fingerprint: Fingerprint) -> bool:
         """Compares what this run is with what the folder holds, and prepares its journal.
@@ -322,6 +332,11 @@ class RunFolder:
         for section, new in (("metrics", figures), ("undefined", undefined)):
             results[section] = {**{name: v for name, v in results[section].items() if name not in old}, **new}
         results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *figures]
+        later = "computed after the run, from its predictions; --overwrite runs it again, with an interval"
+        nothing = dict.fromkeys(("low", "high", "method", "resamples"))
+        unknown = {"confidence": self._config.to_dict()["confidence"], **nothing, "reason": later}
+        kept = {name: one for name, one in results.get("intervals", {}).items() if name not in old}
+        results["intervals"] = {**kept, **dict.fromkeys(figures, unknown)}
         results["config"]["metric"] = list(
             dict.fromkeys([*results["config"]["metric"], *self._config.to_dict()["metric"]])
         )

@@ -199,6 +199,9 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
     def own_subset(rank: int) -> Any:
         return DataLoader(Subset(Examples(20), range(rank, 20, 2)), 2)
 
+    def own_sampler(rank: int) -> Any:
+        return DataLoader(Examples(20), 2, sampler=SubsetRandomSampler(range(rank, 20, 2)))
+
     def other_order(rank: int) -> Any:
         shuffled = BatchSampler(RandomSampler(Examples(20), generator=torch.Generator().manual_seed(rank)), 4, False)
         return DataLoader(Batched(20), batch_size=None, sampler=shuffled)
@@ -208,7 +211,7 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
         return DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, rank) if rank else None)
 
     def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
-        for make in (own_stream, own_subset, other_order, mixed):
+        for make in (own_stream, own_subset, own_sampler, other_order, mixed):
             with pytest.raises(ExactnessError, match=r"(other examples on other|are of different kinds)"):
                 shard = shard_loader(make(rank), rank=rank, world_size=2, gather=gather)
                 list(shard.batches)

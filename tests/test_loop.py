@@ -123,6 +123,22 @@ def test_what_the_model_does_not_take_stays_out() -> None:
     assert evaluate(Table(torch.eye(2)), batches)["accuracy"] == 1.0
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_classifier_of_hugging_face_is_given_its_mask(side: str) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForSequenceClassification(BertConfig(vocab_size=100, num_labels=3, initializer_range=1.0, **sizes))
+    result = evaluate(model, DataLoader(texts(side=side), 4), return_predictions=True)
+    positions = torch.arange(9).expand(10, -1)
+    batch = {name: torch.stack([text[name] for text in texts(side=side)]) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = model.eval()(**batch, position_ids=positions).logits.argmax(1)
+    assert result["predictions"].tolist() == expected.tolist()
+    assert len({*expected.tolist()}) > 1
+
+
 class Merging(nn.Module):
     """Changes its weight when its mode changes, as LoRA layers that merge themselves do."""
 

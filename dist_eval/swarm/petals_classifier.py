@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,21 @@ from typing import Any
 
 from dist_eval.base import default_dht_prefix, read_base_config
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.lifetime import helpers_die_with_us, workspace
+from dist_eval.lifetime import helpers_die_with_us, temporary_files_in, workspace
 from dist_eval.tuned_model import put_tuned_tensors
+
+
+@contextmanager
+def _forgetting_the_temporary_folder() -> Iterator[None]:
+    """Lets multiprocessing, which hivemind uses, have a temporary folder of its own for the time of the context."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = config.pop("tempdir", None)
+    try:
+        yield
+    finally:
+        config.pop("tempdir", None)
+        if before is not None:
+            config["tempdir"] = before
 
 
 @contextmanager
@@ -51,7 +65,7 @@ def open_petals_classifier(
         tuned.require_base(str(model), base)
         settings = {**settings, **tuned.model_settings()}
     prefix = dht_prefix or default_dht_prefix(str(model), base)
-    with workspace() as own:
+    with workspace() as own, temporary_files_in(own), _forgetting_the_temporary_folder():
         from dist_eval.swarm.bridge import import_petals
 
         import_petals(sockets=own)

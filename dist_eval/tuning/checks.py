@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from dist_eval.collectives import Launch, all_gather, gather_predictions, sum_over_ranks
@@ -17,7 +19,15 @@ from dist_eval.window import Window
 
 
 def evaluate_classifier(
-    classifier: Classifier, data: TokenizedDataset, plan: Plan, launch: Launch, window: Window, stop: Stop, grace: float
+    classifier: Classifier,
+    data: TokenizedDataset,
+    plan: Plan,
+    launch: Launch,
+    window: Window,
+    stop: Stop,
+    grace: float,
+    *,
+    stopping: Callable[[], bool],
 ) -> Metrics | None:
     """Evaluates a classifier as `dist_eval` does it; every rank calls it.
 
@@ -27,8 +37,9 @@ def evaluate_classifier(
         plan: all batches of them.
         launch: where this process stands.
         window: how many batches may be under way at a time.
-        stop: asked whether to go on.
+        stop: why to stop, if so.
         grace: seconds that batches under way have to come back once it is to stop.
+        stopping: asked whether to stop.
 
     Returns:
         The metrics on the leader, None elsewhere.
@@ -38,9 +49,7 @@ def evaluate_classifier(
         EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
     """
     numbers = shard_batches(len(plan), rank=launch.rank, world_size=launch.world_size)
-    outcomes = predict_batches(
-        classifier, data, plan, numbers, window=window, stopping=lambda: stop.requested, grace=grace
-    )
+    outcomes = predict_batches(classifier, data, plan, numbers, window=window, stopping=stopping, grace=grace)
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -77,6 +78,7 @@ class Epochs:
             window=self._window(),
             device=self.device,
         )
+        require_agreement({"place and precision of computing": f"{self.device.type} {self._trainer.precision}"})
         self._state = self._resumed()
         with ExitStack() as stack:
             self._display, self._trackers = None, Trackers()
@@ -143,8 +145,9 @@ class Epochs:
     def _update(self, rows: np.ndarray) -> None:
         state, rate = self._state, self._trainer.learning_rate
         update = self._trainer.update(rows, self._looks_to_stop)
-        state.updates, state.loss_sum = state.updates + 1, state.loss_sum + update.loss_sum
-        state.examples += update.examples
+        state.updates += 1
+        if math.isfinite(update.loss_sum):  # otherwise the update was skipped, and its gradients' scale lowered
+            state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
         self._is_stopping = update.is_last
         if self._display:
             loss = update.loss_sum / update.examples
@@ -168,14 +171,16 @@ class Epochs:
             self.evaluation.lengths, token_budget=self.base.token_budget, prefix=present.tuned.pre_seq_len
         )
         window, grace = self._window(), self.config.stop_grace
-        return evaluate_classifier(present, self.evaluation, plan, self.launch, window, self.stop, grace)
+        return evaluate_classifier(
+            present, self.evaluation, plan, self.launch, window, self.stop, grace, stopping=self._looks_to_stop
+        )
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
         """Writes what the epoch brought; with the state, which comes last of all, it counts as finished."""
         state, tuned = self._state, snapshot(self._trainer.tuned)
         entry: dict[str, Any] = {
             "epoch": state.epoch + 1,
-            "loss": state.loss_sum / state.examples,
+            "loss": state.loss_sum / state.examples if state.examples else None,
             "updates": state.updates,
             "seconds": seconds,
             "metrics": metrics.values if metrics else None,
@@ -228,7 +233,8 @@ class Epochs:
 
     def _told(self, entry: dict[str, Any]) -> str:
         """Writes an epoch as a line."""
-        line = f"epoch {entry['epoch']} of {self.config.epochs}: loss {entry['loss']:.4f}"
+        loss = "undefined" if entry["loss"] is None else format(entry["loss"], ".4f")
+        line = f"epoch {entry['epoch']} of {self.config.epochs}: loss {loss}"
         shown = dict.fromkeys(("accuracy", self.config.best_metric)) if entry["metrics"] else ()
         for name in shown:
             value = entry["metrics"][name]

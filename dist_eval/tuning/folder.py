@@ -2,7 +2,7 @@
 
 tuning.json    schema_version, status, error, started, finished, config, environment as in `results.json` (see
                `dist_eval.run_folder`), and
-               epochs  [{epoch, loss, learning_rate, updates, seconds, metrics}]: mean loss in nats of the training
+               epochs  [{epoch, loss, updates, seconds, metrics}]: mean loss in nats of the training
                        examples while they were learned from; metrics of the evaluation data after the epoch, null
                        without any; seconds are those of the start that ended the epoch
                best    null, or {epoch, metric, value}: what `best/` holds
@@ -22,6 +22,7 @@ from typing import Any
 from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import RunError
 from dist_eval.journal import FOLDER as JOURNAL
+from dist_eval.report import RESULTS as EVALUATION_RESULTS
 from dist_eval.run_folder import RunFolder, now
 
 RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
@@ -31,6 +32,7 @@ class TuningFolder(RunFolder):
     """The folder of one tuning (see `RunFolder`)."""
 
     results_name, keeps = RESULTS, "its folder"
+    others_have = (EVALUATION_RESULTS, BEST, LAST)
 
     @property
     def state(self) -> Path:
@@ -43,7 +45,7 @@ class TuningFolder(RunFolder):
         return self.state.is_file()
 
     def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
-        """Writes a checkpoint with its tokenizer; whoever looks finds the old one or the new one.
+        """Writes a checkpoint with its tokenizer, and puts it in the place of the old one.
 
         Args:
             name: of the folder in this folder.
@@ -85,4 +87,5 @@ class TuningFolder(RunFolder):
         super()._forget()
         self.state.unlink(missing_ok=True)
         for name in (BEST, LAST):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+            for place in (name, f".{name}.new", f".{name}.old"):
+                shutil.rmtree(self.path / place, ignore_errors=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from dist_eval.errors import ConfigError
 
+_WANDB_NEWER = (("X_DISABLE_META", "true"),)
 _PROJECT = "dist_eval-tuning"
 
 
@@ -24,7 +27,7 @@ class Trackers:
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
         """Logs figures by name; those that are undefined are left out."""
-        known = {name: value for name, value in values.items() if value is not None}
+        known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for tracker in self._trackers:
             tracker.log(known, step=step)
 
@@ -59,6 +62,9 @@ def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    # Weights & Biases would write into the working directory, and send the command line, which holds peer addresses
+    for variable, value in (("DIR", str(folder)), ("CONSOLE", "off"), ("_DISABLE_META", "true"), *_WANDB_NEWER):
+        os.environ.setdefault(f"WANDB_{variable}", value)
     opened: list[Any] = []
     try:
         for name in names:

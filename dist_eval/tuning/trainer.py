@@ -120,6 +120,13 @@ class Update:
     is_last: bool
 
 
+def precision_of(config: TuningConfig, device: torch.device) -> str:
+    """Returns the precision of what is computed on a device."""
+    if config.precision != "auto":
+        return config.precision
+    return "float16" if device.type == "cuda" else "float32"
+
+
 class Trainer:
     """Makes updates.
 
@@ -133,6 +140,9 @@ class Trainer:
         token_budget: most tokens of a request.
         window: how many requests may be under way at a time.
         device: where to compute.
+
+    Attributes:
+        precision: of what is computed there.
     """
 
     def __init__(
@@ -160,10 +170,8 @@ class Trainer:
         self._classifier = Classifier(classifier.backbone, self.tuned)
         self._data, self._launch, self._token_budget, self._window = data, launch, token_budget, window
         self._max_norm, self._device = config.max_grad_norm, device
-        precision = config.precision
-        if precision == "auto":
-            precision = "float16" if device.type == "cuda" else "float32"
-        self._dtype = _DTYPES.get(precision)
+        self.precision = precision_of(config, device)
+        self._dtype = _DTYPES.get(self.precision)
         self._optimizer = torch.optim.AdamW(
             self._named.values(), lr=config.learning_rate, weight_decay=config.weight_decay
         )

@@ -27,11 +27,14 @@ from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
 from dist_eval.tuning.tracking import require_trackers
-from dist_eval.tuning.trainer import empty_checkpoint, first_values
+from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_of
 
 _OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0
 _LAST_WORDS_SECONDS, _POLL_SECONDS = 15.0, 0.1
 """What a rank that fails may need until it says so: it leaves the swarm first."""
+
+_BROKEN_OFF = ("gloo", "connection", "socket", "timed out")
+"""What torch says when an exchange between ranks breaks off; its errors have no kind of their own."""
 
 _CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
 _FOLLOWED = (
@@ -79,7 +82,7 @@ def tune(
             board.publish(f"data/{launch.node}", str(prepare_all(config, base, empty, own)))
         train, evaluation = open_all(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
         if launch.is_leader:
-            is_new = folder.claim(fingerprint_of(config, base, empty, train, evaluation))
+            is_new = folder.claim(fingerprint_of(config, base, empty, train, evaluation, device))
             board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
         loaded, swarm = load_classifier(config, base, empty, peers, own, check, launch=launch)
         assert isinstance(loaded, Classifier)
@@ -123,7 +126,7 @@ def giving_way(launch: Launch, board: Board) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if launch.world_size == 1:
+        if launch.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
             raise
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         while time.monotonic() < deadline and not board.failure():
@@ -178,9 +181,11 @@ def fingerprint_of(
     tuned: TunedCheckpoint,
     train: TokenizedDataset,
     evaluation: TokenizedDataset | None,
+    device: torch.device,
 ) -> Fingerprint:
     """Returns what a run's checkpoints depend on, by names that a person reads when they differ."""
     options = {"--" + name.replace("_", "-"): str(getattr(config, name)) for name in _FOLLOWED}
+    options.update({"--device": device.type, "--precision": precision_of(config, device)})
     return Fingerprint(
         {
             "base model": base.digest(),
