@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -71,13 +72,18 @@ def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
     die_with_parent()
     silence_libraries()
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    with workspace() as own, temporary_files_in(own):
-        result = evaluate(spec, own)
-        if os.environ.get("RANK", "0") == "0":
-            Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
+    code = 1
+    try:
+        with workspace() as own, temporary_files_in(own):
+            result = evaluate(spec, own)
+            if os.environ.get("RANK", "0") == "0":
+                Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
+            code = 0
+    except Exception:
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # everything is closed; see `temporary_files_in`
+    os._exit(code)  # also after an error: hivemind's threads would keep the process, and the other ranks wait for it
 
 
 def tokenized(spec: Spec) -> tuple[Any, Any]:
