@@ -38,7 +38,7 @@ _BLOCKS, _REPLICAS, _PREFIX = 4, 2, "chaos"
 _WORLD_SIZES = (1, 2, 3)
 _TOKEN_BUDGET = 400
 """Small, so that there are hundreds of batches."""
-_REPEATED, _QUICK_REPEATED = 24, 5
+_REPEATED, _QUICK_REPEATED = 24, 3
 _STEP = 0.015
 """Share of the batches that have to be finished before the next event."""
 _ORPHANS_SECONDS = 30.0

@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps together what shares swarms, which take memory: they are started once, not by each worker."""
+    fixtures: dict[str, set[str]] = {}
+    for item in items:
+        fixtures.setdefault(item.nodeid.split("::")[0], set()).update(getattr(item, "fixturenames", ()))
+    for item in items:
+        file = item.nodeid.split("::")[0]
+        shared = [name for name in ("swarm_client", "demo_swarm") if name in fixtures[file]]
+        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else file))
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +103,18 @@ class SwarmClient:
             )
         return self.nodes[swarm.dht_prefix]
 
+    @contextmanager
+    def visiting(self, swarm: PrivateSwarm) -> Iterator[PrivateSwarm]:
+        """Starts a swarm, and at the end lets go of whatever was made for it."""
+        with swarm:
+            try:
+                yield swarm
+            finally:
+                node = self.nodes.pop(swarm.dht_prefix, None)
+                for classifier in [one for one in self.classifiers if getattr(one.backbone, "dht", None) is node]:
+                    classifier.close()
+                    self.classifiers.remove(classifier)
+
     def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
         options = {"request_timeout": TIMEOUT, "max_retries": 5, **options}
         classifier = load_on_swarm(swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
@@ -139,7 +162,7 @@ def swarm_client() -> Iterator[SwarmClient]:
 
 @pytest.fixture(scope="session")
 def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwarm]]:
-    """One swarm for each tiny model; the families' blocks are shared by two servers."""
+    """One swarm for each tiny model; the blocks of the first one are shared by two servers."""
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
@@ -147,7 +170,7 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
                     str(path),
                     num_blocks=1 if name == "wide" else LAYERS,
                     dht_prefix=f"tiny-{name}",
-                    spans=[(0, 1)] if name == "wide" else [(0, 2), (2, LAYERS)],
+                    spans=[(0, 2), (2, LAYERS)] if name == "llama" else [(0, 1 if name == "wide" else LAYERS)],
                 )
             )
             for name, path in tiny_models.items()
@@ -238,6 +261,27 @@ class Launcher:
                 os.kill(number, 9)
             except OSError:
                 continue
+
+
+def run_here(*command: str) -> int:
+    """Runs `-m dist_eval ...` or `-m dist_eval.tuning ...` as one rank in this process, which has all imports already.
+
+    Returns:
+        The exit status.
+    """
+    from dist_eval import __main__ as evaluation
+    from dist_eval import program
+    from dist_eval.commandline import parse_args
+    from dist_eval.tuning import __main__ as tuning
+
+    flag, module, *options = command
+    assert flag == "-m"
+    parse, load = {
+        "dist_eval": (parse_args, evaluation._load),
+        "dist_eval.tuning": (tuning.parse, tuning.load),
+    }[module]
+    with tempfile.TemporaryDirectory(prefix="own-") as own:
+        return program.run(parse(options), Path(own), None, load)
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = TIMEOUT) -> bool:

@@ -235,7 +235,7 @@ KINDS = (
     Kind(
         "10 MB in one cell",
         "1 texts cut to 496 tokens",
-        lambda s: s.data("text,label\n" + "1" * 10_000_000 + ",1\n"),
+        lambda s: s.data("text,label\n12" + "\U0001f600" * 2_500_000 + ",1\n"),
         0,
     ),
     # labels

@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from conftest import Launcher, SwarmClient, wait_for
+from conftest import Launcher, SwarmClient, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -102,8 +102,7 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
     assert "Traceback" not in result.stdout + result.stderr
     assert f"evaluating: {n} of {n} examples" in result.stderr
     assert not launcher.leftovers()
-    alone = launcher.run("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone"))
-    assert alone.returncode == 0, alone.stderr
+    assert run_here("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone")) == 0
     assert (output / "predictions.parquet").read_bytes() == (tmp_path / "alone" / "predictions.parquet").read_bytes()
     for section in ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan"):
         assert json.dumps(results[section]) == json.dumps(results_of(tmp_path / "alone")[section])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from conftest import Launcher
+from conftest import Launcher, run_here
 from scipy import stats
 from sklearn import metrics as sk
 
@@ -36,6 +37,7 @@ NAMES = ["sport", "politics", "weather"]
 
 @pytest.fixture(autouse=True)
 def _with_sample_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    # this process has the folder in its path already (see pyproject.toml)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
 
 
@@ -82,10 +84,28 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return cases
 
 
-def evaluated(launcher: Launcher, options: list[str], output: Path, ranks: int, *further: str) -> dict[str, Any]:
-    process = launcher.run("-m", "dist_eval", *options, "--output", str(output), *further, ranks=ranks)
-    assert process.returncode == 0, process.stderr
-    return {**json.loads((output / "results.json").read_text()), "printed": process.stdout}
+@dataclass
+class Runs:
+    """Runs the program, one rank in this process and several under torchrun."""
+
+    launcher: Launcher
+    captured: pytest.CaptureFixture[str]
+
+    def __call__(self, options: list[str], output: Path, ranks: int, *further: str) -> dict[str, Any]:
+        command = ["-m", "dist_eval", *options, "--output", str(output), *further]
+        if ranks == 1:
+            self.captured.readouterr()
+            status, (printed, error) = run_here(*command), self.captured.readouterr()
+        else:
+            process = self.launcher.run(*command, ranks=ranks)
+            status, printed, error = process.returncode, process.stdout, process.stderr
+        assert status == 0, error
+        return {**json.loads((output / "results.json").read_text()), "printed": printed}
+
+
+@pytest.fixture
+def evaluated(launcher: Launcher, capfd: pytest.CaptureFixture[str]) -> Runs:
+    return Runs(launcher, capfd)
 
 
 OWN = {
@@ -97,10 +117,10 @@ OWN = {
 
 @pytest.mark.parametrize("problem", OWN)
 def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
-    problem: str, cases: dict[str, list[str]], launcher: Launcher, tmp_path: Path
+    problem: str, cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:
     metric = ["--metric", *(f"sample_metrics:{name}" for name in OWN[problem])]
-    one, three = (evaluated(launcher, cases[problem], tmp_path / str(n), n, *metric) for n in (1, 3))
+    one, three = (evaluated(cases[problem], tmp_path / str(n), n, *metric) for n in (1, 3))
     assert (tmp_path / "1" / "predictions.parquet").read_bytes() == (
         tmp_path / "3" / "predictions.parquet"
     ).read_bytes()
@@ -134,13 +154,12 @@ def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
 
 
 def test_a_complete_run_gives_further_metrics_without_a_forward(
-    cases: dict[str, list[str]], launcher: Launcher, tmp_path: Path
+    cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:
     options, output = cases["single_label_classification"], tmp_path / "out"
-    before = evaluated(launcher, options, output, 2, "--metric", "sample_metrics:error_rate")
-    after = evaluated(launcher, options, output, 1, "--metric", "sample_metrics:LogLoss", "sample_metrics:order")
+    before = evaluated(options, output, 2, "--metric", "sample_metrics:error_rate")
+    after = evaluated(options, output, 1, "--metric", "sample_metrics:LogLoss", "sample_metrics:order")
     fresh = evaluated(
-        launcher,
         options,
         tmp_path / "fresh",
         1,

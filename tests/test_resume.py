@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, wait_for
+from conftest import TIMEOUT, Launcher, run_here, wait_for
 
 from dist_eval import demo
-from dist_eval.__main__ import run
-from dist_eval.commandline import parse_args
 
 STOPPED = 75
-ROWS_REPEATED = 12
+ROWS_REPEATED = 7
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 
@@ -40,9 +38,8 @@ def arguments(data: Path, output: Path, *further: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    temporary, output = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("undisturbed") / "out"
-    result = Launcher(temporary).run(*arguments(data, output))
-    assert result.returncode == 0, result.stderr
+    output = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert run_here(*arguments(data, output)) == 0
     return output
 
 
@@ -77,9 +74,9 @@ def assert_equal_to(undisturbed: Path, output: Path) -> None:
         assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
 
 
-def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, output: Path, ranks: int | None) -> None:
-    result = launcher.run(*command, ranks=ranks)
-    assert result.returncode == 0, result.stderr
+def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
+    """Another number of ranks, namely one, completes it."""
+    assert run_here(*command) == 0
     assert_equal_to(undisturbed, output)
     found = results_of(output)["ranks"]
     resumed, samples = (sum(rank[name] for rank in found) for name in ("resumed", "samples"))
@@ -107,7 +104,7 @@ def test_a_run_is_stopped_in_good_order_and_goes_on(
     assert "SIGUSR1" in message
     assert err.count(f"dist_eval: {message}") == 1
     assert not launcher.processes()
-    assert_goes_on(launcher, command, undisturbed, output, ranks=1)
+    assert_goes_on(launcher, command, undisturbed, output)
 
 
 def test_torchrun_restarts_the_ranks_and_they_go_on(
@@ -141,14 +138,13 @@ def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
         results["error"]["message"],
     )
     assert not launcher.processes()
-    assert_goes_on(launcher, command, undisturbed, output, ranks=1)
+    assert_goes_on(launcher, command, undisturbed, output)
 
 
 def test_a_changed_input_is_refused_by_name_and_nothing_is_lost(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    output, own = tmp_path / "out", tmp_path / "own"
-    own.mkdir()
+    output = tmp_path / "out"
     process = start(launcher, *arguments(data, output), ranks=1, output=output)
     (output / "STOP").touch()
     _, err = process.communicate(timeout=TIMEOUT)
@@ -161,8 +157,8 @@ def test_a_changed_input_is_refused_by_name_and_nothing_is_lost(
         (arguments(data, output, "--token-budget", "500"), "the --token-budget"),
         (arguments(data, output, "--max-length", "60"), "the --max-length"),
     ):
-        assert run(parse_args(command[2:]), own) == 1
+        assert run_here(*command) == 1
         assert f"a part of another run: what differs is {differs}." in capfd.readouterr().err
         assert results_of(output)["status"] == "incomplete"
         assert journal_size(output) == size
-    assert_goes_on(launcher, arguments(data, output), undisturbed, output, ranks=None)
+    assert_goes_on(launcher, arguments(data, output), undisturbed, output)

@@ -26,7 +26,10 @@ Question = Callable[[Span], tuple[Awaitable[Any], int]]
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _OUTAGE_LOOK_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
 _LEAST_PATIENCE, _PATIENCE_TIMES = 5.0, 10.0
-"""Where another server could do it, one is given so many seconds, or so many times its longest latency of late."""
+"""Where another server could do it, one is given so many seconds, or so many times its longest latency of late.
+
+Twice as much in each further attempt: where all are busy, none is sooner than the one that was asked first.
+"""
 
 _REFUSALS_BELIEVED, _LATENCIES_LOOKED_AT = 2, 20
 
@@ -245,9 +248,11 @@ class SwarmRequests:
             if hop is not None:
                 try:
                     request, work = question(hop)
-                    return hop, await self._measured(request, hop, work, self._patience(hop, spans, now, bool(avoided)))
+                    patience = min(self.timeout, self._patience(hop, spans, now, bool(avoided)) * 2**attempts)
+                    return hop, await self._measured(request, hop, work, patience)
                 except Exception as reason:  # whatever the daemon, the connection or the server raised
                     error = reason
+            self._require_node()
             failure = Failure.UNREACHABLE if error is None else classify(error)
             part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
             if failure is Failure.TOO_LARGE:
@@ -280,6 +285,19 @@ class SwarmRequests:
                 raise SwarmError(f"got no answer for {part} in {attempts} attempts: {complaints[-1]}") from error
             if attempts > 1:
                 await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempts - 2), _LONGEST_DELAY))
+
+    def _require_node(self) -> None:
+        """Checks that requests can still leave this process; without the check they would time out one by one.
+
+        Raises:
+            SwarmError: this process' DHT node was ended, and the p2p daemon with it.
+        """
+        node = self._manager.dht
+        if not node.is_alive():
+            raise SwarmError(
+                f"the hivemind node of this rank (process {node.pid}) was ended from outside, status {node.exitcode}: "
+                "if the host ran out of memory, start fewer ranks on it"
+            )
 
     async def _wait_for_servers(
         self, part: str, error: Exception | None, since: float, way: tuple[int, int], tokens: int

@@ -24,15 +24,16 @@ MakeTuned = Callable[..., TunedCheckpoint]
 
 
 @pytest.fixture(scope="module")
-def mortal_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
+def mortal_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
     """Two servers with all blocks, and two with a half each."""
-    with PrivateSwarm(
+    swarm = PrivateSwarm(
         str(tiny_models["llama"]),
         num_blocks=LAYERS,
         dht_prefix="mortal-gradients",
         spans=[(0, 4), (0, 4), (0, 2), (2, 4)],
         threads=1,
-    ) as swarm:
+    )
+    with swarm_client.visiting(swarm):
         yield swarm
 
 

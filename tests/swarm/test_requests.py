@@ -16,11 +16,11 @@ from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
 
 from dist_eval.backbone import SwarmBackbone
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError
-from dist_eval.model import Classifier
-from dist_eval.swarm.client import rejoin_swarm
+from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.model import Classifier, load_on_swarm
+from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.requests import SwarmRequests
+from dist_eval.swarm.requests import _LEAST_PATIENCE, SwarmRequests
 from dist_eval.swarm.routes import Span, Trip
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
@@ -29,10 +29,11 @@ NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
 
 
 @pytest.fixture(scope="module")
-def bfloat16_swarm(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
-    with PrivateSwarm(
+def bfloat16_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
+    swarm = PrivateSwarm(
         str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="half", spans=[(0, 2), (2, 4)], torch_dtype="bfloat16"
-    ) as swarm:
+    )
+    with swarm_client.visiting(swarm):
         yield swarm
 
 
@@ -102,10 +103,11 @@ def test_other_prompts_are_packed_anew(
 
 
 @pytest.fixture(scope="module")
-def three_replicas(tiny_models: dict[str, Path]) -> Iterator[PrivateSwarm]:
-    with PrivateSwarm(
+def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
+    swarm = PrivateSwarm(
         str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="mortal", spans=[(0, 4), (0, 4), (0, 4)], threads=1
-    ) as swarm:
+    )
+    with swarm_client.visiting(swarm):
         yield swarm
 
 
@@ -186,11 +188,48 @@ def test_a_replica_that_hangs_does_not_hold_requests_up(
         os.killpg(hanging, signal.SIGCONT)
 
 
+def test_replicas_that_are_all_busy_are_given_more_time(
+    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    options = {"request_timeout": TIMEOUT, "max_retries": 2}
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **options)
+    before = classifier.logits(*batch())
+    groups = [server.pid for server in three_replicas.servers]
+    for group in groups:
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(classifier.logits, *batch())
+            assert wait_for(lambda: requests_of(classifier).retries == 1)
+            time.sleep(_LEAST_PATIENCE + 1)  # the second attempt has not given up yet
+            for group in groups:
+                os.killpg(group, signal.SIGCONT)
+            assert torch.equal(answer.result(TIMEOUT), before)
+    finally:
+        for group in groups:
+            os.killpg(group, signal.SIGCONT)
+
+
+def test_the_end_of_this_ranks_own_node_is_named(
+    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    dht = join_swarm(three_replicas.initial_peers, TIMEOUT)
+    options = {"request_timeout": 5.0, "max_retries": 5, "dht_prefix": three_replicas.dht_prefix}
+    classifier = load_on_swarm(three_replicas.model, make_tuned(None), dht, **options)
+    try:
+        os.kill(dht.pid, signal.SIGKILL)  # as by the kernel when memory runs out
+        dht.join(TIMEOUT)
+        with pytest.raises(SwarmError, match=rf"hivemind node of this rank \(process {dht.pid}\) .* status -9"):
+            classifier.logits(*batch())
+    finally:
+        classifier.close()
+
+
 def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     swarm, (ids, lengths) = three_replicas, batch()
-    options = {"request_timeout": 10.0, "max_retries": 3, "outage_timeout": 4.0}
+    options = {"request_timeout": 20.0, "max_retries": 5, "outage_timeout": 4.0}
     classifier = swarm_client.classifier_on_all(swarm, make_tuned("deep_ptune"), **options)
     requests = requests_of(classifier)
     before = classifier.logits(ids, lengths)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, Launcher, wait_for
+from conftest import TIMEOUT, Launcher, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.checkpoint import TunedCheckpoint
@@ -73,38 +73,34 @@ def assert_close(one: TunedCheckpoint, other: TunedCheckpoint) -> None:
 
 
 def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
-    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+    alone: Path, data: dict[str, Path], tmp_path: Path
 ) -> None:
     notes = noted(alone)
     assert notes["status"] == "complete"
     assert [epoch["epoch"] for epoch in notes["epochs"]] == [1, 2]
     assert notes["epochs"][1]["loss"] < notes["epochs"][0]["loss"]
-    assert notes["data"]["examples"], notes["evaluation_data"]["examples"] == (ROWS, EVALUATED)
+    assert (notes["data"]["examples"], notes["evaluation_data"]["examples"]) == (ROWS, EVALUATED)
     best = max(notes["epochs"], key=lambda epoch: epoch["metrics"]["accuracy"])
     assert notes["best"] == {"epoch": best["epoch"], "metric": "accuracy", "value": best["metrics"]["accuracy"]}
     assert (alone / "best" / "tokenizer.json").read_bytes() == (demo.BASE_MODEL / "tokenizer.json").read_bytes()
     for name, epoch in (("last", notes["epochs"][-1]), ("best", best)):
         output = tmp_path / name
         options = ["--checkpoint", str(alone / name), "--dataset", str(data["evaluation"]), "--backend", "local"]
-        run(launcher, "-m", "dist_eval", *options, "--output", str(output))
+        assert run_here("-m", "dist_eval", *options, "--output", str(output)) == 0
         metrics = json.loads((output / "results.json").read_text())["metrics"]
         assert {key: metrics[key] for key in epoch["metrics"]} == epoch["metrics"]
     assert tuned(alone).label_names == [str(digit) for digit in range(10)]
     assert tuned(alone).base_fingerprint
-    assert not launcher.leftovers()
 
 
 def test_ranks_and_accumulation_make_the_updates_of_the_joint_batch(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:
-    run(launcher, *command(data, tmp_path / "two", *LOCAL), ranks=2)
-    assert_close(tuned(tmp_path / "two"), tuned(alone))
     small = ("--batch-size", "4", "--accumulation-steps", "4")
     run(launcher, *command(data, tmp_path / "small", *LOCAL, *small), ranks=3)
     assert_close(tuned(tmp_path / "small"), tuned(alone))
-    for name in ("two", "small"):
-        for ours, theirs in zip(noted(tmp_path / name)["epochs"], noted(alone)["epochs"], strict=True):
-            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    for ours, theirs in zip(noted(tmp_path / "small")["epochs"], noted(alone)["epochs"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
     assert not launcher.leftovers()
 
 
@@ -155,7 +151,12 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "STOP"])
 def test_an_interrupted_run_goes_on_to_the_same_bits(
-    how: str, alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+    how: str,
+    alone: Path,
+    data: dict[str, Path],
+    launcher: Launcher,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "out"
     arguments = command(data, output, *LOCAL, "--save-every", "1")
@@ -171,8 +172,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
         assert process.returncode == STOPPED, err
         assert noted(output)["status"] == "incomplete"
         assert "start the same command again to go on" in err
-    result = run(launcher, *arguments)
-    assert not re.search(r"\b0/12 ", result.stderr), "it began anew"
+    assert run_here(*arguments) == 0
+    assert not re.search(r"\b0/12 ", capfd.readouterr().err), "it began anew"
     assert noted(output)["status"] == "complete"
     for name in ("last", "best"):
         assert tuned(output, name).digest() == tuned(alone, name).digest()
@@ -195,7 +196,7 @@ def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     assert "cannot go on with the other ranks" in noted(output)["error"]["message"], err
-    run(launcher, *arguments)
+    assert run_here(*arguments) == 0
     assert_close(tuned(output), tuned(alone))
     assert not launcher.leftovers()
 
@@ -218,28 +219,29 @@ def test_the_readmes_command_learns_digits(launcher: Launcher, tmp_path: Path) -
 
 
 def test_a_complete_run_is_left_alone_and_another_one_is_refused(
-    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
+    alone: Path, data: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = (alone / "tuning.json").read_bytes(), tuned(alone).digest()
-    assert "holds the checkpoints of this very run" in run(launcher, *command(data, alone, *LOCAL)).stdout
+    assert run_here(*command(data, alone, *LOCAL)) == 0
+    assert "holds the checkpoints of this very run" in capfd.readouterr().out
     for further, differs in (
         (("--learning-rate", "0.5"), "--learning-rate"),
         (("--seed", "3"), "--seed"),
         (("--eval-dataset", str(data["train"])), "evaluation data"),
     ):
-        refused = launcher.run(*command(data, alone, *LOCAL, *further))
-        assert refused.returncode == 1
-        assert f"holds the results of another run: what differs is the {differs}." in refused.stderr
-        assert "Traceback" not in refused.stderr
-    assert (alone / "tuning.json").read_bytes(), tuned(alone).digest() == before
+        assert run_here(*command(data, alone, *LOCAL, *further)) == 1
+        said = capfd.readouterr().err
+        assert f"holds the results of another run: what differs is the {differs}." in said
+        assert "Traceback" not in said
+    assert ((alone / "tuning.json").read_bytes(), tuned(alone).digest()) == before
 
 
-def test_overwrite_starts_anew(data: dict[str, Path], launcher: Launcher, tmp_path: Path) -> None:
+def test_overwrite_starts_anew(data: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "out"
     short = ("--epochs", "1", "--tuning-mode", "ptune")
-    run(launcher, *command(data, output, *LOCAL, *short))
+    assert run_here(*command(data, output, *LOCAL, *short)) == 0
     assert tuned(output).tuning_mode == "ptune"
-    run(launcher, *command(data, output, *LOCAL, *short, "--seed", "1", "--overwrite"))
+    assert run_here(*command(data, output, *LOCAL, *short, "--seed", "1", "--overwrite")) == 0
     assert len(noted(output)["epochs"]) == 1
     assert noted(output)["config"]["seed"] == 1
 
@@ -260,13 +262,8 @@ def test_overwrite_starts_anew(data: dict[str, Path], launcher: Launcher, tmp_pa
 def test_what_is_wrong_is_said_once_and_in_the_folder(
     further: tuple[str, ...], words: str, data: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from dist_eval import program
-    from dist_eval.tuning.__main__ import load, parse
-
-    output, own = tmp_path / "out", tmp_path / "own"
-    own.mkdir()
-    config = parse(command(data, output, *LOCAL, *further)[2:])
-    assert program.run(config, own, None, load) == 1
+    output = tmp_path / "out"
+    assert run_here(*command(data, output, *LOCAL, *further)) == 1
     printed = capfd.readouterr()
     assert words in printed.err
     assert "Traceback" not in printed.err
