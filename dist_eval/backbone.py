@@ -127,7 +127,7 @@ class SwarmBackbone:
 
     def notice(self) -> str:
         """See `Backbone.notice`."""
-        return self.requests.notice()
+        return self.requests.outage.notice()
 
     def distrust(self, servers: Iterable[str]) -> None:
         """See `Backbone.distrust`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fails to compile it for pytest)
 import pytest
 import torch
+from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
 from dist_eval.backbone import SwarmBackbone
@@ -40,15 +42,20 @@ VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps together what shares swarms, which take memory: they are started once, not by each worker."""
-    fixtures: dict[str, set[str]] = {}
-    for item in items:
-        fixtures.setdefault(item.nodeid.split("::")[0], set()).update(getattr(item, "fixturenames", ()))
-    for item in items:
-        file = item.nodeid.split("::")[0]
-        shared = [name for name in ("swarm_client", "demo_swarm") if name in fixtures[file]]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else file))
+class BySwarm(LoadFileScheduling):
+    """Gives whole files to the workers, and all files that share a swarm to the same one: swarms take memory."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        fixtures = re.findall(r"\w+", (self.config.rootpath / file).read_text())
+        if {"swarm_client", "petals_classifier", "family_swarms"} & {*fixtures}:
+            return "swarms of this process"
+        return "demo_swarm" if "demo_swarm" in fixtures else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySwarm:
+    return BySwarm(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError, first_line
+from dist_eval.errors import ModelOutputError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
+from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
 from dist_eval.swarm.wire import Wire
 
@@ -24,7 +25,6 @@ Question = Callable[[Span], tuple[Awaitable[Any], int]]
 """Makes a request for a server and blocks of it; says how much work it is, in tokens times blocks."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
-_OUTAGE_LOOK_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
 _LEAST_PATIENCE, _PATIENCE_TIMES = 5.0, 10.0
 """Where another server could do it, one is given so many seconds, or so many times its longest latency of late.
 
@@ -48,6 +48,7 @@ class SwarmRequests:
 
     Attributes:
         routes: chooses servers, and knows how they did.
+        outage: waits for servers, and says so.
         retries: requests that had to be repeated.
         halved: requests that servers found too large, and that were sent in halves.
         distrusted: servers that are asked no more, by name.
@@ -67,11 +68,10 @@ class SwarmRequests:
     ) -> None:
         self.routes, self.retries, self.halved = Routes(seed), 0, 0
         self.distrusted: set[str] = set()
-        self._manager, self._outage_timeout, self._rejoin = sequence_manager, outage_timeout, rejoin
-        self.timeout, self._attempts, self._compression = request_timeout, max_retries, compression
+        self.outage = Outage(outage_timeout, rejoin)
+        self._manager, self._attempts = sequence_manager, max_retries
+        self.timeout, self._compression = request_timeout, compression
         self.wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
-        self._outage: tuple[str, float, float] | None = None
-        self._noticed = self._rejoined = float("-inf")
 
     def start(self) -> None:
         """Starts the thread that keeps the list of servers, and waits for the first list.
@@ -159,17 +159,6 @@ class SwarmRequests:
                 for peer, server in self.routes.servers.items()
             ],
         }
-
-    def notice(self) -> str:
-        """Returns what requests wait for, in words for a person, once in a while; empty if for nothing."""
-        now = time.monotonic()
-        if self._outage is None or now - self._noticed < _NOTICE_SECONDS:
-            return ""
-        what, seen_at, deadline = self._outage
-        if now - seen_at > 2 * _OUTAGE_LOOK_SECONDS:
-            return ""
-        self._noticed = now
-        return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"
 
     async def _forward(self, hidden: torch.Tensor, trip: Trip, block: int = 0) -> torch.Tensor:
         while block < self.num_blocks:
@@ -307,19 +296,10 @@ class SwarmRequests:
         usable = [span for span in self.spans() if not self.routes.server(span.peer).is_banned(now)]
         if self.routes.next_hop(usable, *way, tokens, now) is not None:
             return
-        deadline = since + self._outage_timeout
         why = "no server online holds it, or a block after it" if error is None else first_line(error)
         if self.distrusted:
             why += f" (not counting {', '.join(sorted(self.distrusted))}, which an audit found odd)"
-        if now > deadline:
-            raise OutageError(
-                f"for {self._outage_timeout:g} s (--swarm-timeout) there was no server to reach for {part}: {why}"
-            )
-        if now - self._rejoined > _REJOIN_SECONDS:
-            self._rejoined = now
-            await asyncio.get_running_loop().run_in_executor(None, self._rejoin)
-        self._outage = (f"no server to reach for {part}: {why}", now, deadline)
-        await asyncio.sleep(min(_OUTAGE_LOOK_SECONDS, max(0.0, deadline - now)))
+        await self.outage.wait(f"{part}: {why}", since)
 
     def _patience(self, hop: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
         """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""

@@ -177,4 +177,4 @@ def test_retries_of_a_backward_come_to_an_end(
     with pytest.raises(EvaluationError, match="values that are not finite"):
         gradients(classifier, tuned)
     assert len(sent) == 2
-    assert wait_for(lambda: not requests_of(classifier).notice())
+    assert wait_for(lambda: not requests_of(classifier).outage.notice())

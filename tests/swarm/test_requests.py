@@ -251,13 +251,13 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
     with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block.* 0"):
         classifier.logits(ids, lengths)
     assert 4.0 < time.monotonic() - start < TIMEOUT / 2
-    assert "no server to reach for block" in requests.notice()
-    assert requests.notice() == "", "said once in a while only"
+    assert "no server to reach for block" in requests.outage.notice()
+    assert requests.outage.notice() == "", "said once in a while only"
 
-    requests._outage_timeout = TIMEOUT
-    requests._rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])
+    requests.outage.timeout = TIMEOUT
+    requests.outage.rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(classifier.logits, ids, lengths)
-        assert wait_for(lambda: "no server to reach for block" in requests.notice())
+        assert wait_for(lambda: "no server to reach for block" in requests.outage.notice())
         swarm.start_server(0)
         assert torch.equal(answer.result(TIMEOUT), before)
