@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -158,6 +161,30 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
         for peer_id, span in spans.items()
     ]
     return SwarmCoverage(dht_prefix, num_blocks, tuple(sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))))
+
+
+def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
+    """Asks servers for a sign of life, all at the same time.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        peers: identities of the servers.
+        timeout: seconds.
+
+    Returns:
+        Seconds until the answer to a second question (the first one may open a connection), None for no answer.
+    """
+    from hivemind.p2p import PeerID
+    from petals.utils.ping import ping_parallel
+
+    found: dict[str, float | None] = dict.fromkeys(peers)
+    ids = [PeerID.from_base58(peer) for peer in peers]
+    for _ in range(2):
+        ask = functools.partial(ping_parallel, ids, wait_timeout=timeout / 2)
+        answers = dht.run_coroutine(ask, return_future=True)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            found = {str(peer): None if s == math.inf else s for peer, s in answers.result(timeout).items()}
+    return found
 
 
 def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
