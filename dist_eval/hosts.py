@@ -137,14 +137,15 @@ def outward(own: Interfaces) -> dict[str, list[str]]:
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Prints where this host stands, in the form that `eval` of a shell takes.
+    """Prints where this host stands, in one line that a shell can `read`.
 
     Returns:
         The exit status: 1 if that cannot be said.
     """
     parser = argparse.ArgumentParser(
         prog="python -m dist_eval.hosts",
-        description="Finds this host in a list of hosts and prints NODE_RANK, LOCAL_ADDR, INTERFACE and HEAD.",
+        description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
+        "network interface with that address, and the address of the first host.",
         allow_abbrev=False,
     )
     parser.add_argument("hosts", nargs="+", metavar="HOST", help="all hosts, in the same order on each of them")
@@ -154,7 +155,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     except EvaluationError as error:
         print(f"dist_eval.hosts: {error}", file=sys.stderr)
         return 1
-    print(f"NODE_RANK={place.node_rank}\nLOCAL_ADDR={place.address}\nINTERFACE={place.interface}\nHEAD={place.head}")
+    print(place.node_rank, place.address, place.interface, place.head)
     return 0
 
 
