@@ -1,8 +1,8 @@
 """How far all ranks are: one display for all of them, and the wait for the slowest before they combine.
 
 Each rank has a thread that reports to the others twice a second. It also passes on that the run is to stop, and what a
-rank waits for. If a rank is not heard of any more, or hears nothing itself, the run stops: a host may be gone, and a run
-that is started again shares out what is left.
+rank waits for. If a rank is not heard of any more, or hears nothing itself, the run stops: a host may be gone, and once
+started again the run shares out what is left.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (folder / STOP_FILE).touch()
             print(f"dist_eval: the run in {folder} has been asked to stop", file=sys.stderr)
             return 0
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         status = f"unknown ({error})"
     print(f"dist_eval: no run is under way in {folder}: its status is {status}", file=sys.stderr)
     return 1

@@ -71,12 +71,11 @@ class Network:
 
     Args:
         names: of the hosts, by which all know each other.
-        awkward: hosts whose own name leads to 127.0.1.1 on themselves, as Debian installs it.
     """
 
-    def __init__(self, names: Sequence[str], awkward: Sequence[str] = ()) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         prefix = f"de-{uuid.uuid4().hex[:6]}"
-        self._switch, self._awkward = f"{prefix}-switch", set(awkward)
+        self._switch = f"{prefix}-switch"
         self.hosts = [Host(name, f"10.93.0.{number}", f"{prefix}-{name}") for number, name in enumerate(names, start=1)]
 
     def __enter__(self) -> Network:
@@ -86,6 +85,7 @@ class Network:
             _ip("-n", self._switch, "link", "set", "dev", "br0", "up")
             for host in self.hosts:
                 self._add(host)
+            self.name_hosts()
         except BaseException:
             self.__exit__()
             raise
@@ -108,11 +108,18 @@ class Network:
         _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
         for link in ("lo", INTERFACE):
             _ip("-n", host.namespace, "link", "set", "dev", link, "up")
-        lines = ["127.0.0.1 localhost", *([f"127.0.1.1 {host.name}"] if host.name in self._awkward else [])]
-        lines += [f"{o.address} {o.name}" for o in self.hosts if o is not host or host.name not in self._awkward]
-        folder = _NETNS / host.namespace
-        folder.mkdir(parents=True)
-        (folder / "hosts").write_text("\n".join(lines) + "\n")
+        (_NETNS / host.namespace).mkdir(parents=True)
+
+    def name_hosts(self, awkward: Sequence[Host] = ()) -> None:
+        """Writes each host's /etc/hosts, for programs that are started from now on.
+
+        Args:
+            awkward: hosts whose own name leads to 127.0.1.1 on themselves, as Debian installs it.
+        """
+        for host in self.hosts:
+            lines = ["127.0.0.1 localhost", *([f"127.0.1.1 {host.name}"] if host in awkward else [])]
+            lines += [f"{other.address} {other.name}" for other in self.hosts if other is not host or not lines[1:]]
+            (_NETNS / host.namespace / "hosts").write_text("\n".join(lines) + "\n")
 
     def cut_off(self, host: Host) -> None:
         """Takes the cable of a host out of the switch: nothing comes through any more, and nobody is told."""
