@@ -76,7 +76,9 @@ class Network:
     def __init__(self, names: Sequence[str]) -> None:
         prefix = f"de-{uuid.uuid4().hex[:6]}"
         self._switch = f"{prefix}-switch"
-        self.hosts = [Host(name, f"10.93.0.{number}", f"{prefix}-{name}") for number, name in enumerate(names, start=1)]
+        self.hosts = [
+            Host(name, f"10.93.0.{number}", f"{prefix}-{name}") for number, name in enumerate(names, start=11)
+        ]
 
     def __enter__(self) -> Network:
         try:

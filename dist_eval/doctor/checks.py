@@ -9,7 +9,7 @@ from dist_eval.doctor.host_checks import HOST_CHECKS
 from dist_eval.doctor.run_checks import RUN_CHECKS
 
 _SLOW_SECONDS, _SHOWN = 1.0, 10
-_TOLD_ELSEWHERE = {"group", "output folder", "models", "dataset", "swarm"}
+_TOLD_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
 """Steps whose failure a check of its own tells."""
 
 
@@ -37,7 +37,14 @@ def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findin
     first = ranks[0]
     present = {one.rank for one in ranks}
     missing = [rank for rank in range(first.world_size) if rank not in present]
-    if missing:
+    if "store" in first.errors:  # it tells what it knows of itself
+        yield Finding(
+            "error",
+            "group",
+            f"At {first.place}: {first.errors['store']}",
+            f"See whether this host reaches {first.head or 'the first host'}, and what the first host's log says.",
+        )
+    elif missing:
         here = ", ".join(sorted({one.host for one in ranks}))
         yield Finding(
             "error",
@@ -65,7 +72,8 @@ def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findin
 def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     first = ranks[0]
     if first.world_size == 1:
-        yield Finding("fine", "group", f"one rank on {first.host}")
+        if "launch" not in first.errors:
+            yield Finding("fine", "group", f"one rank on {first.host}")
         return
     failed = [one for one in ranks if "group" in one.errors]
     if failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dist_eval.doctor.facts import Asked, Finding, RankFacts, leaders
+from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
 from dist_eval.hosts import interface_of, is_loopback
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
@@ -21,7 +21,9 @@ _DIFFERENCES_SHOWN = 5
 def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Host names that lead to loopback, interfaces that do not exist, a head that the hosts do not find."""
     hosts = leaders(list(ranks))
-    faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one)]
+    # whether such an address is used depends on who connects to whom, which gloo decides by comparing addresses
+    level: Level = "error" if any(one.group is None for one in ranks) else "warning"
+    faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one, level)]
     faults += [finding for one in hosts for finding in _rendezvous_faults(one)]
     yield from faults
     twice = sorted({one.host for one in hosts if [other.host for other in hosts].count(one.host) > 1})
@@ -36,17 +38,18 @@ def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         yield Finding("fine", "names", "; ".join(_way(one) for one in hosts[:_DIFFERENCES_SHOWN]))
 
 
-def _name_faults(one: RankFacts) -> Iterator[Finding]:
+def _name_faults(one: RankFacts, level: Level) -> Iterator[Finding]:
     if "host" in one.errors:
         return
     suggestion = _suggested_interface(one)
+    all_the_same = " They came together this time, but need not with other hosts." if level == "warning" else ""
     advice = f"On {one.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
     address = next(iter(one.interfaces.get(suggestion or "", ())), "ADDRESS")
     chosen = [name.lstrip("=") for name in (one.gloo_interfaces or "").split(",") if name]
     unknown = [name for name in chosen if name not in one.interfaces]
     if unknown:
         yield Finding(
-            "error",
+            level,
             "names",
             f"{one.host} has no interface {', '.join(unknown)} with an address that others reach, which "
             f"GLOO_SOCKET_IFNAME names. It has {_listed(one)}.",
@@ -55,25 +58,25 @@ def _name_faults(one: RankFacts) -> Iterator[Finding]:
     elif not chosen and (not one.name_addresses or all(map(is_loopback, one.name_addresses))):
         leads = f"leads to {one.name_addresses[0]}" if one.name_addresses else "is unknown"
         yield Finding(
-            "error",
+            level,
             "names",
-            f"On {one.host} the host's own name {leads}: it would tell the other ranks an address that means "
-            "themselves.",
+            f"On {one.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
+            + all_the_same,
             f"{advice}, and start torchrun there with --local-addr={address}.",
         )
     if one.head and not one.head_addresses:
         yield Finding(
-            "error",
+            level,
             "names",
             f"{one.host} does not know {one.head}, where the ranks meet (MASTER_ADDR).",
             "Name the first host by its IP address.",
         )
     elif one.head and all(map(is_loopback, one.head_addresses)):
         yield Finding(
-            "error",
+            level,
             "names",
             f"On {one.host} the place where the ranks meet, MASTER_ADDR={one.head}, leads to {one.head_addresses[0]}: "
-            "each host would meet itself only.",
+            "each host would meet itself only." + all_the_same,
             "Name the first host by its IP address, and start torchrun on it with --local-addr=ADDRESS.",
         )
 
@@ -205,9 +208,8 @@ def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         what = f"{_ranks(here)} on {here[0].host}" + (" and the servers of --swarm embedded" if servers else "")
         text = f"{what}: about {_gigabytes(needed + servers)} are needed, {_gigabytes(available)} are available"
         if needed + servers > _FULL * available:
-            level = "error" if needed + servers > available else "warning"
-            advice = "Start fewer ranks there, or let other programs end."
-            yield Finding(level, "memory", text + ".", advice)  # type: ignore[arg-type]
+            level: Level = "error" if needed + servers > available else "warning"
+            yield Finding(level, "memory", text + ".", "Start fewer ranks there, or let other programs end.")
         else:
             fits.append(text)
         yield from _check_gpus(here)

@@ -97,32 +97,38 @@ def test_healthy_facts_give_no_complaint_and_say_what_was_found_fine(hosts: int,
     assert describe(findings).endswith("Nothing stands in the way of the run: no errors, no warnings.")
 
 
-ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
+NAMES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a name that leads to loopback": (
-        on_host_1,
         {"name_addresses": ["127.0.1.1"]},
-        "error",
         ["On host-1 the host's own name leads to 127.0.1.1", "GLOO_SOCKET_IFNAME=eth7", "--local-addr=10.9.0.2"],
     ),
     "a name that nobody knows": (
-        on_host_1,
         {"name_addresses": []},
-        "error",
         ["On host-1 the host's own name is unknown", "GLOO_SOCKET_IFNAME=eth7"],
     ),
     "an interface that is not there": (
-        on_host_1,
         {"gloo_interfaces": "ib0"},
-        "error",
         ["host-1 has no interface ib0", "It has eth7 (10.9.0.2)", "GLOO_SOCKET_IFNAME=eth7"],
     ),
-    "a head that is unknown": (on_host_1, {"head_addresses": []}, "error", ["host-1 does not know 10.9.0.1"]),
+    "a head that is unknown": ({"head_addresses": []}, ["host-1 does not know 10.9.0.1"]),
     "a head that leads to loopback": (
-        on_host_1,
         {"head": "login", "head_addresses": ["127.0.1.1"]},
-        "error",
         ["On host-1", "MASTER_ADDR=login", "each host would meet itself only"],
     ),
+}
+
+
+@pytest.mark.parametrize("fault", NAMES)
+def test_a_name_that_misleads_is_an_error_unless_the_ranks_came_together_all_the_same(fault: str) -> None:
+    changes, words = NAMES[fault]
+    for group, level in ((None, "error"), (healthy()[0].group, "warning")):
+        found = complaints(changed(changed(healthy(), everywhere, group=group), on_host_1, **changes))
+        assert [finding.level for finding in found] == [level]
+        text = f"{found[0].message} {found[0].advice}"
+        assert all(word in text for word in words), text
+
+
+ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "two hosts of one name": (on_host_1, {"host": "host-0"}, "warning", ["Several hosts are called host-0"]),
     "a clock a little off": (on_host_1, {"clock": 998.0}, "warning", ["clock of host-1 is 2.0 s behind", "chrony"]),
     "a clock far off": (on_host_1, {"clock": 1060.0}, "error", ["clock of host-1 is 60.0 s ahead of that of host-0"]),
@@ -298,6 +304,13 @@ def test_ranks_that_did_not_report_are_named() -> None:
     found = complaints(healthy()[:2])
     assert "Nothing was heard of ranks 2, 3 within 30 s; the others are on host-0" in found[0].message
     assert "10.9.0.1" in found[0].advice
+
+
+def test_a_rank_that_does_not_get_to_the_others_tells_that_of_itself() -> None:
+    found = complaints([replace(healthy()[3], errors={"store": "The store does not answer."}, group=None)])
+    assert [finding.level for finding in found] == ["error"]
+    assert found[0].message == "At rank 3 on host-1: The store does not answer."
+    assert "whether this host reaches 10.9.0.1" in found[0].advice
 
 
 @pytest.mark.parametrize("expected", [2, 16])
