@@ -17,6 +17,7 @@ def silence_libraries() -> None:
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else stack traces of C++ whenever a host is not reached
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns when a process forks after tokenizing
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)

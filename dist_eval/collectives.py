@@ -24,11 +24,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dist_eval.errors import ExactnessError, RunError
+from dist_eval.errors import ExactnessError, RunError, first_line
+from dist_eval.limited_store import LimitedStore
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Collector, Predictions
 
-_CONNECT_SECONDS, _POLL_SECONDS = 60.0, 0.1
+_CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 _ROWS_IN_A_ROUND = 1 << 16
 """Predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'."""
 
@@ -123,27 +124,51 @@ class Board:
         self._prefix = f"dist_eval/{run}/{launch.attempt}"
         self._groups = 0
         self._own = dist.HashStore() if launch.world_size == 1 else None
+        self._is_lost = False
 
     @contextmanager
-    def connect(self, timeout: float = _CONNECT_SECONDS) -> Iterator[dist.Store]:
+    def connect(self, limit: float = _CONNECT_SECONDS) -> Iterator[LimitedStore]:
         """Opens a connection for the time of the context.
 
         Args:
-            timeout: seconds that a wait on this connection may take.
+            limit: seconds until it must be open, and for each answer. Less, once there was none: then a rank that is
+                cut off should come to its end.
+
+        Raises:
+            RunError: the store that torchrun keeps cannot be reached, or does not answer (any more).
+        """
+        limit = min(limit, _AGAIN_SECONDS) if self._is_lost else limit
+        try:
+            store = LimitedStore(self._open(limit), limit, self._unanswered)
+        except RunError:
+            self._is_lost = True
+            raise
+        self._is_lost = False
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _open(self, timeout: float) -> dist.Store:
+        store: dist.Store = _torchrun_store(timeout) if self._own is None else self._own
+        store.set_timeout(timedelta(seconds=timeout))
+        return dist.PrefixStore(self._prefix, store)
+
+    def _unanswered(self) -> str:
+        self._is_lost = True
+        return f"{_store_in_words()} does not answer rank {self._launch.rank} on {self._launch.host} any more."
+
+    def store_of_group(self, timeout: float) -> dist.Store:
+        """Returns the store for a process group, under a name that no earlier one of this board had.
+
+        Args:
+            timeout: seconds that a wait may take.
 
         Raises:
             RunError: the store that torchrun keeps cannot be reached.
         """
-        if self._own is not None:
-            self._own.set_timeout(timedelta(seconds=timeout))
-            yield dist.PrefixStore(self._prefix, self._own)
-            return
-        yield dist.PrefixStore(self._prefix, _torchrun_store(timeout))
-
-    def next_group(self) -> str:
-        """Returns a name for a process group that no earlier one of this board had, the same on all ranks."""
         self._groups += 1
-        return f"group-{self._groups}"
+        return dist.PrefixStore(f"group-{self._groups}", self._open(timeout))
 
     def publish(self, key: str, value: str) -> None:
         """Writes a value that other ranks wait for."""
@@ -175,7 +200,7 @@ class Board:
             "from another rank."
         )
 
-    def require_no_failure(self, store: dist.Store) -> None:
+    def require_no_failure(self, store: LimitedStore) -> None:
         """Raises a `RunError` if a rank has failed; asked of an open connection while waiting for others."""
         if store.check([_FAILURE]):
             raise RunError(f"Rank {self._launch.rank} gave up, because another rank failed.")
@@ -227,15 +252,17 @@ class Board:
                 time.sleep(_POLL_SECONDS)
 
 
+def _store_in_words() -> str:
+    return f"The store at MASTER_ADDR={os.environ.get('MASTER_ADDR')} MASTER_PORT={os.environ.get('MASTER_PORT')}"
+
+
 def _torchrun_store(timeout: float) -> dist.Store:
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     connecting = timedelta(seconds=min(timeout, _CONNECT_SECONDS))
     try:
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=connecting, wait_for_workers=False)
-        store.set_timeout(timedelta(seconds=timeout))
-        return store
+        return dist.TCPStore(host, int(port), is_master=False, timeout=connecting, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"The store at MASTER_ADDR={host} MASTER_PORT={port} does not answer: {error}") from error
+        raise RunError(f"{_store_in_words()} does not answer: {first_line(error)}") from error
 
 
 @contextmanager
@@ -282,18 +309,17 @@ def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None
         board: the ranks' store.
         timeout: seconds after which a collective that waits for another rank fails.
     """
-    with board.connect(timeout) as store:
-        dist.init_process_group(
-            "gloo",
-            store=dist.PrefixStore(board.next_group(), store),
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=timedelta(seconds=timeout),
-        )
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo",
+        store=board.store_of_group(timeout),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timedelta(seconds=timeout),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def require_agreement(facts: Mapping[str, str]) -> None:

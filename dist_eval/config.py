@@ -111,7 +111,10 @@ class RunConfig:
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="how", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each part of a request before the run stops", group="how")
     collective_timeout: float = option(
-        600.0, "longest wait for a rank that makes no progress, once this one is done", group="how", metavar="SECONDS"
+        600.0,
+        "longest wait for a sign of another rank, and, once this one is done, for its progress",
+        group="how",
+        metavar="SECONDS",
     )
     stop_grace: float = option(
         20.0, "longest wait for batches under way once the run is asked to stop", group="how", metavar="SECONDS"

@@ -112,7 +112,13 @@ def evaluate_run(
             audit = (
                 Audit(cast(Classifier, classifier), journal.distrust, config.audit_tolerance) if config.audit else None
             )
-            progress = Progress(launch, board, len(data), stop=stop, folder=folder.path, notice=classifier.notice)
+            progress = Progress(
+                *(launch, board, len(data)),
+                stop=stop,
+                folder=folder.path,
+                notice=classifier.notice,
+                patience=config.collective_timeout,
+            )
             failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
             work = Work(
                 *(audit or classifier, data, plan, journal, progress, window, stop),

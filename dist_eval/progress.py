@@ -1,7 +1,8 @@
 """How far all ranks are: one display for all of them, and the wait for the slowest before they combine.
 
 Each rank has a thread that reports to the others twice a second. It also passes on that the run is to stop, and what a
-rank waits for.
+rank waits for. If a rank is not heard of any more, or hears nothing itself, the run stops: a host may be gone, and once
+started again the run shares out what is left.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from dist_eval.collectives import Board, Launch
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, first_line
 from dist_eval.stopping import Stop
 
-_REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.1
+_REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
 _PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _HOST, _BATCH, _BEAT, _FINISHED = "examples_done", "failed", "host", "batch", "beat", "finished"
 _STOP, _NOTICE = "stop", "notice"
 _BEATS_MISSED_SECONDS = 10.0
 """Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
+
+_LONGER = " A longer patience is set with --collective-timeout."
 
 
 class Progress:
@@ -38,6 +41,7 @@ class Progress:
         stop: told when another rank is to stop, and asked what to tell the others.
         folder: the run's folder, where a file named STOP is looked for.
         notice: returns what this rank waits for, if anything.
+        patience: seconds without a sign of another rank after which the run stops.
         stream: where the leader shows the progress; by default stderr.
 
     Attributes:
@@ -54,11 +58,14 @@ class Progress:
         stop: Stop | None = None,
         folder: Path | None = None,
         notice: Callable[[], str] = lambda: "",
+        patience: float = float("inf"),
         stream: TextIO | None = None,
     ) -> None:
         self._launch, self._board, self._total, self._done_before = launch, board, total, done
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
-        self._stream = stream or sys.stderr
+        self._stream, self._patience = stream or sys.stderr, patience
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._batch = -1
@@ -66,7 +73,7 @@ class Progress:
 
     def counted(self) -> int:
         """Returns how many examples all ranks have reported so far."""
-        with self._board.connect() as store:
+        with self._connect() as store:
             self._open_counts(store)
             self._failed_total = store.add(_FAILED, 0)
             return sum(self._counts(store, _DONE))
@@ -115,14 +122,18 @@ class Progress:
                 names them, their hosts and the batches they had done last.
         """
         self._rounds += 1
-        finished = f"{_FINISHED}-{self._rounds}"
-        with self._board.connect() as store:
+        finished, enough = f"{_FINISHED}-{self._rounds}", min(patience, _BEATS_MISSED_SECONDS)
+        if self._cut_off:
+            raise RunError(self._cut_off)
+        with self._connect() as store:
             self._open_counts(store)
             self._report(store)
             store.set(f"{finished}/{self._launch.rank}", "")
             store.add(finished, 1)
             counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
             heard = dict.fromkeys(range(self._launch.world_size), since)
+            if self._gone:  # it has been waited for already
+                heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
             while store.add(finished, 0) < self._launch.world_size:
                 self._board.require_no_failure(store)
                 time.sleep(_WAIT_SECONDS)
@@ -131,14 +142,12 @@ class Progress:
                 heard.update({rank: now for rank in heard if beats[rank] != beats_before[rank]})
                 since = now if counts != counts_before else since
                 late = [rank for rank in heard if not store.check([f"{finished}/{rank}"])]
-                silent = [rank for rank in late if now - heard[rank] > _BEATS_MISSED_SECONDS]
+                silent = [rank for rank in late if now - heard[rank] > enough]
                 if self._stop.requested and silent:
-                    raise RunError(self._complaint(store, silent, counts, _BEATS_MISSED_SECONDS))
+                    known = self._gone or enough == patience
+                    raise RunError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
                 if late and now - since > patience:
-                    raise RunError(
-                        self._complaint(store, late, counts, patience)
-                        + " A longer patience is set with --collective-timeout."
-                    )
+                    raise RunError(self._complaint(store, late, counts, patience) + _LONGER)
 
     def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
         def said(key: str, rank: int, unknown: str) -> str:
@@ -183,25 +192,54 @@ class Progress:
         if notice:
             store.set(_NOTICE, notice)
 
+    def _connect(self) -> AbstractContextManager[Any]:
+        return self._board.connect(min(self._patience, _ANSWER_SECONDS))
+
     def _run(self) -> None:
         display = _display(self._total, self._done_before, self._stream) if self._launch.is_leader else None
+        self._answered = time.monotonic()
         while not self._ended.is_set():
             try:
                 self._keep_reporting(display)
-            except Exception:  # others judge by our reports whether we get on: try again
+            except Exception as error:  # others judge by our reports whether we get on: try again
+                self._stop_if_cut_off(error)
                 self._ended.wait(_REPORT_SECONDS)
         if display:
             display.close()
 
+    def _stop_if_cut_off(self, error: Exception) -> None:
+        if self._cut_off or time.monotonic() - self._answered < self._patience:
+            return
+        self._cut_off = (
+            f"Rank {self._launch.rank} on {self._launch.host} is cut off from rank 0 on {self._leader}, for "
+            f"{self._patience:g} s: {first_line(error)}{_LONGER}"
+        )
+        self._stop.request(f"this rank is cut off from rank 0 on {self._leader}")
+
+    def _stop_if_one_is_gone(self, store: Any) -> None:
+        """Stops the run if a rank has not been heard of; on the leader, which all others hear."""
+        now = time.monotonic()
+        for rank, beats in enumerate(self._counts(store, _BEAT)):
+            if beats != self._heard.get(rank, (-1, 0.0))[0]:
+                self._heard[rank] = beats, now
+        gone = [rank for rank, (_, moment) in self._heard.items() if now - moment > self._patience]
+        if gone and not self._stop.requested:
+            self._gone = True
+            self._stop.request(self._complaint(store, gone, self._counts(store, _DONE), self._patience))
+
     def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
-        with self._board.connect() as store:
+        with self._connect() as store:
             store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
             self._open_counts(store)
             while True:
                 last = self._ended.wait(_REPORT_SECONDS)
                 self._report(store)
                 self._pass_on(store)
+                self._answered = time.monotonic()
+                if not self._leader and store.check([f"{_HOST}/0"]):
+                    self._leader = store.get(f"{_HOST}/0").decode()
                 if display:
+                    self._stop_if_one_is_gone(store)
                     done = self._done_before + sum(self._counts(store, _DONE))
                     display.show(self._total if self._complete else done)
                     if store.check([_NOTICE]):

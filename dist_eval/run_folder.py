@@ -79,7 +79,7 @@ from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_p
 from dist_eval.stopping import STOP_FILE
 
 SCHEMA_VERSION = 1
-_LOCK, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "lock", 5.0, 0.2
+LOCK_FILE, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "lock", 5.0, 0.2
 _PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datasets", "numpy", "scikit-learn")
 _PEER = re.compile(
     r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
@@ -222,7 +222,7 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         # a lock of POSIX: it ends with the process, is not inherited by forks, and holds on network file systems
-        self._lock = os.open(self.path / JOURNAL / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = os.open(self.path / JOURNAL / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:

@@ -127,3 +127,44 @@ def test_once_stopping_a_rank_that_is_not_heard_of_is_not_waited_for(
     with shown(two_ranks(0, stop=stop)), pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)"):
         stop.request("this rank got SIGTERM")
         two_ranks(0, stop=stop).wait_for_all(600.0)
+
+
+def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    silent, third = two_ranks(1), two_ranks(0, stop=stops[0], patience=1.5)
+    with silent.shown():
+        silent.add(4, batch=9)
+        time.sleep(1.2)
+    with shown(third):
+        assert wait_for(lambda: stops[0].requested)
+        with pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)\. A longer .*--collective-timeout"):
+            third.wait_for_all(1.5)
+    assert "for 1.5 s there was no sign of rank 1 on host-1 (4 examples done" in stops[0].reason
+
+
+def test_ranks_that_are_slow_but_alive_are_not_taken_for_gone(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    with shown(*(two_ranks(rank, stop=stop, patience=1.5) for rank, stop in enumerate(stops))):
+        time.sleep(3.5)
+    assert not any(stop.requested for stop in stops)
+
+
+def test_a_rank_that_is_cut_off_says_from_whom(
+    two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stop = Stop()
+    cut_off = two_ranks(1, stop=stop, patience=1.5)
+    with two_ranks(0).shown(), cut_off.shown():
+        assert wait_for(lambda: cut_off._leader)
+        real = progress.Progress._pass_on
+
+        def no_answer(self: Progress, store: Any) -> None:
+            if self is cut_off:
+                raise RunError("The store at MASTER_ADDR=host-0 does not answer any more.")
+            real(self, store)
+
+        monkeypatch.setattr(progress.Progress, "_pass_on", no_answer)
+        assert wait_for(lambda: stop.requested)
+        with pytest.raises(RunError, match=r"Rank 1 on host-1 is cut off from rank 0 on host-0, for 1\.5 s: The store"):
+            cut_off.wait_for_all(1.5)
+    assert stop.reason == "this rank is cut off from rank 0 on host-0"

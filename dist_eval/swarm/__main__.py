@@ -43,6 +43,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host", default="127.0.0.1", help="IP address to listen on and to announce (default: 127.0.0.1)"
     )
+    parser.add_argument(
+        "--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="join this swarm instead of making one: give "
+        "the servers of each host other --blocks"
+    )  # fmt: skip
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest start (default: 120)")
@@ -96,6 +100,7 @@ def start(arguments: argparse.Namespace) -> None:
             torch_dtype=arguments.torch_dtype,
             host=arguments.host,
             echo=arguments.verbose,
+            join=arguments.initial_peers,
         ) as swarm,
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
@@ -146,12 +151,13 @@ def status(arguments: argparse.Namespace) -> bool:
 
 def _look(swarm: PrivateSwarm, timeout: float) -> SwarmCoverage:
     from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.swarm.coverage import wait_until_online
 
     waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
     dht = join_swarm(swarm.initial_peers, timeout, **waiting)
     try:
-        return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=len(swarm.spans), **waiting)
+        own = [address.rpartition("/p2p/")[2] for address in swarm.addresses]
+        return wait_until_online(dht, swarm.dht_prefix, swarm.num_blocks, own, timeout, **waiting)
     finally:
         leave_swarm(dht)
 

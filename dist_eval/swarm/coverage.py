@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -160,6 +163,30 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
     return SwarmCoverage(dht_prefix, num_blocks, tuple(sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))))
 
 
+def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
+    """Asks servers for a sign of life, all at the same time.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        peers: identities of the servers.
+        timeout: seconds.
+
+    Returns:
+        Seconds until the answer to a second question (the first one may open a connection), None for no answer.
+    """
+    from hivemind.p2p import PeerID
+    from petals.utils.ping import ping_parallel
+
+    found: dict[str, float | None] = dict.fromkeys(peers)
+    ids = [PeerID.from_base58(peer) for peer in peers]
+    for _ in range(2):
+        ask = functools.partial(ping_parallel, ids, wait_timeout=timeout / 2)
+        answers = dht.run_coroutine(ask, return_future=True)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            found = {str(peer): None if s == math.inf else s for peer, s in answers.result(timeout).items()}
+    return found
+
+
 def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
     """Asks the swarm what models it serves.
 
@@ -227,6 +254,48 @@ def wait_until_covered(
             )
         if time.monotonic() > deadline:
             raise SwarmError(_missing_message(coverage, announced_models(dht), timeout, timeout_option))
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_until_online(
+    dht: Any,
+    dht_prefix: str,
+    num_blocks: int,
+    servers: Sequence[str],
+    timeout: float,
+    *,
+    check: Callable[[], None] = lambda: None,
+    timeout_option: str = "--swarm-timeout",
+) -> SwarmCoverage:
+    """Waits until certain servers are online, whatever blocks they hold.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        servers: their identities.
+        timeout: seconds.
+        check: called at every look; raises when waiting has become pointless.
+        timeout_option: the option that sets the time, for the message.
+
+    Returns:
+        The coverage, in which blocks that others are to hold may be missing.
+
+    Raises:
+        SwarmError: some are not online after `timeout`.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        check()
+        coverage = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
+        online = {server.peer_id for server in coverage.servers if server.state == "online"}
+        if online.issuperset(servers):
+            return coverage
+        if time.monotonic() > deadline:
+            raise SwarmError(
+                f"Only {len(online.intersection(servers))} of {len(servers)} servers of {dht_prefix} are online after "
+                f"{timeout:g} s. Wait longer with {timeout_option}."
+            )
         time.sleep(_POLL_SECONDS)
 
 

@@ -1,0 +1,53 @@
+"""`torchrun --nproc_per_node=N -m dist_eval.doctor`: is a run with these options going to work, here and now?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from dist_eval.chatter import silence_libraries
+from dist_eval.commandline import parse_args
+from dist_eval.doctor.config import DOCTOR, DoctorConfig
+from dist_eval.errors import ConfigError
+from dist_eval.imports import no_garbage_expected
+from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+
+WRONG_OPTIONS, INTERRUPTED = 2, 130
+
+
+def examine(config: DoctorConfig) -> int:
+    """Examines on this rank (see `dist_eval.doctor.examination.examine_run`)."""
+    with no_garbage_expected():
+        from dist_eval.doctor.examination import examine_run
+        from dist_eval.doctor.shared_folder import Probe
+
+    probe = Probe.somewhere_in(config.output_folder)
+    with workspace(probe.path) as own, temporary_files_in(own):
+        return examine_run(config, own, probe)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and ends the process: with 0, 1 if the run would fail, 2 if an option is wrong."""
+    try:
+        config = parse_args(sys.argv[1:] if arguments is None else arguments, DOCTOR)
+    except ConfigError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(error, file=sys.stderr)
+        sys.exit(WRONG_OPTIONS)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
+    if not config.verbose:
+        silence_libraries()
+    try:
+        status = examine(config)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads that still wait for an answer must not keep us
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""From everybody's facts to findings: who is there, whether they are one group, and all further checks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dist_eval.doctor.facts import Asked, Finding, RankFacts
+from dist_eval.doctor.host_checks import HOST_CHECKS
+from dist_eval.doctor.run_checks import RUN_CHECKS
+
+_SLOW_SECONDS, _SHOWN = 1.0, 10
+_TOLD_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
+"""Steps whose failure a check of its own tells."""
+
+
+def examine(ranks: Sequence[RankFacts], asked: Asked) -> list[Finding]:
+    """Decides what the facts mean.
+
+    Args:
+        ranks: facts of all ranks that reported, by rank; at least one.
+        asked: what the run is going to be.
+
+    Returns:
+        Findings, in the order in which things would go wrong.
+    """
+    findings = [*_check_presence(ranks, asked), *_check_group(ranks, asked)]
+    for check in (*HOST_CHECKS, *RUN_CHECKS):
+        findings += check(ranks, asked)
+    for one in ranks:
+        for step, reason in one.errors.items():
+            if step not in _TOLD_ELSEWHERE:
+                findings.append(Finding("error", step, f"At {one.place}: {reason}"))
+    return findings
+
+
+def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    first = ranks[0]
+    present = {one.rank for one in ranks}
+    missing = [rank for rank in range(first.world_size) if rank not in present]
+    if "store" in first.errors:  # it tells what it knows of itself
+        yield Finding(
+            "error",
+            "group",
+            f"At {first.place}: {first.errors['store']}",
+            f"See whether this host reaches {first.head or 'the first host'}, and what the first host's log says.",
+        )
+    elif missing:
+        here = ", ".join(sorted({one.host for one in ranks}))
+        yield Finding(
+            "error",
+            "group",
+            f"Nothing was heard of rank{'s' if missing[1:] else ''} {', '.join(map(str, missing[:_SHOWN]))} within "
+            f"{asked.check_timeout:g} s; the others are on {here}.",
+            f"Look at the log of the host that is missing, and whether it reaches {first.head or 'the first host'}.",
+        )
+    expected = asked.expect_hosts or first.scheduler_hosts
+    if expected is not None and expected != first.hosts:
+        source = "--expect-hosts says" if asked.expect_hosts else "the scheduler gave"
+        yield Finding(
+            "error",
+            "group",
+            f"{source[0].upper()}{source[1:]} {expected} hosts, but this group has {first.hosts}"
+            + (
+                ": each host may have made a group of its own, and would evaluate everything."
+                if first.hosts == 1
+                else "."
+            ),
+            "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank.",
+        )
+
+
+def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    first = ranks[0]
+    if first.world_size == 1:
+        if "launch" not in first.errors:
+            yield Finding("fine", "group", f"one rank on {first.host}")
+        return
+    failed = [one for one in ranks if "group" in one.errors]
+    if failed:
+        where = ", ".join(one.place for one in failed[:_SHOWN])
+        yield Finding(
+            "error",
+            "group",
+            f"The ranks do not come together in a process group; it failed at {where}: {failed[0].errors['group']}",
+            "See the findings about names; ranks connect to each other directly, at ports that the system chooses: a "
+            "firewall between the hosts must let them pass.",
+        )
+    group = first.group
+    if group is None:
+        return
+    members = {int(rank): str(host) for rank, host in group["members"]}
+    if sorted(members) != list(range(first.world_size)):
+        yield Finding(
+            "error",
+            "group",
+            f"The group has {len(members)} members instead of {first.world_size}.",
+            "See that no other run uses the same port.",
+        )
+        return
+    slowest = max(max(one.group["all_reduce"], one.group["all_gather"]) for one in ranks if one.group)
+    by_host: dict[str, int] = {}
+    for host in members.values():
+        by_host[host] = by_host.get(host, 0) + 1
+    hosts = ", ".join(f"{count} on {host}" for host, count in list(by_host.items())[:_SHOWN])
+    text = (
+        f"{len(members)} ranks ({hosts}) come together in {group['seconds']:.1f} s; a collective takes up to "
+        f"{slowest * 1000:.1f} ms"
+    )
+    if slowest > _SLOW_SECONDS:
+        yield Finding("warning", "group", text + ".", "See what slows the network between the hosts down.")
+    else:
+        yield Finding("fine", "group", text)

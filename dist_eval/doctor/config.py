@@ -1,0 +1,85 @@
+"""What the doctor is asked: all that a run is asked, and a little of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dist_eval.commandline import Command
+from dist_eval.config import EvaluationConfig, option
+from dist_eval.errors import ConfigError
+
+PROGRAM = "torchrun --nproc_per_node=N -m dist_eval.doctor"
+_LONGEST_CHECK = 3600.0
+
+
+@dataclass(kw_only=True)
+class DoctorConfig(EvaluationConfig):
+    """The options of a check of hosts, group, inputs and swarm.
+
+    Raises:
+        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
+    """
+
+    expect_hosts: int | None = option(
+        None, "hosts that the run should have (default: as the scheduler or torchrun says)", group="doctor", metavar="N"
+    )
+    rendezvous: str | None = option(
+        None,
+        "without torchrun: where the hosts are going to meet, to see whether this host gets there",
+        group="doctor",
+        metavar="HOST:PORT",
+    )
+    check_timeout: float = option(30.0, "longest time for each check", group="doctor", metavar="SECONDS")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.expect_hosts is not None:
+            self._check_range("expect_hosts", 1)
+        if not 0 < self.check_timeout <= _LONGEST_CHECK:
+            raise ConfigError(f"--check-timeout must be more than 0 and at most {_LONGEST_CHECK:g} seconds.")
+        if self.rendezvous is not None:
+            split_address(self.rendezvous)
+
+    @property
+    def uses_swarm(self) -> bool:
+        """Whether requests go to servers."""
+        return self.backend == "petals"
+
+    @property
+    def starts_swarm(self) -> bool:
+        """Whether the run would start servers of its own."""
+        return self.uses_swarm and not self.initial_peers and self.swarm != "public"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Splits HOST:PORT.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"--rendezvous: {text!r} is no address. It should look like 10.0.0.5:29500.")
+    return host.strip("[]"), int(port)
+
+
+DOCTOR = Command(
+    program=PROGRAM,
+    config=DoctorConfig,
+    description="Checks what a run would rest on, and sends no data: the hosts, the group of ranks, the output folder, "
+    "the inputs and the swarm. It takes the options of the run.",
+    examples=f"""\
+examples:
+  {PROGRAM.replace("N ", "4 ")} --checkpoint TUNED --dataset test.csv \\
+      --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
+  python -m dist_eval.doctor --demo --rendezvous 10.0.0.5:29500
+""",
+    nothing_asked=f"""\
+The doctor takes the options of the run that it is to check:
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+Or, to check hosts and group alone: {PROGRAM} --demo --backend local   (all options: --help)""",
+    groups={
+        "what": ("what is to be evaluated", None),
+        "doctor": ("the check itself", None),
+    },
+)

@@ -1,0 +1,124 @@
+"""Facts about the host that a rank is on: names, interfaces, versions, limits, memory. Asks nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from dist_eval.doctor.facts import RankFacts
+from dist_eval.hosts import address_towards, interfaces, is_loopback, outward, resolve
+
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+_SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
+
+
+def collect_host(facts: RankFacts, environment: Mapping[str, str] = os.environ) -> None:
+    """Notes names, interfaces and limits.
+
+    Args:
+        facts: where to note them.
+        environment: the variables of this process.
+    """
+    facts.name_addresses = resolve(facts.host)
+    facts.interfaces = outward(interfaces())
+    facts.gloo_interfaces = environment.get("GLOO_SOCKET_IFNAME") or None
+    facts.head = environment.get("MASTER_ADDR")
+    if facts.head:
+        facts.head_addresses = resolve(facts.head)
+        ways = [address_towards(a) for a in facts.head_addresses if not is_loopback(a)]
+        facts.way_to_head = next((way for way in ways if way is not None), None)
+    counts = [environment[name] for name in _SCHEDULER_HOSTS if environment.get(name, "").isdigit()]
+    facts.scheduler_hosts = int(counts[0]) if counts else None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    facts.open_files = 0 if limit == resource.RLIM_INFINITY else limit
+    facts.memory = available_memory()
+
+
+def collect_versions(facts: RankFacts) -> None:
+    """Notes the versions of Python and of the libraries that results depend on."""
+    from dist_eval.run_folder import environment
+
+    found = environment()
+    facts.versions = {"python": found["python"], **found["packages"], "dist_eval source": source_digest()}
+
+
+def source_digest() -> str:
+    """Returns a hash of our own modules: two checkouts may have the same version."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def available_memory() -> int:
+    """Returns the bytes that new processes of this host may use: what is free, or what is left of a control group's."""
+    import psutil
+
+    return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
+
+
+def _left_in_control_groups() -> list[int]:
+    """Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2, and admin-guide/cgroup-v1/memory."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = _CGROUP / controllers
+        limit_file, used_file = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        if not controllers:
+            limit_file, used_file = ("memory.max", "memory.current")
+        inner = Path(place.strip("/"))
+        for folder in (root / inner, *(root / parent for parent in inner.parents)):
+            try:
+                limit, used = (int((folder / name).read_text()) for name in (limit_file, used_file))
+            except (OSError, ValueError):  # not mounted here, or "max"
+                continue
+            if limit < _UNLIMITED:
+                found.append(max(0, limit - used + _file_cache(folder)))
+    return found
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes that a control group is charged with, but gives up when others need them."""
+    try:
+        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(entries.get("inactive_file", 0))
+
+
+def look_at_rendezvous(host: str, port: int, timeout: float) -> str:
+    """Tries whether this host gets to where the ranks are going to meet.
+
+    Returns:
+        "listening" if somebody is there already, "free" if the address is this host's and can be listened at,
+        "reachable" if its host answers but nobody listens there yet, else "error: " and the reason.
+    """
+    addresses = resolve(host)
+    if not addresses:
+        return f"error: the name {host} is unknown here"
+    try:
+        socket.create_connection((host, port), timeout).close()
+        return "listening"
+    except ConnectionRefusedError:
+        pass
+    except OSError as error:
+        return f"error: {error.strerror or error}"
+    family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
+    with socket.socket(family) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((addresses[0], port))
+        except OSError:
+            return "reachable"
+    return "error: loopback" if is_loopback(addresses[0]) else "free"

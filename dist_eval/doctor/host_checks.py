@@ -1,0 +1,252 @@
+"""What follows from facts about hosts: names and interfaces, clocks, versions, memory, limits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
+from dist_eval.hosts import interface_of, is_loopback
+
+_CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
+"""Seconds. Servers refuse the contact beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
+
+_FILES_OF_A_PROCESS, _FILES_FOR_A_RANK = 256, 3
+"""Files that a process has open: libraries, sockets of the swarm; and with each other rank: gloo, torchrun's store."""
+
+_FULL = 0.9
+_DIFFERENCES_SHOWN = 5
+
+
+def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Host names that lead to loopback, interfaces that do not exist, a head that the hosts do not find."""
+    hosts = leaders(list(ranks))
+    # whether such an address is used depends on who connects to whom, which gloo decides by comparing addresses
+    level: Level = "error" if any(one.group is None for one in ranks) else "warning"
+    faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one, level)]
+    faults += [finding for one in hosts for finding in _rendezvous_faults(one)]
+    yield from faults
+    twice = sorted({one.host for one in hosts if [other.host for other in hosts].count(one.host) > 1})
+    if twice:
+        yield Finding(
+            "warning",
+            "names",
+            f"Several hosts are called {', '.join(twice)}: messages and results.json cannot tell them apart.",
+            "Give them different host names.",
+        )
+    if not faults and not twice:
+        yield Finding("fine", "names", "; ".join(_way(one) for one in hosts[:_DIFFERENCES_SHOWN]))
+
+
+def _name_faults(one: RankFacts, level: Level) -> Iterator[Finding]:
+    if "host" in one.errors:
+        return
+    suggestion = _suggested_interface(one)
+    all_the_same = " They came together this time, but need not with other hosts." if level == "warning" else ""
+    advice = f"On {one.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
+    address = next(iter(one.interfaces.get(suggestion or "", ())), "ADDRESS")
+    chosen = [name.lstrip("=") for name in (one.gloo_interfaces or "").split(",") if name]
+    unknown = [name for name in chosen if name not in one.interfaces]
+    if unknown:
+        yield Finding(
+            level,
+            "names",
+            f"{one.host} has no interface {', '.join(unknown)} with an address that others reach, which "
+            f"GLOO_SOCKET_IFNAME names. It has {_listed(one)}.",
+            advice + ".",
+        )
+    elif not chosen and (not one.name_addresses or all(map(is_loopback, one.name_addresses))):
+        leads = f"leads to {one.name_addresses[0]}" if one.name_addresses else "is unknown"
+        yield Finding(
+            level,
+            "names",
+            f"On {one.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
+            + all_the_same,
+            f"{advice}, and start torchrun there with --local-addr={address}.",
+        )
+    if one.head and not one.head_addresses:
+        yield Finding(
+            level,
+            "names",
+            f"{one.host} does not know {one.head}, where the ranks meet (MASTER_ADDR).",
+            "Name the first host by its IP address.",
+        )
+    elif one.head and all(map(is_loopback, one.head_addresses)):
+        yield Finding(
+            level,
+            "names",
+            f"On {one.host} the place where the ranks meet, MASTER_ADDR={one.head}, leads to {one.head_addresses[0]}: "
+            "each host would meet itself only." + all_the_same,
+            "Name the first host by its IP address, and start torchrun on it with --local-addr=ADDRESS.",
+        )
+
+
+def _suggested_interface(one: RankFacts) -> str | None:
+    """The interface over which the host reaches the head; the head itself, the one that has its address."""
+    if one.way_to_head and (name := interface_of(one.way_to_head, one.interfaces)):
+        return name
+    return next(iter(one.interfaces), None)
+
+
+def _rendezvous_faults(one: RankFacts) -> Iterator[Finding]:
+    state = one.rendezvous or ""
+    if state == "error: loopback":
+        yield Finding(
+            "error",
+            "names",
+            f"On {one.host} the name of the --rendezvous leads to a loopback address: each host would meet itself.",
+            "Give the IP address of the first host.",
+        )
+    elif state.startswith("error: "):
+        yield Finding(
+            "error",
+            "names",
+            f"{one.host} does not get to the --rendezvous: {state.removeprefix('error: ')}.",
+            "Check the address, the route and the firewall between the hosts.",
+        )
+    elif state == "listening":
+        yield Finding(
+            "warning",
+            "names",
+            f"Somebody listens at the --rendezvous already, as {one.host} sees it.",
+            "If that is not the first host's torchrun, choose another port.",
+        )
+
+
+def _way(one: RankFacts) -> str:
+    if one.rendezvous == "free":
+        return f"the --rendezvous is on {one.host} and free"
+    if one.rendezvous == "reachable":
+        return f"{one.host} gets to the host of the --rendezvous"
+    addresses = [f"{a} ({name})" for name, addresses in one.interfaces.items() for a in addresses]
+    return f"{one.host} has {', '.join(addresses[:3]) or 'loopback only'}"
+
+
+def _listed(one: RankFacts) -> str:
+    return ", ".join(f"{name} ({', '.join(a)})" for name, a in one.interfaces.items()) or "none"
+
+
+def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Clocks that differ between hosts."""
+    known = [(one, one.clock) for one in leaders(list(ranks)) if one.clock is not None]
+    if len(known) < 2:
+        return
+    first, reference = known[0]
+    worst, clock = max(known, key=lambda pair: abs(pair[1] - reference))
+    seconds = clock - reference
+    if abs(seconds) <= _CLOCK_WARNING:
+        yield Finding("fine", "clocks", f"at most {abs(seconds):.1f} s apart")
+        return
+    is_error = asked.uses_swarm and abs(seconds) > _CLOCK_ERROR
+    yield Finding(
+        "error" if is_error else "warning",
+        "clocks",
+        f"The clock of {worst.host} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of "
+        f"{first.host}." + (" Servers have nothing to do with clients more than 3 s off." if is_error else ""),
+        "Let all hosts take their time from the network (chrony, ntpd or systemd-timesyncd).",
+    )
+
+
+def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Versions that differ between ranks."""
+    known = [one for one in ranks if one.versions]
+    if not known:
+        return
+    first, differs = known[0], []
+    for name in first.versions:
+        odd = [one for one in known if one.versions.get(name) != first.versions[name]]
+        if odd:
+            differs.append(
+                f"{name} is {first.versions[name]} at {first.place} and {odd[0].versions.get(name)} at {odd[0].place}"
+                + (f" and {len(odd) - 1} more" if len(odd) > 1 else "")
+            )
+    if differs:
+        yield Finding(
+            "error",
+            "versions",
+            "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". What a text gets would "
+            "depend on the rank that has it.",
+            "Install the same environment on all hosts, or start from one on a shared folder.",
+        )
+    else:
+        shown = ", ".join(f"{name} {first.versions.get(name)}" for name in ("python", "torch", "petals"))
+        yield Finding("fine", "versions", f"equal on all ranks: {shown}")
+
+
+def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Limits of open files that many ranks would reach."""
+    known = [one for one in leaders(list(ranks)) if one.open_files is not None]
+    low = [one for one in known if one.open_files and one.open_files < _files_needed(one)]
+    if low:
+        yield Finding(
+            "error",
+            "open files",
+            f"{low[0].host} lets a process have {low[0].open_files} files open; with {low[0].world_size} ranks about "
+            f"{_files_needed(low[0])} are needed.",
+            f"Before torchrun on each host: ulimit -n {2 * _files_needed(low[0])}.",
+        )
+    elif known:
+        limits = [one.open_files for one in known if one.open_files]
+        yield Finding("fine", "open files", f"a process may have {min(limits)}" if limits else "unlimited")
+
+
+def _files_needed(one: RankFacts) -> int:
+    return _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * one.world_size
+
+
+def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Hosts and GPUs whose ranks need more memory than there is."""
+    hosts: dict[int, list[RankFacts]] = {}
+    for one in ranks:
+        hosts.setdefault(one.node, []).append(one)
+    fits = []
+    for here in hosts.values():
+        needed, available = sum(one.memory_needed or 0 for one in here), here[0].memory
+        servers = sum(one.servers_needed or 0 for one in here if one.rank == 0)
+        if not needed or available is None:
+            continue
+        what = f"{_ranks(here)} on {here[0].host}" + (" and the servers of --swarm embedded" if servers else "")
+        text = f"{what}: about {_gigabytes(needed + servers)} are needed, {_gigabytes(available)} are available"
+        if needed + servers > _FULL * available:
+            level: Level = "error" if needed + servers > available else "warning"
+            yield Finding(level, "memory", text + ".", "Start fewer ranks there, or let other programs end.")
+        else:
+            fits.append(text)
+        yield from _check_gpus(here)
+    if fits:
+        yield Finding("fine", "memory", "; ".join(fits[:_DIFFERENCES_SHOWN]))
+
+
+def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
+    gpus: dict[int, list[RankFacts]] = {}
+    for one in here:
+        if one.gpu is not None:
+            gpus.setdefault(one.gpu["index"], []).append(one)
+    for index, sharing in gpus.items():
+        gpu: dict[str, Any] = sharing[0].gpu or {}
+        needed, free = sum(one.gpu_needed or 0 for one in sharing), min((one.gpu or gpu)["free"] for one in sharing)
+        text = (
+            f"{_ranks(sharing)} on GPU {index} ({gpu['name']}) of {here[0].host}: about {_gigabytes(needed)} are "
+            f"needed, {_gigabytes(free)} are free"
+        )
+        if needed > free:
+            yield Finding("error", "memory", text + ".", "Start fewer ranks there, or free the GPU.")
+        else:
+            yield Finding("fine", "memory", text)
+
+
+def _ranks(ranks: Sequence[RankFacts]) -> str:
+    return f"{len(ranks)} rank{'s' if ranks[1:] else ''}"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+HOST_CHECKS: tuple[Callable[[Sequence[RankFacts], Asked], Iterator[Finding]], ...] = (
+    check_names,
+    check_clocks,
+    check_versions,
+    check_open_files,
+    check_memory,
+)

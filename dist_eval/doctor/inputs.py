@@ -1,0 +1,106 @@
+"""Facts about what a run reads (dataset, checkpoint, base model) as this rank sees them, and the memory it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from dist_eval.base import Base, Subject, subject_of
+from dist_eval.doctor.config import DoctorConfig
+from dist_eval.doctor.facts import RankFacts
+from dist_eval.full_model import FullModel, local_device
+from dist_eval.readers import open_rows
+
+_CHUNK_BYTES = 1 << 22
+_FLOAT_BYTES = 4
+_RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
+"""What a rank and a server use besides weights: measured, see the README's "Speed"."""
+
+
+def collect_models(facts: RankFacts, config: DoctorConfig) -> Base:
+    """Notes the hashes of checkpoint and base model, and what memory they need.
+
+    Returns:
+        The base model.
+
+    Raises:
+        EvaluationError: there is no such checkpoint or model, or they do not fit together.
+    """
+    tuned = subject_of(config)
+    facts.digests["tuned checkpoint"] = tuned.digest()
+    base = Base.of(config, tuned)
+    facts.digests["base model"] = base.digest()
+    collect_needs(facts, config, base, tuned)
+    return base
+
+
+def collect_needs(facts: RankFacts, config: DoctorConfig, base: Base, tuned: Subject) -> None:
+    """Notes the memory that this rank will need, and the GPU that it would use."""
+    weights = stored_parameters(base.name) * _FLOAT_BYTES
+    is_local = config.backend == "local" or config.compare_backends
+    facts.memory_needed = _RANK_BYTES
+    if config.uses_swarm and not isinstance(tuned, FullModel):
+        # a client holds the embeddings, and its final norm
+        facts.memory_needed += base.config.vocab_size * base.config.hidden_size * _FLOAT_BYTES
+    if is_local and weights and not _collect_gpu(facts, weights):
+        facts.memory_needed += weights
+    if config.starts_swarm and weights:
+        facts.servers_needed = weights + config.servers * _SERVER_BYTES
+
+
+def _collect_gpu(facts: RankFacts, weights: int) -> bool:
+    """Returns whether the rank would compute on a GPU."""
+    import torch
+
+    device = local_device(facts.local_rank)
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    name = torch.cuda.get_device_name(device)
+    facts.gpu = {"index": device.index, "name": name, "free": int(free), "total": int(total)}
+    facts.gpu_needed = weights
+    return True
+
+
+def stored_parameters(model: str) -> int:
+    """Counts the parameters of a model in a folder; 0 for one of a hub, which is not there yet.
+
+    Source: the header of the safetensors format, 8 bytes of its length and then JSON.
+    """
+    count = 0
+    for path in sorted(Path(model).glob("*.safetensors")):
+        with path.open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return count
+
+
+def collect_dataset(facts: RankFacts, config: DoctorConfig) -> None:
+    """Notes the hash of the dataset on the first rank of a host, where its columns are looked for too.
+
+    Raises:
+        DataError: there is no such dataset or column, or it cannot be read.
+        OSError: the same.
+    """
+    path = Path(str(config.dataset))
+    if facts.local_rank:
+        return
+    source = open_rows(
+        str(config.dataset), [*config.text_column, config.label_column], subset=config.subset, split=config.split
+    )
+    next(iter(source.batches), None)
+    if path.is_file():
+        facts.dataset_bytes = path.stat().st_size
+        facts.digests["dataset"] = file_digest(path)
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

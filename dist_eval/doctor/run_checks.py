@@ -1,0 +1,218 @@
+"""What follows from facts about what a run reads, writes and asks: folder, inputs, swarm. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dist_eval.doctor.facts import Asked, Finding, RankFacts, leaders
+from dist_eval.swarm.coverage import format_ranges
+
+_LEAST_FREE, _LITTLE_FREE = 20 << 20, 1 << 30
+_FAR_SECONDS = 0.5
+_SHOWN = 5
+
+
+def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """An output folder that cannot be written, is not the same everywhere, or belongs to another run."""
+    unwritable = [one for one in ranks if "output folder" in one.errors]
+    for places, reason in _told_once(unwritable, "output folder"):
+        yield Finding(
+            "error",
+            "output folder",
+            f"At {places} {unwritable[0].output} cannot be used: {reason}.",
+            "Choose another --output, or mend its rights or its mount.",
+        )
+    strangers = sorted({words for one in ranks for words in one.strangers})
+    if strangers:
+        yield Finding(
+            "error",
+            "output folder",
+            f"Another group checks the same folder right now: {', '.join(strangers[:_SHOWN])}. Hosts that were to be "
+            "one group may have made one each.",
+            "See that all hosts name the same first host (torchrun's --master-addr or --rdzv-endpoint) and --nnodes.",
+        )
+    users = [one for one in ranks if one.in_use]
+    if users:
+        yield Finding(
+            "error",
+            "output folder",
+            f"{users[0].output} is in use by another run ({users[0].in_use}).",
+            "Wait for its end, or choose another --output.",
+        )
+    blind = [one for one in ranks if one.unseen]
+    lost = [one for one in ranks if one.lock_holds is False]
+    if blind:
+        one = blind[0]
+        rank = (one.unseen or [0])[0]
+        author = next((f"{other.place} wrote" for other in ranks if other.rank == rank), f"rank {rank} wrote")
+        yield Finding(
+            "warning",
+            "output folder",
+            f"It is not the same on all hosts: what {author} to {one.output} did not show at {one.place} within 10 s. "
+            "Results will be on the first host only, and a run that is started again finds what is finished only if "
+            "it has the same hosts.",
+            "Give an --output on a folder that all hosts share, by its full path.",
+        )
+    elif lost:
+        yield Finding(
+            "warning",
+            "output folder",
+            f"Locks do not hold between hosts there: {lost[0].place} could take that of rank {lost[0].lock_of}. Two "
+            "runs in the same folder would not notice each other.",
+            "Mount it with locks (for NFS without nolock), or take care yourself.",
+        )
+    elif not (unwritable or users) and all(one.unseen is not None for one in ranks):
+        several = f", seen by all {len(ranks)} ranks" if len(ranks) > 1 else ""
+        held = ", locks hold between hosts" if any(one.lock_holds for one in ranks) else ""
+        yield Finding("fine", "output folder", f"{ranks[0].output} can be written{several}{held}")
+    yield from _check_what_it_holds(ranks[0], asked)
+
+
+def _check_what_it_holds(leader: RankFacts, asked: Asked) -> Iterator[Finding]:
+    if leader.run_status == "complete" and not asked.overwrite:
+        yield Finding(
+            "warning",
+            "output folder",
+            f"{leader.output} holds a complete run: the same command only shows its results, another one is refused.",
+            "Choose another --output, or replace them with --overwrite.",
+        )
+    elif leader.run_status and not asked.overwrite:
+        yield Finding(
+            "fine", "output folder", f"it holds a run that is {leader.run_status}: the same command goes on from there"
+        )
+
+
+def check_space(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Disks that are nearly full, for what the host's first rank writes."""
+    least: list[int] = []
+    for one in leaders(list(ranks)):
+        output_free = None if "output folder" in one.errors else one.output_free
+        for folder, free in ((one.output, output_free), (one.temporary, one.temporary_free)):
+            if free is None:
+                continue
+            least.append(free)
+            wanted = max(_LITTLE_FREE, 2 * (one.dataset_bytes or 0))
+            if free < wanted:
+                yield Finding(
+                    "error" if free < _LEAST_FREE else "warning",
+                    "disk space",
+                    f"On {one.host} {free / (1 << 20):.0f} MiB are free in {folder}.",
+                    "Free some space, or name another place with --output, for temporary files with TMPDIR.",
+                )
+    if least and min(least) >= _LITTLE_FREE:
+        yield Finding("fine", "disk space", f"at least {min(least) / (1 << 30):.1f} GiB free")
+
+
+def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Inputs that cannot be read on a rank, or differ between ranks."""
+    faults = False
+    for subject in ("models", "dataset"):
+        failed = [one for one in ranks if subject in one.errors]
+        somewhere = {one.node for one in failed} != {one.node for one in ranks}
+        for places, message in _told_once(failed, subject):
+            faults = True
+            advice = "Other hosts have it: give a path that is the same on all of them." if somewhere else ""
+            yield Finding("error", "inputs", f"At {places}: {message}", advice)
+    for name in dict.fromkeys(name for one in ranks for name in one.digests):
+        known = [one for one in ranks if name in one.digests]
+        odd = [one for one in known if one.digests[name] != known[0].digests[name]]
+        if odd:
+            faults = True
+            yield Finding(
+                "error",
+                "inputs",
+                f"The {name} differs: {known[0].place} has {known[0].digests[name][:12]}, {odd[0].place} has "
+                f"{odd[0].digests[name][:12]}.",
+                "Copy it again, or give a path on a folder that all hosts share.",
+            )
+    names = dict.fromkeys(name for one in ranks for name in one.digests)
+    if names and not faults:
+        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", equal on all ranks" if ranks[1:] else ""))
+
+
+def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
+    """Swarms that a rank does not reach, that miss blocks, whose servers do not answer or are not alike."""
+    if not asked.uses_swarm:
+        return
+    if asked.starts_swarm:
+        several = max((one.hosts for one in ranks), default=1) > 1
+        yield Finding(
+            "error" if several else "fine",
+            "swarm",
+            "--swarm embedded starts servers that other hosts cannot reach."
+            if several
+            else "the run starts its own on this host",
+            "Start one with `python -m dist_eval.swarm --host ADDRESS`, and name it with --initial-peers."
+            if several
+            else "",
+        )
+        return
+    failed = [one for one in ranks if "swarm" in one.errors]
+    for places, message in _told_once(failed, "swarm"):
+        advice = "Other ranks reach it: see the route and the firewall." if len(failed) < len(ranks) else ""
+        yield Finding("error", "swarm", f"At {places}: {message}", advice)
+    known = [one for one in ranks if one.swarm is not None]
+    for one in known:
+        missing = (one.swarm or {})["missing"]
+        if missing:
+            yield Finding(
+                "error",
+                "swarm",
+                f"As {one.place} sees it, nobody holds blocks {format_ranges(missing)} of "
+                f"{(one.swarm or {})['dht_prefix']}.",
+                "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
+            )
+            break
+    if known:
+        yield from _check_servers(known)
+
+
+def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
+    swarm: dict[str, Any] = known[0].swarm or {}
+    servers = {s["peer"]: s for one in known for s in (one.swarm or {})["servers"]}
+    silent = [(one, s) for one in known for s in (one.swarm or {})["servers"] if s["seconds"] is None]
+    times = [s["seconds"] for one in known for s in (one.swarm or {})["servers"] if s["seconds"] is not None]
+    for one, server in silent[:_SHOWN]:
+        yield Finding(
+            "error",
+            "swarm",
+            f"{one.place[0].upper()}{one.place[1:]} gets no answer from server ...{server['peer'][-8:]} (blocks "
+            f"{server['blocks']}), which announces itself.",
+            "See at what address it announces itself, and whether that host reaches it.",
+        )
+    kinds = {f"{s['dtype']}" + ("" if s["quantization"] in (None, "none") else f" ({s['quantization']})")
+             for s in servers.values()}  # fmt: skip
+    if len(kinds) > 1:
+        yield Finding(
+            "warning",
+            "swarm",
+            f"Servers compute differently ({', '.join(sorted(kinds))}): results will depend on the routes.",
+            "Start all servers with the same --torch-dtype.",
+        )
+    if times and max(times) > _FAR_SECONDS:
+        yield Finding("warning", "swarm", f"A server takes {max(times):.2f} s to answer.", "Use servers nearby.")
+    if not swarm["missing"] and not silent and times:
+        alone = [number for number, count in enumerate(swarm["replicas"]) if count == 1]
+        yield Finding(
+            "fine",
+            "swarm",
+            f"{len(servers)} servers hold all {swarm['num_blocks']} blocks of {swarm['dht_prefix']}"
+            + (f" ({len(alone)} blocks have one server only)" if alone else "")
+            + f"; they answer within {max(times) * 1000:.0f} ms",
+        )
+
+
+def _told_once(failed: Sequence[RankFacts], step: str) -> Iterator[tuple[str, str]]:
+    """Yields each reason for which a step failed, with the ranks in words."""
+    for reason in dict.fromkeys(one.errors[step] for one in failed):
+        here = [one for one in failed if one.errors[step] == reason]
+        yield here[0].place + (f" and {len(here) - 1} more" if here[1:] else ""), reason
+
+
+RUN_CHECKS: tuple[Callable[[Sequence[RankFacts], Asked], Iterator[Finding]], ...] = (
+    check_folder,
+    check_space,
+    check_inputs,
+    check_swarm,
+)

@@ -1,0 +1,65 @@
+"""Facts about the swarm as this rank sees it: who holds which blocks, and how far away they are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from dist_eval.base import Base
+from dist_eval.config import RunConfig
+from dist_eval.doctor.facts import RankFacts
+
+_POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
+
+
+def collect_swarm(facts: RankFacts, config: RunConfig, base: Base, timeout: float, sockets: Path) -> None:
+    """Joins the swarm, notes who holds the model's blocks and how long each server takes to answer, and leaves it.
+
+    Args:
+        facts: where to note it.
+        config: names the swarm's peers.
+        base: the base model.
+        timeout: seconds until a peer answers and all blocks are there.
+        sockets: folder for the sockets of the p2p daemon.
+
+    Raises:
+        SwarmError: no peer answered in time.
+    """
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=sockets)
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
+    from dist_eval.swarm.coverage import look_up_coverage, measure_distances
+
+    start = time.monotonic()
+    peers = config.initial_peers or public_peers()
+    dht = join_swarm(peers, timeout, timeout_option="--check-timeout")
+    try:
+        seconds = time.monotonic() - start
+        while True:  # its servers may be just starting
+            left = max(1.0, start + timeout - time.monotonic())
+            coverage = look_up_coverage(dht, base.dht_prefix, base.config.num_hidden_layers, left)
+            if not coverage.missing or time.monotonic() - start > timeout:
+                break
+            time.sleep(_POLL_SECONDS)
+        online = [server for server in coverage.servers if server.state == "online"]
+        distances = measure_distances(dht, [server.peer_id for server in online], _ANSWER_SECONDS)
+    finally:
+        leave_swarm(dht)
+    facts.swarm = {
+        "seconds": seconds,
+        "dht_prefix": coverage.dht_prefix,
+        "num_blocks": coverage.num_blocks,
+        "missing": coverage.missing,
+        "replicas": coverage.replicas,
+        "servers": [
+            {
+                "peer": server.peer_id,
+                "blocks": f"{server.start}:{server.end}",
+                "dtype": server.dtype,
+                "quantization": server.quantization,
+                "seconds": distances[server.peer_id],
+            }
+            for server in online
+        ],
+    }

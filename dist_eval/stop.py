@@ -1,0 +1,43 @@
+"""`python -m dist_eval.stop` and the options of a run: stops that run in good order, on all of its hosts.
+
+For scripts that are told to end and must pass it on: where the run's folder is follows from its options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from dist_eval.commandline import EVALUATION, parse_args
+from dist_eval.errors import ConfigError
+from dist_eval.stopping import STOP_FILE
+
+_RESULTS = "results.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Asks the run to stop.
+
+    Returns:
+        The exit status: 0 if it has been asked, 1 if no such run is under way, 2 if an option is wrong.
+    """
+    try:
+        folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        status = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))["status"]
+        if status == "running":
+            (folder / STOP_FILE).touch()
+            print(f"dist_eval: the run in {folder} has been asked to stop", file=sys.stderr)
+            return 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        status = f"unknown ({error})"
+    print(f"dist_eval: no run is under way in {folder}: its status is {status}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Which of several hosts this one is: by address, never by a name that means another host elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_eval.errors import RunError
+from dist_eval.hosts import address_towards, find_place, interface_of, interfaces, is_loopback, main, outward, resolve
+
+OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}
+NAMES = {"a": ["10.9.0.1"], "b": ["10.9.0.2"], "debian": ["127.0.1.1"], "both": ["127.0.1.1", "10.9.0.2"]}
+
+
+def addresses_of(host: str) -> list[str]:
+    return NAMES.get(host, [host] if host[0].isdigit() else [])
+
+
+@given(st.integers(1, 20), st.data())
+def test_a_host_finds_itself_wherever_it_stands(count: int, data: st.DataObject) -> None:
+    own = data.draw(st.integers(0, count - 1))
+    hosts = [f"10.9.1.{number}" for number in range(count)]
+    hosts[own] = data.draw(st.sampled_from(["10.9.0.2", "b", "both"]))
+    place = find_place(hosts, OWN, addresses_of)
+    assert (place.node_rank, place.address, place.interface) == (own, "10.9.0.2", "eth0")
+    assert place.head == ("10.9.0.2" if own == 0 else hosts[0])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        (["10.9.0.1", "10.9.0.3"], r"none of 10\.9\.0\.1, 10\.9\.0\.3: it has 10\.9\.0\.2 \(eth0\), fd00::2"),
+        (["a", "debian"], r"name debian leads to 127\.0\.1\.1, .* This host has 10\.9\.0\.2 \(eth0\)"),
+        (["a", "nowhere"], "nowhere is unknown here"),
+        (["10.9.0.2", "10.8.0.2"], r"more than once: 10\.9\.0\.2, 10\.8\.0\.2"),
+    ],
+)
+def test_a_list_that_would_mislead_is_refused(hosts: list[str], words: str) -> None:
+    with pytest.raises(RunError, match=words):
+        find_place(hosts, OWN, addresses_of)
+
+
+def test_one_host_alone_may_call_itself_by_loopback() -> None:
+    place = find_place(["127.0.0.1"], OWN, addresses_of)
+    assert (place.node_rank, place.interface, place.head) == (0, "lo", "127.0.0.1")
+
+
+def test_this_host_knows_its_own_interfaces(capsys: pytest.CaptureFixture[str]) -> None:
+    own = interfaces()
+    assert any(is_loopback(address) for addresses in own.values() for address in addresses)
+    assert "127.0.0.1" in resolve("localhost")
+    assert resolve("no-such-host.invalid") == []
+    assert interface_of("203.0.113.7", own) is None
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert not any(is_loopback(address) for addresses in outward(own).values() for address in addresses)
+    assert main(["127.0.0.1"]) == 0
+    assert capsys.readouterr().out == f"0 127.0.0.1 {interface_of('127.0.0.1', own)} 127.0.0.1\n"
+    assert main(["203.0.113.7", "203.0.113.8"]) == 1
+    assert "none of 203.0.113.7, 203.0.113.8" in capsys.readouterr().err

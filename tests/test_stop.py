@@ -1,0 +1,38 @@
+"""`python -m dist_eval.stop`: asks the run that these options name, and no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dist_eval.stop import main
+from dist_eval.stopping import STOP_FILE
+
+
+def options(folder: Path) -> list[str]:
+    return ["--demo", "--output", str(folder)]
+
+
+def test_a_run_that_is_under_way_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"status": "running"}))
+    assert main(options(tmp_path)) == 0
+    assert (tmp_path / STOP_FILE).exists()
+    assert f"the run in {tmp_path} has been asked to stop" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"status": "complete"}', '{"status": "failed"}'])
+def test_where_no_run_is_under_way_nothing_is_left(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    assert main(options(tmp_path)) == 1
+    assert not (tmp_path / STOP_FILE).exists()
+    assert f"no run is under way in {tmp_path}" in capsys.readouterr().err
+
+
+def test_wrong_options_are_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--modle", "x"]) == 2
+    assert "Did you mean --model?" in capsys.readouterr().err
