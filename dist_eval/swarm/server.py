@@ -32,7 +32,10 @@ def main() -> None:
     run_server.validate_version = lambda: None  # it calls out to the network without a time limit
     deadline = time.monotonic() + WAIT_SECONDS
     if "--initial_peers" in sys.argv:
-        wait_until_listening([sys.argv[sys.argv.index("--initial_peers") + 1]], deadline)
+        begin = end = sys.argv.index("--initial_peers") + 1
+        while end < len(sys.argv) and not sys.argv[end].startswith("--"):
+            end += 1
+        sys.argv[begin:end] = wait_until_listening(sys.argv[begin:end], deadline) or sys.argv[begin:end]
     with helpers_die_with_us():
         while True:
             try:
