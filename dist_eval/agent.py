@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dist_eval.errors import first_line
+from dist_eval.files import allow_many_files
 from dist_eval.program import FAILED, STOPPED
 
 _SIGNALLED = 128
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    allow_many_files()  # on the first host every rank of all hosts is connected with this process
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     try:

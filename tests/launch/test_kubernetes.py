@@ -365,7 +365,7 @@ def test_the_ranks_command_line_is_one_that_torchrun_and_dist_eval_understand(
     options = torchrun_options(container, given, monkeypatch)
     assert (options.module, options.training_script) == (True, "dist_eval")
     assert (options.nnodes, options.nproc_per_node) == ("4", "4")
-    assert options.max_restarts == 0
+    assert (options.max_restarts, options.rdzv_conf) == (0, "timeout=3600")
     if "TrainJob" not in kinds:
         job = kinds["Job"] if "Job" in kinds else kinds["JobSet"]["spec"]["replicatedJobs"][0]["template"]
         assert int(options.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
