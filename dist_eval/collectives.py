@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,13 +26,18 @@ import torch
 import torch.distributed as dist
 
 from dist_eval.errors import ExactnessError, RunError, first_line
+from dist_eval.files import allow_many_files
 from dist_eval.limited_store import LimitedStore
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Collector, Predictions
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
-_ROWS_IN_A_ROUND = 1 << 16
-"""Predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'."""
+_BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
+"""Of predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'; and
+of each rank at least, because a round takes its time however little travels."""
+
+_SECONDS_FOR_A_RANK = 0.0005
+"""By so much less often each rank asks the store, for each rank there is: one store answers all of them."""
 
 _CALL_SECONDS = 6 * 3600.0
 """Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
@@ -39,7 +45,9 @@ _CALL_SECONDS = 6 * 3600.0
 _MEETING_SECONDS = 1800.0
 """Longest wait for all ranks to make a call, which some programs make on one rank only."""
 
-_FAILURE = "failure"
+_FAILURE, _STARTED = "failure", "started"
+_THIS_START = uuid.uuid4().hex
+"""Tells this process from the one that a later start has for the same rank."""
 
 _group: dist.ProcessGroup | None = None
 """What collectives go through, if it is not the default group."""
@@ -122,7 +130,8 @@ class Board:
     def __init__(self, launch: Launch, run: str = "run") -> None:
         self._launch = launch
         self._prefix = f"dist_eval/{run}/{launch.attempt}"
-        self._groups = 0
+        self._groups, self._known = 0, False
+        self.poll_seconds = max(_POLL_SECONDS, launch.world_size * _SECONDS_FOR_A_RANK)
         self._own = dist.HashStore() if launch.world_size == 1 else None
         self._is_lost = False
 
@@ -135,7 +144,8 @@ class Board:
                 cut off should come to its end.
 
         Raises:
-            RunError: the store that torchrun keeps cannot be reached, or does not answer (any more).
+            RunError: the store that torchrun keeps cannot be reached, does not answer (any more), or is not, or not
+                only, that of this start.
         """
         limit = min(limit, _AGAIN_SECONDS) if self._is_lost else limit
         try:
@@ -145,9 +155,36 @@ class Board:
             raise
         self._is_lost = False
         try:
+            self._require_this_start(store)
             yield store
         finally:
             store.close()
+
+    def _require_this_start(self, store: LimitedStore) -> None:
+        """Makes sure that two starts never use one store: what one of them has written would mislead the other.
+
+        Where hosts come and go, torchrun may start the ranks of those that stayed again with the same store, and a
+        scheduler may start a host again while the others still run.
+        """
+        key, rank = f"{_STARTED}/{self._launch.rank}", self._launch.rank
+        if self._own is not None:
+            return
+        if not store.check([key]):
+            if self._known:
+                raise RunError(
+                    f"Rank {rank} on {self._launch.host} gave up: its ranks' store was replaced by another start's."
+                )
+            store.set(key, _THIS_START)
+        elif store.get(key).decode() != _THIS_START:
+            message = (
+                f"Rank {rank} was started on {self._launch.host} while an earlier start of it was still known to the "
+                "other ranks. All of them end now: start the same command again on all hosts."
+            )
+            reason = {"message": message, "rank": rank, "host": self._launch.host, "coverage": None}
+            if not store.check([_FAILURE]):
+                store.set(_FAILURE, json.dumps(reason))
+            raise RunError(message)
+        self._known = True
 
     def _open(self, timeout: float) -> dist.Store:
         store: dist.Store = _torchrun_store(timeout) if self._own is None else self._own
@@ -194,7 +231,7 @@ class Board:
                 if store.check([key]):
                     return store.get(key).decode()
                 self.require_no_failure(store)
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self.poll_seconds)
         raise RunError(
             f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
             "from another rank."
@@ -204,6 +241,14 @@ class Board:
         """Raises a `RunError` if a rank has failed; asked of an open connection while waiting for others."""
         if store.check([_FAILURE]):
             raise RunError(f"Rank {self._launch.rank} gave up, because another rank failed.")
+
+    @staticmethod
+    def failed_rank(store: LimitedStore) -> str:
+        """Returns which rank has failed, for a message; empty if none has. Asked of an open connection."""
+        if not store.check([_FAILURE]):
+            return ""
+        reason = json.loads(store.get(_FAILURE))
+        return f"rank {reason['rank']} on {reason['host']}"
 
     def claim_failure(self, reason: Mapping[str, Any]) -> bool:
         """Announces that this rank has failed, so that the others stop waiting.
@@ -249,7 +294,7 @@ class Board:
                         f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s for all ranks to be "
                         f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
                     )
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self.poll_seconds)
 
 
 def _store_in_words() -> str:
@@ -309,6 +354,7 @@ def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None
         board: the ranks' store.
         timeout: seconds after which a collective that waits for another rank fails.
     """
+    allow_many_files()  # each rank is connected with every other one
     dist.init_process_group(
         "gloo",
         store=board.store_of_group(timeout),
@@ -353,7 +399,8 @@ def gather_predictions(local: Predictions) -> Predictions:
     """Brings the predictions of all ranks to rank 0, as compact arrays.
 
     all_gather_object gives every rank what any rank gives. So they travel in rounds of bounded size, and only rank 0
-    keeps what it receives: the memory of the other ranks does not depend on how many examples there are.
+    keeps what it receives: the memory of the other ranks does not depend on how many examples there are. Rank 0's own
+    ones, which after a restart may be nearly all, do not travel.
 
     Args:
         local: this rank's predictions, possibly of no example.
@@ -362,13 +409,34 @@ def gather_predictions(local: Predictions) -> Predictions:
         On rank 0 all predictions, in dataset order; elsewhere none.
     """
     counts, leads = all_gather(len(local)), dist.get_rank() == 0
-    step = max(1, _ROWS_IN_A_ROUND // len(counts))
     collector = Collector(sum(counts) if leads else 0, local.num_labels, local.problem)
-    for start in range(0, max(counts), step):
+    if leads:
+        collector.add(local)
+        local = local.rows(0, 0)
+    step = _rows_of_a_rank(len(counts), local.num_labels)
+    for start in range(0, max(counts[1:], default=0), step):
         for columns in all_gather(local.rows(start, start + step).packed()):
             if leads:
                 collector.add(Predictions.unpacked(columns))
     return collector.in_dataset_order()
+
+
+def _rows_of_a_rank(ranks: int, num_labels: int) -> int:
+    """Returns how many predictions each rank gives in a round."""
+    in_a_row = 24 + 8 * num_labels  # at most: labels may be numbers, too
+    return max(1, max(_BYTES_IN_A_ROUND // ranks, _BYTES_OF_A_RANK) // in_a_row)
+
+
+def least_over_ranks(local: np.ndarray) -> np.ndarray:
+    """Returns the least of all ranks' values at each place.
+
+    Args:
+        local: int32 of any shape, the same on all ranks; it is left as it is.
+    """
+    tensor = torch.from_numpy(local.astype(np.int32))
+    if tensor.numel():
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=_group)
+    return tensor.numpy()
 
 
 def sum_over_ranks(local: Totals) -> Totals:

@@ -75,6 +75,7 @@ class RunConfig:
     initial_peers: list[str] = option(
         [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", nargs="+", metavar="ADDRESS"
     )
+    peers_file: str | None = option(None, "file with such addresses, one a line", group="where", metavar="FILE")
     swarm: str | None = option(
         None,
         "start a private swarm on this host (embedded), or send the data to the public one (public)",
@@ -132,6 +133,8 @@ class RunConfig:
             unknown = [item for item in (value if isinstance(value, list) else [value]) if item not in (choices or ())]
             if choices and value is not None and unknown:
                 raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {unknown[0]!r}.")
+        if self.peers_file is not None and self.backend != "local":
+            self.initial_peers = list(dict.fromkeys([*self.initial_peers, *read_peers(Path(self.peers_file))]))
         self._check_where()
         for name in ("servers", "max_retries", "token_budget"):
             self._check_range(name, 1, MAX_TOKEN_BUDGET if name == "token_budget" else None)
@@ -172,8 +175,8 @@ class RunConfig:
 
     def _check_where(self) -> None:
         if self.backend == "local":
-            if self.initial_peers or self.swarm:
-                raise ConfigError("--backend local uses no swarm: leave out --initial-peers and --swarm.")
+            if self.initial_peers or self.peers_file or self.swarm:
+                raise ConfigError("--backend local uses no swarm: leave out --initial-peers, --peers-file and --swarm.")
             return
         if self.initial_peers and self.swarm:
             raise ConfigError(
@@ -297,6 +300,24 @@ class EvaluationConfig(RunConfig):
 _PEER_ADDRESS = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/]+(/(tcp|udp)/\d+)?(/[a-z0-9-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}"
 )
+
+
+def read_peers(path: Path) -> list[str]:
+    """Reads addresses of peers from a file: one a line, blank lines and those that begin with # count for nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--peers-file {path}: cannot be read ({getattr(error, 'strerror', None) or error})."
+        ) from error
+    peers = [line for line in lines if line and not line.startswith("#")]
+    if not peers:
+        raise ConfigError(f"--peers-file {path} holds no address.")
+    return peers
 
 
 def flag(name: str) -> str:

@@ -46,9 +46,10 @@ from dist_eval.window import Window, largest_window
 from dist_eval.work import FailurePolicy, Work
 
 _OPENING_SECONDS = 120.0
-_CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
-_PREPARATION_SECONDS = 6 * 3600.0
-"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once."""
+_CLAIM, _TO_DO, _COMPLETE, _REPORTED = "claim", "to do", "complete", "reported"
+_PREPARATION_SECONDS = 72 * 3600.0
+"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
+texts take a day."""
 
 
 def evaluate_run(
@@ -132,6 +133,8 @@ def evaluate_run(
                 backends = local and compare_all(local, data, plan, journal, brought, stop, board)
                 combined = combine(work, brought, launch, classifier, own_metrics, plan)
         if not launch.is_leader:
+            if launch.hosts > 1 and launch.is_host_leader:  # a host that ends well is not started again for the leader
+                board.wait_for(_REPORTED, _PREPARATION_SECONDS)
             return None
         if combined.failed:
             failures.require_few(len(combined.failed), len(data), combined.failed[-1][1])
@@ -157,6 +160,7 @@ def evaluate_run(
             "backends": backends.facts(folder.path) if backends else None,
         }
         folder.complete(combined.predictions, metrics, facts)
+        board.publish(_REPORTED, "")
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
 

@@ -22,8 +22,12 @@ from dist_eval.stopping import Stop
 _REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
 _PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
-_DONE, _FAILED, _HOST, _BATCH, _BEAT, _FINISHED = "examples_done", "failed", "host", "batch", "beat", "finished"
+_DONE, _FAILED, _HOST, _BATCH, _BEAT = "examples_done", "failed", "host", "batch", "beat"
+_ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
+_REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
+"""By so much less often each rank reports, and looks at all others, for each rank there is: one store serves all."""
+
 _BEATS_MISSED_SECONDS = 10.0
 """Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
 
@@ -69,6 +73,8 @@ class Progress:
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._batch = -1
+        self._report_seconds = max(_REPORT_SECONDS, launch.world_size * _REPORT_SECONDS_FOR_A_RANK)
+        self._look_seconds = max(_WAIT_SECONDS, launch.world_size * _LOOK_SECONDS_FOR_A_RANK)
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
 
     def counted(self) -> int:
@@ -107,7 +113,7 @@ class Progress:
             self._complete = True
         finally:
             self._ended.set()
-            thread.join(_REPORT_SECONDS * 4)
+            thread.join(self._report_seconds * 4)
 
     def wait_for_all(self, patience: float) -> None:
         """Waits until all ranks have finished their shards, however long that takes, as long as they get on.
@@ -128,20 +134,23 @@ class Progress:
         with self._connect() as store:
             self._open_counts(store)
             self._report(store)
-            store.set(f"{finished}/{self._launch.rank}", "")
+            store.add(f"{_ROUND}/{self._launch.rank}", 1)
             store.add(finished, 1)
             counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
-            heard = dict.fromkeys(range(self._launch.world_size), since)
+            heard, looked = dict.fromkeys(range(self._launch.world_size), since), since
             if self._gone:  # it has been waited for already
                 heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
             while store.add(finished, 0) < self._launch.world_size:
                 self._board.require_no_failure(store)
-                time.sleep(_WAIT_SECONDS)
-                now, counts_before, beats_before = time.monotonic(), counts, beats
+                time.sleep(min(self._board.poll_seconds, self._look_seconds))
+                if time.monotonic() - looked < self._look_seconds:
+                    continue
+                looked = now = time.monotonic()
+                counts_before, beats_before = counts, beats
                 counts, beats = self._counts(store, _DONE), self._counts(store, _BEAT)
                 heard.update({rank: now for rank in heard if beats[rank] != beats_before[rank]})
                 since = now if counts != counts_before else since
-                late = [rank for rank in heard if not store.check([f"{finished}/{rank}"])]
+                late = [rank for rank, rounds in enumerate(self._counts(store, _ROUND)) if rounds < self._rounds]
                 silent = [rank for rank in late if now - heard[rank] > enough]
                 if self._stop.requested and silent:
                     known = self._gone or enough == patience
@@ -162,9 +171,11 @@ class Progress:
         return f"Rank {self._launch.rank} waits, but for {patience:g} s there was no sign of {named}{more}."
 
     def _open_counts(self, store: Any) -> None:
-        for rank in range(self._launch.world_size):
-            for key in (_DONE, _BEAT):
-                store.add(f"{key}/{rank}", 0)  # reading all at once needs all to exist
+        # reading all at once waits until all exist; if each rank opened those of all, the store would drown
+        keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._launch.world_size)]
+        own = [f"{key}/{self._launch.rank}" for key in (_DONE, _BEAT, _ROUND)]
+        for key in keys if self._launch.is_leader and not store.check(keys) else own:
+            store.add(key, 0)
 
     def _counts(self, store: Any, key: str) -> list[int]:
         return [int(n) for n in store.multi_get([f"{key}/{rank}" for rank in range(self._launch.world_size)])]
@@ -184,6 +195,8 @@ class Progress:
         store.add(f"{_BEAT}/{self._launch.rank}", 1)
         if self._folder is not None:
             self._stop.look_for_file(self._folder)
+        if not self._stop.requested and (failed := self._board.failed_rank(store)):
+            self._stop.request(f"{failed} failed")
         if not self._stop.requested and store.check([_STOP]):
             self._stop.request(store.get(_STOP).decode())
         elif self._stop.requested and not store.check([_STOP]):
@@ -203,7 +216,7 @@ class Progress:
                 self._keep_reporting(display)
             except Exception as error:  # others judge by our reports whether we get on: try again
                 self._stop_if_cut_off(error)
-                self._ended.wait(_REPORT_SECONDS)
+                self._ended.wait(self._report_seconds)
         if display:
             display.close()
 
@@ -232,7 +245,7 @@ class Progress:
             store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
             self._open_counts(store)
             while True:
-                last = self._ended.wait(_REPORT_SECONDS)
+                last = self._ended.wait(self._report_seconds)
                 self._report(store)
                 self._pass_on(store)
                 self._answered = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.audit import Findings
-from dist_eval.collectives import Launch, all_gather
+from dist_eval.collectives import Launch, all_gather, least_over_ranks
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.forward import TextClassifier, predict_batches
@@ -75,11 +75,11 @@ def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int
     Returns:
         This rank's share, and how many examples earlier starts have finished altogether.
     """
-    everybody = np.stack([np.unpackbits(bits, count=len(plan)).astype(bool) for bits in all_gather(np.packbits(found))])
-    done, bringer = everybody.any(axis=0), everybody.argmax(axis=0)
+    bringer = least_over_ranks(np.where(found, launch.rank, launch.world_size))
+    done = bringer < launch.world_size
     left = np.flatnonzero(~done)
     share = Share(
-        resumed=np.flatnonzero(done & (bringer == launch.rank)),
+        resumed=np.flatnonzero(bringer == launch.rank),
         shard=left[shard_batches(len(left), rank=launch.rank, world_size=launch.world_size)],
     )
     return share, int(plan.sizes[done].sum())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from conftest import Launcher
 
+from dist_eval import collectives
 from dist_eval.collectives import Board, Launch
 from dist_eval.errors import RunError
 
@@ -28,11 +31,13 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
     expected = sum(range(world_size))
     leader = known[0]
     assert leader["gathered"]["index"] == list(range(expected))
-    assert leader["gathered"] == leader["gathered_in_rounds"] == leader["expected"]
+    assert leader["gathered"] == leader["gathered_in_rounds"] == leader["expected"] == leader["gathered_at_home"]
     for knowledge in known[1:]:
         assert set(map(len, knowledge["gathered"].values())) == {0}  # only the leader keeps what it receives
         assert knowledge["gathered"] == knowledge["gathered_in_rounds"]
     for knowledge in known:
+        assert knowledge["rounds_at_home"] == 1, "what the leader has does not travel, only how much each rank has"
+        assert knowledge["least"] == [5, 6 - world_size]
         assert knowledge["word"] == "shared before any process group"
         assert knowledge["ranks"] == list(range(world_size))
         assert knowledge["samples"] == expected == sum(map(sum, knowledge["confusion"]))
@@ -114,3 +119,62 @@ def test_runs_of_one_process_do_not_see_each_others_values() -> None:
     with pytest.raises(RunError, match="'key'"):
         second.wait_for("key", 0.2)
     assert os.environ.get("WORLD_SIZE") is None
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
+    """A store as torchrun keeps it for two ranks."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    yield server
+
+
+def board_of(rank: int) -> Board:
+    return Board(Launch(rank=rank, world_size=2, host=f"host-{rank}"))
+
+
+def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(
+    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stayed, replaced = board_of(0), board_of(1)
+    stayed.publish("opened", "")
+    replaced.publish("counted", "7")
+    monkeypatch.setattr(collectives, "_THIS_START", "the next one")
+    with pytest.raises(RunError, match="Rank 1 was started on host-1 while an earlier start"):
+        board_of(1).wait_for("opened", 5.0)
+    monkeypatch.undo()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    with pytest.raises(RunError, match="another rank failed"):
+        stayed.wait_for("never", 5.0)
+    assert (stayed.failure() or {})["rank"] == 1
+
+
+def test_a_rank_does_not_go_on_with_the_store_of_another_start(
+    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = board_of(1)
+    board.publish("counted", "7")
+    another = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(another.port))
+    with pytest.raises(RunError, match="store was replaced by another start"):
+        board.publish("counted", "8")
+    assert not another.check(["dist_eval/run/0/counted"])
+
+
+def test_many_ranks_ask_less_often_each() -> None:
+    few, many = (Board(Launch(world_size=count)).poll_seconds for count in (2, 1000))
+    assert many / few >= 5
+    assert few == board_of(0).poll_seconds
+
+
+@pytest.mark.parametrize(("ranks", "labels"), [(1, 2), (4, 2), (64, 2), (1000, 2), (4, 100_000), (1000, 1000)])
+def test_a_round_is_worth_its_time_and_fits_into_memory(ranks: int, labels: int) -> None:
+    rows = collectives._rows_of_a_rank(ranks, labels)
+    in_a_row = 24 + 8 * labels
+    assert rows >= 1
+    assert rows == 1 or ranks * rows * in_a_row <= max(
+        collectives._BYTES_IN_A_ROUND, ranks * collectives._BYTES_OF_A_RANK
+    )
+    assert (rows + 1) * in_a_row > collectives._BYTES_OF_A_RANK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -128,7 +129,9 @@ def test_two_swarms_contradict_each_other(swarm: str) -> None:
         EvaluationConfig(**REQUIRED, swarm=swarm, initial_peers=[PEER])
 
 
-@pytest.mark.parametrize("where", [{"swarm": "public"}, {"swarm": "embedded"}, {"initial_peers": [PEER]}])
+@pytest.mark.parametrize(
+    "where", [{"swarm": "public"}, {"swarm": "embedded"}, {"initial_peers": [PEER]}, {"peers_file": "x"}]
+)
 def test_a_local_run_takes_no_swarm(where: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"--backend local .*--initial-peers.*--swarm"):
         EvaluationConfig(**LOCAL, **where)
@@ -146,6 +149,30 @@ def test_a_local_run_takes_no_swarm(where: dict[str, Any]) -> None:
 )
 def test_peer_addresses_of_all_kinds_are_accepted(address: str) -> None:
     assert EvaluationConfig(**REQUIRED, initial_peers=[address]).initial_peers == [address]
+
+
+def test_peers_can_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "peers.txt"
+    file.write_text(f"# the swarm\n{PEER}\n\n  {OTHER_PEER}\n")
+    config = EvaluationConfig(**REQUIRED, peers_file=str(file))
+    assert config.initial_peers == [PEER, OTHER_PEER]
+    assert dataclasses.replace(config).initial_peers == [PEER, OTHER_PEER]
+    assert EvaluationConfig(**REQUIRED, initial_peers=[OTHER_PEER], peers_file=str(file)).initial_peers == [
+        OTHER_PEER,
+        PEER,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot be read"), ("\n# nobody yet\n", "holds no address"), ("10.0.0.5:31337\n", "is no peer address")],
+)
+def test_a_file_without_peers_is_one_clear_message(content: str | None, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "peers.txt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        EvaluationConfig(**REQUIRED, peers_file=str(file))
 
 
 @pytest.mark.parametrize(

@@ -168,3 +168,36 @@ def test_a_rank_that_is_cut_off_says_from_whom(
         with pytest.raises(RunError, match=r"Rank 1 on host-1 is cut off from rank 0 on host-0, for 1\.5 s: The store"):
             cut_off.wait_for_all(1.5)
     assert stop.reason == "this rank is cut off from rank 0 on host-0"
+
+
+def test_when_a_rank_fails_the_others_stop_in_good_order(two_ranks: MakeProgress) -> None:
+    stop = Stop()
+    with shown(two_ranks(0, stop=stop)):
+        Board(Launch(rank=1, world_size=2)).claim_failure({"rank": 1, "host": "host-1"})
+        assert wait_for(lambda: stop.requested)
+    assert stop.reason == "rank 1 on host-1 failed"
+
+
+def test_each_of_many_ranks_looks_at_the_others_less_often(two_ranks: MakeProgress) -> None:
+    few, launch = two_ranks(0), Launch(world_size=1000)
+    many = Progress(launch, Board(launch), 100)
+    assert many._report_seconds > few._report_seconds
+    assert many._look_seconds > few._look_seconds
+
+
+def test_a_rank_opens_no_others_counts(two_ranks: MakeProgress) -> None:
+    opened = []
+
+    class Store:
+        def check(self, keys: list[str]) -> bool:
+            return False
+
+        def add(self, key: str, number: int) -> int:
+            opened.append(key)
+            return 0
+
+    two_ranks(1)._open_counts(Store())
+    assert {key.rpartition("/")[2] for key in opened} == {"1"}
+    opened.clear()
+    two_ranks(0)._open_counts(Store())
+    assert {key.rpartition("/")[2] for key in opened} == {"0", "1"}

@@ -1,20 +1,21 @@
-"""`python -m dist_eval.swarm`: starts a private swarm on this host, or shows what a swarm covers."""
+"""`python -m dist_eval.swarm`: starts a private swarm on this host, one server of a larger one, or shows a swarm."""
 
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.chatter import silence_libraries
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
 from dist_eval.lifetime import temporary_files_in, workspace
+from dist_eval.swarm import member
+from dist_eval.swarm.member import DTYPES
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -28,7 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dist_eval.swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
-        "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers.",
+        "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
+        "server of a swarm that spans hosts, `identities` makes the keys for that.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="base model: folder or hub name")
@@ -39,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping"
     )
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument("--torch-dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
     parser.add_argument(
         "--host", default="127.0.0.1", help="IP address to listen on and to announce (default: 127.0.0.1)"
     )
@@ -73,14 +75,13 @@ def start(arguments: argparse.Namespace) -> None:
     """Runs a private swarm until Ctrl-C or SIGTERM."""
     from dist_eval.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
-    from dist_eval.swarm.private import PrivateSwarm, split_blocks
+    from dist_eval.swarm.private import PrivateSwarm, parse_spans, require_address, split_blocks
 
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    spans = [_span(text) for text in arguments.blocks] if arguments.blocks else split_blocks(blocks, arguments.servers)
-    if _is_wildcard(arguments.host):
-        raise ConfigError(f"--host {arguments.host} is no address to reach this host at: give the one that others use.")
+    spans = parse_spans(arguments.blocks) if arguments.blocks else split_blocks(blocks, arguments.servers)
+    require_address(arguments.host)
     try:
         arguments.peers_file.open("x").close()
     except FileExistsError as error:
@@ -100,7 +101,7 @@ def start(arguments: argparse.Namespace) -> None:
             torch_dtype=arguments.torch_dtype,
             host=arguments.host,
             echo=arguments.verbose,
-            join=arguments.initial_peers,
+            initial_peers=arguments.initial_peers,
         ) as swarm,
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
@@ -162,22 +163,45 @@ def _look(swarm: PrivateSwarm, timeout: float) -> SwarmCoverage:
         leave_swarm(dht)
 
 
-def _is_wildcard(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError as error:
-        raise ConfigError(f"--host {host!r} is no IP address.") from error
-
-
-def _span(text: str) -> tuple[int, int]:
-    first, _, last = text.partition(":")
-    if not (first.isdigit() and last.isdigit()):
-        raise ConfigError(f"--blocks: {text!r} is no span of blocks. It should look like 0:4.")
-    return int(first), int(last)
-
-
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def identities(arguments: argparse.Namespace) -> None:
+    """Makes the keys of a swarm's servers and prints their addresses."""
+    from dist_eval.swarm.bridge import import_petals
+
+    with workspace() as own, temporary_files_in(own):
+        import_petals(sockets=own)
+        print(*member.make_identities(arguments), sep="\n")
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Runs one server of a swarm that spans hosts, until Ctrl-C or SIGTERM."""
+    from dist_eval.swarm.bridge import import_petals
+
+    with workspace() as own, temporary_files_in(own):
+        import_petals(sockets=own)
+        member.serve(arguments)
+
+
+_COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], bool | None]]] = {
+    "status": (build_status_parser, status),
+    "serve": (member.build_serve_parser, serve),
+    "identities": (member.build_identities_parser, identities),
+}
+
+
+def parse_args(words: Sequence[str]) -> tuple[Callable[[argparse.Namespace], bool | None], argparse.Namespace]:
+    """Reads a command line.
+
+    Returns:
+        What it asks for, and the options of that.
+    """
+    if words[:1] and words[0] in _COMMANDS:
+        build, command = _COMMANDS[words[0]]
+        return command, build().parse_args(words[1:])
+    return start, build_parser().parse_args(words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,22 +210,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 after Ctrl-C or for a complete swarm, 1 for an error or missing blocks.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    wants_status = words[:1] == ["status"]
-    parsed = build_status_parser().parse_args(words[1:]) if wants_status else build_parser().parse_args(words)
+    command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
     if not parsed.verbose:
         silence_libraries()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if wants_status:
-            return 0 if status(parsed) else 1
-        start(parsed)
+        return 1 if command(parsed) is False else 0
     except KeyboardInterrupt:
-        pass
+        return 0
     except EvaluationError as error:
         print(f"dist_eval.swarm: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class PrivateSwarm:
         host: address to listen on.
         ports: the port that each server listens on and the one that it announces, which something in between passes on
             to it; by default free ones, announced as they are.
-        join: addresses of a swarm that the servers join; by default they make one of their own.
+        identities: a file with the key of each server; by default new ones.
+        initial_peers: addresses of servers elsewhere, whose swarm the first server joins; by default it starts one.
 
     Raises:
         ConfigError: a span is outside the model.
@@ -60,7 +61,8 @@ class PrivateSwarm:
         echo: bool = False,
         host: str = "127.0.0.1",
         ports: Sequence[tuple[int, int]] | None = None,
-        join: Sequence[str] = (),
+        identities: Sequence[Path] | None = None,
+        initial_peers: Sequence[str] = (),
     ) -> None:
         for start, end in spans:
             if not 0 <= start < end <= num_blocks:
@@ -70,7 +72,8 @@ class PrivateSwarm:
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
-        self._ports, self._join = list(ports or ()), list(join)
+        self._ports = list(ports or ())
+        self._identities, self._elsewhere = list(identities or ()), list(initial_peers)
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -109,7 +112,7 @@ class PrivateSwarm:
     def start_server(self, number: int) -> None:
         """Starts (again) the server of span `number`, with the identity and the ports it had before, if any."""
         start, end = self.spans[number]
-        identity = self.folder / f"identity-{number}"
+        identity = self._identities[number] if self._identities else self.folder / f"identity-{number}"
         at_host = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp"
         listening, announced = (f"{at_host}/{port}" for port in self._ports[number])
         self.addresses[number : number + 1] = [f"{announced}/p2p/{_peer_id(identity)}"]
@@ -124,8 +127,8 @@ class PrivateSwarm:
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
-        known = self._join or others[:1]
-        command += ["--initial_peers", *known] if known else ["--new_swarm"]
+        others = others[:1] or self._elsewhere
+        command += ["--initial_peers", *others] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
         with log:
@@ -185,6 +188,31 @@ def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
         raise ConfigError(f"{servers} servers cannot share {num_blocks} blocks: give --servers 1 to {num_blocks}.")
     cuts = [num_blocks * i // servers for i in range(servers + 1)]
     return list(itertools.pairwise(cuts))
+
+
+def parse_spans(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Reads spans of blocks as a person types them, such as 0:4.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    spans = []
+    for text in texts:
+        first, _, last = text.partition(":")
+        if not (first.isdigit() and last.isdigit()):
+            raise ConfigError(f"--blocks: {text!r} is no span of blocks. It should look like 0:4.")
+        spans.append((int(first), int(last)))
+    return spans
+
+
+def require_address(host: str) -> None:
+    """Raises a `ConfigError` if this is no IP address that others can reach a host at."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError as error:
+        raise ConfigError(f"--host {host!r} is no IP address.") from error
+    if address.is_unspecified:
+        raise ConfigError(f"--host {host} is no address to reach this host at: give the one that others use.")
 
 
 def _server_environment() -> dict[str, str]:

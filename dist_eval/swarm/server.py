@@ -6,7 +6,6 @@ with a first peer that is itself just starting, and an end together with the pro
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from pathlib import Path
@@ -33,8 +32,10 @@ def main() -> None:
     run_server.validate_version = lambda: None  # it calls out to the network without a time limit
     deadline = time.monotonic() + WAIT_SECONDS
     if "--initial_peers" in sys.argv:
-        after = sys.argv[sys.argv.index("--initial_peers") + 1 :]
-        wait_until_listening(list(itertools.takewhile(lambda word: word.startswith("/"), after)), deadline)
+        begin = end = sys.argv.index("--initial_peers") + 1
+        while end < len(sys.argv) and not sys.argv[end].startswith("--"):
+            end += 1
+        sys.argv[begin:end] = wait_until_listening(sys.argv[begin:end], deadline) or sys.argv[begin:end]
     with helpers_die_with_us():
         while True:
             try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from dist_eval.collectives import (
     Launch,
     all_gather,
     gather_predictions,
+    least_over_ranks,
     process_group,
     require_agreement,
     sum_over_ranks,
@@ -39,6 +42,18 @@ def everything(world_size: int) -> Predictions:
     return Predictions.concatenate(shares).in_dataset_order()
 
 
+@contextmanager
+def counting_rounds() -> Iterator[list[object]]:
+    """Notes what goes through all_gather."""
+    rounds: list[object] = []
+    before = collectives.all_gather
+    collectives.all_gather = lambda value: rounds.append(value) or before(value)
+    try:
+        yield rounds
+    finally:
+        collectives.all_gather = before
+
+
 def columns_of(predictions: Predictions) -> dict[str, list]:
     return {name: column.tolist() for name, column in vars(predictions).items()}
 
@@ -58,8 +73,13 @@ def main() -> None:
     with process_group(launch, board, PATIENCE):
         totals = sum_over_ranks(Totals.of(local))
         gathered = gather_predictions(local)
-        collectives._ROWS_IN_A_ROUND = launch.world_size  # one of each rank at a time
+        collectives._BYTES_IN_A_ROUND = collectives._BYTES_OF_A_RANK = 1  # one row of each rank at a time
         gathered_in_rounds = gather_predictions(local)
+        with counting_rounds() as rounds:
+            whole = everything(launch.world_size)
+            gathered_at_home = gather_predictions(whole if launch.is_leader else whole.rows(0, 0))
+        known["rounds_at_home"] = len(rounds)
+        known["least"] = least_over_ranks(np.array([5 + launch.rank, 5 - launch.rank], dtype=np.int32)).tolist()
         known["ranks"] = all_gather(launch.rank)
         require_agreement({"plan": "same"})
         try:
@@ -73,6 +93,7 @@ def main() -> None:
         "loss": float(totals.loss[0]),
         "gathered": columns_of(gathered),
         "gathered_in_rounds": columns_of(gathered_in_rounds),
+        "gathered_at_home": columns_of(gathered_at_home),
         "expected": columns_of(everything(launch.world_size)),
         "same_confusion": Totals.of(gathered).confusion.tolist(),
         "same_loss": float(gathered.loss.sum()),

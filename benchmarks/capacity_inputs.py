@@ -1,0 +1,190 @@
+"""What `benchmarks.capacity` measures: small forms of a run's steps, with the evaluator's own code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ranks
+from benchmarks.combine_rank import LABELS, share_of
+from benchmarks.ranks import Meter
+from dist_eval import demo
+from dist_eval.journal import Journal
+from dist_eval.plan import plan_batches
+from dist_eval.predictions import BatchOutcome, prove_coverage
+
+_PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+_LENGTHS = (10, 60)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured here.
+
+    Attributes:
+        tokenizing: seconds for a token.
+        token_bytes: bytes on the disk for a token, all columns included.
+        planning: seconds for an example.
+        plan_bytes: bytes in each rank for an example, what is mapped from files not included.
+        record_bytes: bytes of a batch in the journal, without its logits.
+        reading: seconds to read a batch from the journal at a restart.
+        row_bytes: bytes of a prediction of two classes.
+        leader_bytes: bytes of memory by which rank 0 grows for a prediction, at most, until all is written.
+        tail: seconds on rank 0 for a prediction, by step.
+        intervals: seconds for all intervals at `rows` predictions; they take longer from about a million on.
+        rows: how many predictions the steps on rank 0 were measured with.
+        requests: requests that the ranks' store answers in a second.
+        group_files: files that a rank opens for each other rank.
+        opening: seconds to open the process group, for each rank.
+        hop: seconds for each rank in a collective in which all send a part.
+        world_sizes: ranks with which the last three were measured.
+    """
+
+    tokenizing: float
+    token_bytes: float
+    planning: float
+    plan_bytes: float
+    record_bytes: float
+    reading: float
+    row_bytes: float
+    leader_bytes: float
+    tail: dict[str, float]
+    intervals: float
+    rows: int
+    requests: float
+    group_files: float
+    opening: float
+    hop: float
+    world_sizes: tuple[int, int]
+
+
+def measure_inputs(own: Path, quick: bool) -> Measured:
+    """Measures all inputs.
+
+    Args:
+        own: a folder for files.
+        quick: fewer examples and ranks.
+    """
+    rows, records, world_sizes = (20_000, 300, (2, 4)) if quick else (1_000_000, 5_000, (4, 16))
+    tokenizing, token_bytes = _measure_tokenizing(own, copies=2 if quick else 100)
+    planning, plan_bytes = _measure_plan(rows)
+    record_bytes, reading = _measure_journal(own, records)
+    tail, row_bytes, leader_bytes = _measure_tail(own, rows)
+    few, many = (_measure_ranks(own, n) for n in world_sizes)
+    further = world_sizes[1] - world_sizes[0]
+    return Measured(
+        tokenizing=tokenizing,
+        token_bytes=token_bytes,
+        planning=planning,
+        plan_bytes=plan_bytes,
+        record_bytes=record_bytes,
+        reading=reading,
+        row_bytes=row_bytes,
+        leader_bytes=leader_bytes,
+        intervals=tail.pop("intervals") * rows,
+        tail=tail,
+        rows=rows,
+        requests=_measure_store(500 if quick else 5_000),
+        group_files=(many["files"] - few["files"]) / further,
+        opening=many["opening"] / world_sizes[1],
+        hop=many["round"] / world_sizes[1],
+        world_sizes=world_sizes,
+    )
+
+
+def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def _measure_tokenizing(own: Path, copies: int) -> tuple[float, float]:
+    from transformers import AutoTokenizer
+
+    from dist_eval.data import tokenize_dataset
+
+    tokenizer, folder = AutoTokenizer.from_pretrained(str(demo.BASE_MODEL)), own / "tokens"
+    folder.mkdir()
+    header, _, lines = demo.TEST_DATA.read_text(encoding="utf-8").partition("\n")
+    (own / "rows.csv").write_text(f"{header}\n{lines * copies}", encoding="utf-8")
+    seconds, data = _seconds(
+        lambda: tokenize_dataset(
+            str(own / "rows.csv"),
+            folder,
+            tokenizer=tokenizer,
+            text_columns=["text"],
+            label_column="label",
+            label_names=[str(digit) for digit in range(10)],
+            max_length=496,
+        )
+    )
+    tokens = int(data.lengths.sum())
+    return seconds / tokens, sum(path.stat().st_size for path in folder.iterdir()) / tokens
+
+
+def _measure_plan(examples: int) -> tuple[float, float]:
+    lengths = np.random.default_rng(0).integers(*_LENGTHS, examples).astype(np.int32)
+    seconds, plan = _seconds(lambda: plan_batches(lengths, token_budget=1024, prefix=16))
+    held = (plan.order, plan.starts, plan.tokens, plan.real_tokens)
+    return seconds / examples, sum(array.nbytes for array in held) / examples
+
+
+def _measure_journal(own: Path, records: int) -> tuple[float, float]:
+    sizes = np.full(records, 20)
+    route = [(_PEER, first, first + 10) for first in range(0, 70, 10)]
+    logits = np.zeros((20, 2), dtype=np.float32)
+    journal = Journal(own, sizes, 2)
+    for number in range(records):
+        journal.append(BatchOutcome(batch=number, logits=logits, route=route))
+    journal.close()
+    size = sum(path.stat().st_size for path in (own / "journal").glob("*.batches"))
+    seconds, _ = _seconds(Journal(own, sizes, 2, rank=1).read)
+    return size / records - logits.nbytes, seconds / records
+
+
+def _measure_tail(own: Path, rows: int) -> tuple[dict[str, float], float, float]:
+    """Measures what rank 0 does alone: seconds and bytes for a prediction."""
+    from dist_eval.metrics import Totals, compute_metrics
+    from dist_eval.report import write_predictions
+    from dist_eval.statistics import metric_intervals
+
+    few = share_of(0, 1, 100)
+    write_predictions(own / "few.parquet", few)  # imports what the steps need
+    metric_intervals(few, compute_metrics(few, LABELS), confidence=0.95)
+    predictions, meter = share_of(0, 1, rows), Meter()
+    with meter.phase("sorting"):
+        predictions = predictions.in_dataset_order()
+    with meter.phase("proof"):
+        prove_coverage(predictions.index, rows)
+        Totals.of(predictions)
+    with meter.phase("metrics"):
+        metrics = compute_metrics(predictions, LABELS)
+    with meter.phase("intervals"):
+        metric_intervals(predictions, metrics, confidence=0.95)
+    with meter.phase("parquet"):
+        write_predictions(own / "predictions.parquet", predictions)
+    row_bytes = sum(column.nbytes for column in vars(predictions).values()) / rows
+    growth = max(phase.peak for phase in meter.phases.values()) - meter.phases["sorting"].before
+    # as they arrive, they are there once more
+    return {name: phase.seconds / rows for name, phase in meter.phases.items()}, row_bytes, growth / rows + row_bytes
+
+
+def _measure_ranks(own: Path, count: int) -> dict[str, float]:
+    ranks.run(["-m", "benchmarks.capacity_rank", str(count), str(own)], own)
+    return json.loads((own / f"ranks-{count}.json").read_text(encoding="utf-8"))
+
+
+def _measure_store(requests: int) -> float:
+    import torch.distributed as dist
+
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=60))
+    seconds, _ = _seconds(lambda: [client.add("counter", 1) for _ in range(requests)])
+    return requests / seconds

@@ -1,0 +1,64 @@
+"""What each rank of `benchmarks.capacity` does: it opens the process group and exchanges parts as a combination does.
+
+    python -m benchmarks.capacity_rank RANKS FOLDER
+
+The ranks are forked by torchrun's agent from one process that has imported everything, as in `benchmarks.combine_rank`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from dist_eval import collectives
+from dist_eval.collectives import Board, Launch, all_gather, process_group
+from dist_eval.lifetime import die_with_parent
+
+_TIMEOUT, _ROUNDS = 120.0, 10
+
+
+def work(folder: Path) -> None:
+    """Measures; rank 0 writes what it saw."""
+    die_with_parent()
+    torch.set_num_threads(1)
+    launch, part = Launch.from_environment(), bytes(collectives._BYTES_OF_A_RANK)
+    board = Board(launch)
+    board.meet("here", _TIMEOUT)
+    files, start = len(os.listdir("/proc/self/fd")), time.perf_counter()
+    with process_group(launch, board, _TIMEOUT):
+        all_gather(None)
+        opening, more_files = time.perf_counter() - start, len(os.listdir("/proc/self/fd")) - files
+        start = time.perf_counter()
+        for _ in range(_ROUNDS):
+            all_gather(part)
+        seconds = (time.perf_counter() - start) / _ROUNDS
+    if launch.is_leader:
+        facts = {"opening": opening, "files": more_files, "round": seconds}
+        (folder / f"ranks-{launch.world_size}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def main() -> None:
+    """Forks the ranks."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    die_with_parent()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=int(sys.argv[1]),
+        start_method="fork",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id="capacity",
+        max_restarts=0,
+    )
+    elastic_launch(config, work)(Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""One server of a swarm that spans several hosts, and the identities by which its servers know each other.
+
+The addresses of all servers stand in one file, which servers and clients read (`--peers-file`). So a server must be the
+same peer after a restart: its identity is a key in a file, made once for all of them. Which of them starts the swarm is
+no accident either, or two that start at the same moment would each start one: only the first in the file may, and only
+if no other one is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from dist_eval.config import read_peers
+from dist_eval.errors import ConfigError
+
+_WATCH_SECONDS, _FOUNDING_SECONDS = 0.5, 5.0
+PEERS = "peers.txt"
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def build_serve_parser() -> argparse.ArgumentParser:
+    """Makes the parser of the command `serve`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.swarm serve",
+        description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="base model: folder or hub name")
+    parser.add_argument(
+        "--servers", type=int, default=1, metavar="N", help="shares that the blocks are cut into (default: 1)"
+    )
+    parser.add_argument("--blocks", nargs="+", metavar="A:B", help="the shares instead of equal ones, also overlapping")
+    parser.add_argument(
+        "--number", type=int, default=0, metavar="K", help="which share is this server's, counted from 0; with more "
+        "servers than shares they begin again with the first (default: 0)"
+    )  # fmt: skip
+    parser.add_argument("--identity", type=Path, required=True, metavar="FILE", help="key that `identities` made")
+    parser.add_argument(
+        "--host", required=True, metavar="ADDRESS", help="IP address to listen on and to announce, the pod's"
+    )
+    parser.add_argument("--port", type=int, default=31337, metavar="PORT", help="(default: 31337)")
+    parser.add_argument(
+        "--peers-file", type=Path, metavar="FILE", help="addresses of the swarm's servers, one a line; the first one "
+        "starts the swarm if no other is there (default: this server is the only one)"
+    )  # fmt: skip
+    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
+    parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the server says")
+    return parser
+
+
+def build_identities_parser() -> argparse.ArgumentParser:
+    """Makes the parser of the command `identities`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.swarm identities",
+        description="Makes the keys of a swarm's servers, and the file with their addresses. Keys that are there stay.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--servers", type=int, required=True, metavar="N")
+    parser.add_argument(
+        "--address", required=True, metavar="ADDRESS", help="where server {} will listen, {} being its number: "
+        "/dns4/swarm-{}.swarm/tcp/31337"
+    )  # fmt: skip
+    parser.add_argument("--folder", type=Path, required=True, help="where the keys (swarm-0.key, ...) and "
+                        f"{PEERS} are written")  # fmt: skip
+    parser.add_argument("-v", "--verbose", action="store_true")
+    return parser
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Runs one server until Ctrl-C or SIGTERM.
+
+    Raises:
+        ConfigError: an option makes no sense.
+        SwarmError: the server has ended; the message has its last words.
+    """
+    from dist_eval.base import default_dht_prefix, read_base_config
+    from dist_eval.swarm.private import PrivateSwarm, parse_spans, require_address, split_blocks
+
+    require_address(arguments.host)
+    if not 0 < arguments.port < 1 << 16:
+        raise ConfigError(f"--port must be between 1 and 65535, not {arguments.port}.")
+    if arguments.number < 0:
+        raise ConfigError(f"--number must be at least 0, not {arguments.number}.")
+    name = peer_name(arguments.identity)
+    peers = read_peers(arguments.peers_file) if arguments.peers_file else []
+    if peers and not any(peer.endswith(f"/p2p/{name}") for peer in peers):
+        raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
+    config = read_base_config(arguments.model)
+    blocks = config.num_hidden_layers
+    spans = parse_spans(arguments.blocks) if arguments.blocks else split_blocks(blocks, arguments.servers)
+    with PrivateSwarm(
+        arguments.model,
+        num_blocks=blocks,
+        dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config),
+        spans=[spans[arguments.number % len(spans)]],
+        torch_dtype=arguments.torch_dtype,
+        host=arguments.host,
+        ports=[(arguments.port, arguments.port)],
+        identities=[arguments.identity],
+        initial_peers=peers_to_join(peers, name),
+        echo=arguments.verbose,
+    ) as swarm:
+        start, end = swarm.spans[0]
+        print(f"starting blocks {start}:{end} of {arguments.model} at {swarm.addresses[0]}", flush=True)
+        while True:
+            swarm.require_alive()
+            time.sleep(_WATCH_SECONDS)
+
+
+def peers_to_join(peers: list[str], name: str, patience: float = _FOUNDING_SECONDS) -> list[str]:
+    """Returns the peers that a server joins the swarm by; none if it is the one that starts it.
+
+    Args:
+        peers: addresses of all servers of the swarm.
+        name: this server's peer id.
+        patience: seconds in which the first of the peers looks for the others before it starts the swarm.
+    """
+    from dist_eval.swarm.client import wait_until_listening
+
+    others = [peer for peer in peers if not peer.endswith(f"/p2p/{name}")]
+    if others and peers[0] not in others:
+        return wait_until_listening(others, time.monotonic() + patience)
+    return others
+
+
+def make_identities(arguments: argparse.Namespace) -> list[str]:
+    """Makes the keys that are not there yet, and writes the servers' addresses.
+
+    Returns:
+        The addresses.
+
+    Raises:
+        ConfigError: an option makes no sense, or the folder cannot be written.
+    """
+    from hivemind.p2p import P2P
+
+    if arguments.servers < 1 or "{}" not in arguments.address:
+        raise ConfigError("Give --servers of at least 1, and an --address in which {} stands for a server's number.")
+    addresses = []
+    try:
+        arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for number in range(arguments.servers):
+            key = arguments.folder / f"swarm-{number}.key"
+            if not key.exists():
+                P2P.generate_identity(str(key))
+                key.chmod(0o600)
+            addresses.append(f"{arguments.address.replace('{}', str(number))}/p2p/{peer_name(key)}")
+        (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--folder {arguments.folder} cannot be written: {error.strerror or error}.") from error
+    return addresses
+
+
+def peer_name(identity: Path) -> str:
+    """Returns the peer id that belongs to a key.
+
+    Raises:
+        ConfigError: there is no such key.
+    """
+    from hivemind.p2p import PeerID
+
+    try:
+        return PeerID.from_identity(identity.read_bytes()).to_base58()
+    except OSError as error:
+        raise ConfigError(f"--identity {identity} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # whatever hivemind and its cryptography say of bytes that are no key
+        raise ConfigError(f"--identity {identity} is no key that `identities` made.") from error

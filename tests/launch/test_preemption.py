@@ -1,0 +1,65 @@
+"""What a scheduler does to pods, done to their processes: two agents with one rank each, as job.yaml starts them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+from conftest import TIMEOUT, Launcher, wait_for
+
+from dist_eval import demo
+from dist_eval.program import STOPPED
+from dist_eval.swarm.private import free_ports
+
+COPIES = 6
+
+
+def test_the_pods_of_a_job_stop_together_when_one_is_told_to_end_and_the_next_ones_go_on(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    header, _, lines = demo.TEST_DATA.read_text().partition("\n")
+    data = tmp_path / "data.csv"
+    data.write_text(f"{header}\n{lines * COPIES}")
+    what = ["--backend", "local", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)]
+
+    def evaluate(output: str) -> list[str]:
+        return ["-m", "dist_eval", *what, "--dataset", str(data), "--output", str(tmp_path / output)]
+
+    def start_pods() -> list[subprocess.Popen[str]]:
+        (port,) = free_ports("127.0.0.1", 1)
+        where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
+        return [
+            launcher.start("-m", "dist_eval.agent", *where, f"--node-rank={pod}", *evaluate("preempted"))
+            for pod in (0, 1)
+        ]
+
+    def end_of(pods: list[subprocess.Popen[str]]) -> list[int]:
+        for pod in pods:
+            pod.communicate(timeout=TIMEOUT)
+        return [pod.returncode for pod in pods]
+
+    def results(output: str) -> dict:
+        return json.loads((tmp_path / output / "results.json").read_text())
+
+    pods = start_pods()
+    journal = tmp_path / "preempted" / "journal"
+    assert wait_for(
+        lambda: any(path.stat().st_size for path in journal.glob("*.batches")) or pods[0].poll() is not None
+    )
+    pods[1].send_signal(signal.SIGTERM)
+    assert end_of(pods) == [STOPPED, STOPPED]
+    assert results("preempted")["status"] == "incomplete"
+    done = results("preempted")["coverage"]["seen"]
+    assert 0 < done < COPIES * 596
+
+    assert end_of(start_pods()) == [0, 0]
+    resumed = results("preempted")
+    assert resumed["status"] == "complete"
+    assert sum(rank["resumed"] for rank in resumed["ranks"]) >= done
+    assert launcher.run(*evaluate("undisturbed")).returncode == 0
+    both = [tmp_path / output / "predictions.parquet" for output in ("preempted", "undisturbed")]
+    assert both[0].read_bytes() == both[1].read_bytes()
+    assert resumed["metrics"] == results("undisturbed")["metrics"]
+    assert not launcher.leftovers()

@@ -1,0 +1,141 @@
+"""One server of a swarm that spans hosts: the same peer at the same address after a restart, whoever starts first."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TIMEOUT, Launcher, wait_for
+
+from dist_eval import demo
+from dist_eval.swarm.__main__ import main
+from dist_eval.swarm.daemon import may_listen
+from dist_eval.swarm.member import peers_to_join
+from dist_eval.swarm.private import free_ports
+
+NAMES = ["QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57", "QmNYetLanhvQdm9Liu83dwqtTDEdJyTobjsywvVV4hDEDJ"]
+
+
+def make_identities(folder: Path, address: str, servers: int = 2) -> list[str]:
+    words = ["identities", "--servers", str(servers), "--address", address, "--folder", str(folder)]
+    assert main(words) == 0
+    return (folder / "peers.txt").read_text().split()
+
+
+def neighbouring_ports() -> str:
+    """Returns the first digits of two free ports that differ in the last one, 0 and 1."""
+    found = ""
+
+    def look() -> bool:
+        nonlocal found
+        found = str(free_ports("127.0.0.1", 1)[0] // 10)
+        return not any(may_listen(f"/ip4/127.0.0.1/tcp/{found}{number}", 0.2) for number in (0, 1))
+
+    assert wait_for(look)
+    return found
+
+
+def test_identities_stay_when_servers_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = "/dns4/swarm-{}.swarm/tcp/31337"
+    before = make_identities(tmp_path / "keys", address)
+    assert capsys.readouterr().out.split() == before
+    assert [peer.split("/p2p/")[0] for peer in before] == [f"/dns4/swarm-{n}.swarm/tcp/31337" for n in (0, 1)]
+    assert len(set(before)) == 2
+    assert (tmp_path / "keys" / "swarm-0.key").stat().st_mode & 0o777 == 0o600
+    after = make_identities(tmp_path / "keys", address, servers=3)
+    assert after[:2] == before
+
+
+def test_only_the_first_server_may_start_a_swarm() -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    peers = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{name}" for name in NAMES]
+    assert peers_to_join(peers, NAMES[0], patience=0.1) == []
+    assert peers_to_join(peers, NAMES[1], patience=0.1) == peers[:1]
+    assert peers_to_join([], NAMES[0]) == []
+
+
+def test_the_first_server_joins_the_others_if_they_are_there() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        peers = [f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}", f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}/p2p/{NAMES[1]}"]
+        assert peers_to_join(peers, NAMES[0], patience=5.0) == peers[1:]
+
+
+def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_stayed(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    ports = neighbouring_ports()
+    keys = tmp_path / "keys"
+    peers = make_identities(keys, f"/dns4/localhost/tcp/{ports}{{}}")
+
+    def serve(number: int) -> subprocess.Popen[str]:
+        where = ["--host", "127.0.0.1", "--port", f"{ports}{number}", "--peers-file", str(keys / "peers.txt")]
+        share = ["--servers", "2", "--number", str(number), "--identity", str(keys / f"swarm-{number}.key")]
+        return launcher.start("-m", "dist_eval.swarm", "serve", "--model", str(demo.BASE_MODEL), *share, *where)
+
+    def shown(*of: int) -> str:
+        status: Any = None
+
+        def is_complete() -> bool:
+            nonlocal status
+            status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *(peers[n] for n in of))
+            return status.returncode == 0
+
+        assert wait_for(is_complete), status
+        return str(status.stdout)
+
+    servers = [serve(1), serve(0)]
+    assert "base: 4 blocks, 2 servers" in shown(0, 1)
+    servers[1].send_signal(signal.SIGTERM)
+    out, err = servers[1].communicate(timeout=TIMEOUT)
+    assert (servers[1].returncode, err) == (0, "")
+    assert f"starting blocks 0:2 of {demo.BASE_MODEL} at /ip4/127.0.0.1/tcp/{ports}0/p2p/" in out
+    servers[1] = serve(0)
+    assert peers[0].rpartition("/")[2][-6:] in shown(1), "asked of the other server only"
+    for server in servers:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=TIMEOUT)
+    assert not launcher.leftovers()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"--identity": "nowhere.key"}, "nowhere.key cannot be read"),
+        ({"--identity": __file__}, "is no key that `identities` made"),
+        ({"--host": "0.0.0.0"}, "--host 0.0.0.0 is no address to reach this host at"),
+        ({"--host": "swarm-0"}, "--host 'swarm-0' is no IP address"),
+        ({"--port": "0"}, "--port must be between 1 and 65535"),
+        ({"--number": "-1"}, "--number must be at least 0"),
+        ({"--servers": "9"}, "9 servers cannot share 4 blocks"),
+        ({"--peers-file": "nowhere.txt"}, "--peers-file nowhere.txt: cannot be read"),
+        ({"--peers-file": "strangers.txt"}, "does not name Qm"),
+        ({"--peers-file": "empty.txt"}, "--peers-file empty.txt holds no address"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_clear_message(
+    options: dict[str, str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_identities(tmp_path, "/ip4/127.0.0.1/tcp/2000{}")
+    (tmp_path / "strangers.txt").write_text(f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}\n")
+    (tmp_path / "empty.txt").write_text("\n# none\n")
+    right = {"--model": str(demo.BASE_MODEL), "--identity": "swarm-0.key", "--host": "127.0.0.1", **options}
+    capsys.readouterr()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["serve", *(word for option in right.items() for word in option)]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert words in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert said.out == ""

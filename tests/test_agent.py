@@ -1,0 +1,59 @@
+"""torchrun with an exit status that tells what its ranks ended with."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import TIMEOUT, Launcher, wait_for
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+Path(sys.argv[2] + os.environ["RANK"]).touch()
+if sys.argv[1] == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    time.sleep(300)
+if os.environ["RANK"] == "1":
+    if sys.argv[1].startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "rank.py"
+    path.write_text(RANK)
+    return path
+
+
+def start(launcher: Launcher, script: Path, what: str) -> subprocess.Popen[str]:
+    began = str(script.with_name("began-"))
+    return launcher.start("-m", "dist_eval.agent", "--nproc-per-node=2", str(script), what, began)
+
+
+@pytest.mark.parametrize(("what", "status"), [("0", 0), ("2", 2), ("75", 75), ("SIGKILL", 137)])
+def test_the_status_is_that_of_the_rank_that_failed(what: str, status: int, script: Path, launcher: Launcher) -> None:
+    agent = start(launcher, script, what)
+    agent.communicate(timeout=TIMEOUT)
+    assert agent.returncode == status
+
+
+def test_whoever_tells_it_to_end_may_start_it_again(script: Path, launcher: Launcher) -> None:
+    agent = start(launcher, script, "wait")
+    assert wait_for(lambda: all(script.with_name(f"began-{rank}").exists() for rank in (0, 1)))
+    agent.send_signal(signal.SIGTERM)
+    _, err = agent.communicate(timeout=TIMEOUT)
+    assert agent.returncode == 75
+    assert "dist_eval.agent: ended by SIGTERM" in err
+    assert not launcher.leftovers()
+
+
+def test_hosts_that_do_not_come_together_are_one_clear_message(script: Path, launcher: Launcher) -> None:
+    where = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=1"]
+    agent = launcher.run("-m", "dist_eval.agent", *where, str(script), "0", "began")
+    assert agent.returncode == 1
+    assert "dist_eval.agent: the hosts did not come together" in agent.stderr
