@@ -100,7 +100,7 @@ def start(arguments: argparse.Namespace) -> None:
             torch_dtype=arguments.torch_dtype,
             host=arguments.host,
             echo=arguments.verbose,
-            join=arguments.initial_peers,
+            initial_peers=arguments.initial_peers,
         ) as swarm,
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)

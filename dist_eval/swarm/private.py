@@ -42,7 +42,7 @@ class PrivateSwarm:
         host: address to listen on.
         ports: the port that each server listens on and the one that it announces, which something in between passes on
             to it; by default free ones, announced as they are.
-        join: addresses of a swarm that the servers join; by default they make one of their own.
+        initial_peers: addresses of a running swarm that the servers join; without any they make a new one.
 
     Raises:
         ConfigError: a span is outside the model.
@@ -60,7 +60,7 @@ class PrivateSwarm:
         echo: bool = False,
         host: str = "127.0.0.1",
         ports: Sequence[tuple[int, int]] | None = None,
-        join: Sequence[str] = (),
+        initial_peers: Sequence[str] = (),
     ) -> None:
         for start, end in spans:
             if not 0 <= start < end <= num_blocks:
@@ -70,7 +70,7 @@ class PrivateSwarm:
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
-        self._ports, self._join = list(ports or ()), list(join)
+        self._ports, self._elsewhere = list(ports or ()), list(initial_peers)
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -124,7 +124,7 @@ class PrivateSwarm:
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
-        known = self._join or others[:1]
+        known = self._elsewhere or others[:1]
         command += ["--initial_peers", *known] if known else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
