@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dist_eval.errors import ExactnessError, RunError
+from dist_eval.errors import ExactnessError, LostRankError, RunError
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Collector, Predictions
 
@@ -170,7 +170,7 @@ class Board:
                     return store.get(key).decode()
                 self.require_no_failure(store)
                 time.sleep(_POLL_SECONDS)
-        raise RunError(
+        raise LostRankError(
             f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
             "from another rank."
         )
@@ -220,7 +220,7 @@ class Board:
                 self.require_no_failure(store)
                 if time.monotonic() > deadline:
                     missing = [rank for rank in range(world_size) if not store.check([f"{name}/{rank}"])]
-                    raise RunError(
+                    raise LostRankError(
                         f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s for all ranks to be "
                         f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
                     )
@@ -235,7 +235,7 @@ def _torchrun_store(timeout: float) -> dist.Store:
         store.set_timeout(timedelta(seconds=timeout))
         return store
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"The store at MASTER_ADDR={host} MASTER_PORT={port} does not answer: {error}") from error
+        raise LostRankError(f"The store at MASTER_ADDR={host} MASTER_PORT={port} does not answer: {error}") from error
 
 
 @contextmanager

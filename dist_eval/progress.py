@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dist_eval.collectives import Board, Launch
-from dist_eval.errors import RunError
+from dist_eval.errors import LostRankError
 from dist_eval.stopping import Stop
 
 _REPORT_SECONDS, _WAIT_SECONDS = 0.5, 0.1
@@ -111,7 +111,7 @@ class Progress:
             patience: seconds without a finished example on any other rank after which the late ones are given up.
 
         Raises:
-            RunError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the message
+            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the message
                 names them, their hosts and the batches they had done last.
         """
         self._rounds += 1
@@ -133,9 +133,9 @@ class Progress:
                 late = [rank for rank in heard if not store.check([f"{finished}/{rank}"])]
                 silent = [rank for rank in late if now - heard[rank] > _BEATS_MISSED_SECONDS]
                 if self._stop.requested and silent:
-                    raise RunError(self._complaint(store, silent, counts, _BEATS_MISSED_SECONDS))
+                    raise LostRankError(self._complaint(store, silent, counts, _BEATS_MISSED_SECONDS))
                 if late and now - since > patience:
-                    raise RunError(
+                    raise LostRankError(
                         self._complaint(store, late, counts, patience)
                         + " A longer patience is set with --collective-timeout."
                     )
