@@ -8,6 +8,7 @@ started again when that is worth it. Needs no large library, and knows nothing o
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=_PATIENCE_SECONDS,
         metavar="SECONDS",
-        help=f"requeue this long after SIGUSR1, whatever the run does (default: {_PATIENCE_SECONDS:g})",
+        help=f"with --slurm: requeue this long after SIGUSR1, whatever the run does (default: {_PATIENCE_SECONDS:g})",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
@@ -168,8 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder, further = _run_of(options)
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
-        before, job = read_outcome(folder), Job([*options.command, "--output", str(folder), *further], folder, environment)
-        command_status = job.run(options.patience)
+        job = Job([*options.command, "--output", str(folder), *further], folder, environment)
+        before = read_outcome(folder)
+        command_status = job.run(options.patience if options.slurm else math.inf)
         verdict = judge(before, read_outcome(folder), command_status, job.asked)
         _say(verdict.words)
         if options.slurm and verdict.goes_on:

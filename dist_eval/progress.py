@@ -111,8 +111,8 @@ class Progress:
             patience: seconds without a finished example on any other rank after which the late ones are given up.
 
         Raises:
-            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the message
-                names them, their hosts and the batches they had done last.
+            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the
+                message names them, their hosts and the batches they had done last.
         """
         self._rounds += 1
         finished = f"{_FINISHED}-{self._rounds}"

@@ -6,8 +6,8 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     schema_version    int
     status            "running", "complete", "incomplete" (it was asked to stop), "failed"; what is not complete goes on
                       where it was when the same command is started again
-    error             null, or {message, rank, host, transient}: why it is incomplete or failed; transient is whether the
-                      same command may get further although nobody changes anything
+    error             null, or {message, rank, host, transient}: why it is incomplete or failed; transient is whether
+                      the same command may get further although nobody changes anything
     started, finished ISO 8601 times in UTC, finished null while running
     problem_type      "single_label_classification", "multi_label_classification" or "regression"
     metrics           figure by name, null where undefined

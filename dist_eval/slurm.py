@@ -40,6 +40,16 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
+    """Returns which task of a step this process is (from 1), of how many, and the name of its node.
+
+    Raises:
+        ConfigError: this is no task that srun started.
+    """
+    number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
+    return int(number) + 1, int(count), _variable(environment, "SLURMD_NODENAME", "srun")
+
+
 def requeue(environment: Mapping[str, str]) -> None:
     """Has this job started again; Slurm ends its processes, this one included.
 
@@ -56,9 +66,9 @@ def job_name(environment: Mapping[str, str]) -> str:
     return _variable(environment, "SLURM_JOB_ID")
 
 
-def _variable(environment: Mapping[str, str], name: str) -> str:
+def _variable(environment: Mapping[str, str], name: str, program: str = "sbatch") -> str:
     if not environment.get(name):
-        raise ConfigError(f"--slurm: there is no variable {name}. Submit the script with sbatch.")
+        raise ConfigError(f"--slurm: there is no variable {name}. Start this with {program}.")
     return environment[name]
 
 

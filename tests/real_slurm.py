@@ -20,6 +20,7 @@ from dist_eval.swarm.private import free_ports
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "unshare")
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.2"}
+NAMESPACES = ("--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc")
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={controller}(127.0.0.1)
@@ -27,7 +28,7 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire=3
+AuthInfo=cred_expire=5
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -40,7 +41,7 @@ MpiDefault=none
 MailProg=/bin/true
 ReturnToService=2
 SlurmdTimeout=6
-KillWait=10
+KillWait=4
 MinJobAge=600
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n/spool
@@ -59,7 +60,7 @@ def missing() -> str:
     absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
         return f"needs {', '.join(absent)} (Debian: slurmctld, slurmd, slurm-client)"
-    tried = subprocess.run(["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc", "true"], capture_output=True)
+    tried = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True)
     return "" if tried.returncode == 0 else f"needs namespaces ({tried.stderr.decode().strip()})"
 
 
@@ -97,10 +98,9 @@ class RealSlurm:
 
     def _start(self, name: str, command: str) -> None:
         script = f"mount --bind {self.folder}/hosts /etc/hosts && {command}"
-        namespaces = ["--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
         with (self.folder / f"{name}.out").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                ["unshare", *namespaces, "bash", "-c", f"{script} & wait"],  # bash stays, and reaps
+                ["unshare", *NAMESPACES, "bash", "-c", f"{script} & wait"],  # bash stays, and reaps
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -111,6 +111,11 @@ class RealSlurm:
         process = self._processes.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+    def lose_node(self, name: str) -> None:
+        """Kills a node; a health check tells the controller, which by itself takes half a minute to notice."""
+        self.kill_node(name)
+        self.ask("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
     def ask(self, *command: str, **variables: str) -> str:
         done = subprocess.run(

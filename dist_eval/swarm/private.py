@@ -40,6 +40,7 @@ class PrivateSwarm:
         threads: threads that each server computes with; by default the cores are shared out.
         echo: pass the servers' output on to this process' stderr.
         host: address to listen on.
+        initial_peers: addresses of a running swarm that the servers join; without any they make a new one.
         ports: the port that each server listens on and the one that it announces, which something in between passes on
             to it; by default free ones, announced as they are.
 
@@ -58,6 +59,7 @@ class PrivateSwarm:
         threads: int | None = None,
         echo: bool = False,
         host: str = "127.0.0.1",
+        initial_peers: Sequence[str] = (),
         ports: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         for start, end in spans:
@@ -68,7 +70,7 @@ class PrivateSwarm:
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
-        self._ports = list(ports or ())
+        self._joined, self._ports = list(initial_peers), list(ports or ())
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -122,7 +124,8 @@ class PrivateSwarm:
         command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
-        command += ["--initial_peers", *others[:1]] if others else ["--new_swarm"]
+        joined = [*self._joined, *others][:1]
+        command += ["--initial_peers", *joined] if joined else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
         with log:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,38 +17,50 @@ from real_slurm import RealSlurm
 
 from dist_eval import demo
 
-SCRIPTS = Path(__file__).parents[2] / "launch" / "slurm"
-ROWS_REPEATED = 24
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "launch" / "slurm"
+SMALL = ("--cpus-per-task=2", "--time=10")
+ROWS_REPEATED = 12
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 pytestmark = pytest.mark.skipif(bool(real_slurm.missing()), reason=f"a real Slurm {real_slurm.missing()}")
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[RealSlurm]:
+def jobs() -> Iterator[Launcher]:
+    """Tells what jobs have left behind."""
     folder = Path(tempfile.mkdtemp(prefix="s-"))
-    launcher = Launcher(folder / "tmp")
-    launcher.temporary.mkdir()
-    root = str(Path(__file__).parents[2])
-    environment = {**launcher.environment, "PYTHON": sys.executable, "PYTHONPATH": root, "RANKS": "1"}
+    yield Launcher(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def slurm(jobs: Launcher) -> Iterator[RealSlurm]:
+    folder = jobs.temporary / "slurm"
+    folder.mkdir()
+    environment = {**jobs.environment, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "RANKS": "1"}
     cluster = RealSlurm(folder, environment)
     try:
         cluster.start()
         yield cluster
-        assert wait_for(lambda: not of_jobs(launcher), 60), of_jobs(launcher)
-        assert not list(launcher.temporary.iterdir())
     finally:
         cluster.end()
-        left = launcher.processes()
-        launcher.end()
-        shutil.rmtree(folder, ignore_errors=True)
+        left = jobs.processes()
+        jobs.end()
     assert not left
 
 
-def of_jobs(launcher: Launcher) -> list[str]:
+@pytest.fixture(autouse=True)
+def _nothing_is_left(slurm: RealSlurm, jobs: Launcher) -> Iterator[None]:
+    yield
+    assert wait_for(lambda: not processes_of(jobs), 60), processes_of(jobs)
+    assert {path.name for path in jobs.temporary.iterdir() if not path.name.startswith("torchelastic_")} == {"slurm"}
+
+
+def processes_of(jobs: Launcher) -> list[str]:
     """Processes that are not Slurm's own."""
     own = ("slurmctld", "slurmd", "unshare", "bash -c mount")
-    return [command for command in launcher.processes().values() if not command.startswith(own)]
+    return [command for command in jobs.processes().values() if not command.startswith(own)]
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +82,6 @@ def undisturbed(slurm: RealSlurm, config: str) -> Path:
     assert ended["ExitCode"] == "0:0", slurm.logs()
     assert ended["Restarts"] == "0"
     return output
-
-
-SMALL = ("--cpus-per-task=2", "--time=10")
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -117,17 +124,54 @@ def test_a_job_that_gets_its_signal_stops_is_requeued_and_completes(
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) >= stopped["coverage"]["seen"]
 
 
-@pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_job_that_loses_a_node_is_requeued_and_completes(
-    node: str, slurm: RealSlurm, undisturbed: Path, config: str
+    slurm: RealSlurm, jobs: Launcher, undisturbed: Path, config: str
 ) -> None:
-    output = slurm.folder / f"lost-{node}"
+    output = slurm.folder / "lost"
     job = slurm.submit(SCRIPTS / "evaluate.sbatch", options=SMALL, RUN=str(output), CONFIG=config)
     assert wait_for(lambda: journal_size(output) > 2000)
-    slurm.kill_node(node)
+    slurm.lose_node("n2")
     slurm.wait(job, "PENDING")
-    slurm.start_node(node)
+    slurm.start_node("n2")
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), slurm.logs()
     assert_equal_to(undisturbed, output)
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
+    [of_lost_rank] = jobs.temporary.glob("dist_eval-*")  # nobody was left there to remove it
+    shutil.rmtree(of_lost_rank)
+
+
+def test_an_array_evaluates_each_line_and_its_summary_names_what_failed(slurm: RealSlurm, config: str) -> None:
+    listed, runs = slurm.folder / "runs.txt", slurm.folder / "sweep"
+    short = f"--dataset {demo.TEST_DATA}"
+    listed.write_text(f"# name options\nshort {short}\nwrong {short} --label-column nothing\n")
+    names = {"RUNS": str(runs), "LIST": str(listed), "CONFIG": config}
+    array = slurm.submit(SCRIPTS / "array.sbatch", options=("--array=2-3", *SMALL), **names)
+    after = (f"--dependency=afterany:{array}", "--time=10", "--cpus-per-task=1")
+    summary = slurm.submit(SCRIPTS / "array.sbatch", options=after, **names)
+    ended = slurm.wait(summary)
+    assert ended["ExitCode"] == "1:0", slurm.logs()
+    assert [slurm.job(f"{array}_{line}")["ExitCode"] for line in (2, 3)] == ["0:0", "1:0"]
+    rows = json.loads((runs / "summary.json").read_text())
+    assert [(Path(row["run"]).name, row["status"], row["examples"]) for row in rows] == [
+        ("short", "complete", 596),
+        ("wrong", "failed", None),
+    ]
+    assert rows[0]["accuracy"] == results_of(runs / "short")["metrics"]["accuracy"]
+    assert "has no column 'nothing'" in rows[1]["reason"]
+    assert rows[1]["reason"] in slurm.logs(f"slurm-{summary}.log")
+    assert {path.name for path in runs.glob("summary.*")} == {"summary.csv", "summary.json", "summary.md"}
+
+
+def test_a_swarm_is_started_on_all_nodes_evaluated_on_and_ended(slurm: RealSlurm) -> None:
+    config, output = slurm.folder / "swarm.yaml", slurm.folder / "swarm"
+    config.write_text(f"checkpoint: {demo.CHECKPOINT}\ndataset: {demo.TEST_DATA}\n")
+    options = ("--gpus-per-task=0", "--ntasks-per-node=1", *SMALL)
+    names = {"RUN": str(output), "CONFIG": str(config), "MODEL": str(demo.BASE_MODEL), "DTYPE": "float32"}
+    ended = slurm.wait(slurm.submit(SCRIPTS / "swarm.sbatch", options=options, **names))
+    assert ended["ExitCode"] == "0:0", slurm.logs()
+    results = results_of(output)
+    assert results["status"] == "complete"
+    assert results["swarm"]["replicas_per_block"] == [1, 1, 1, 1]
+    assert len(results["swarm"]["servers"]) == 2
+    assert not list(slurm.folder.glob("*.peers*"))
