@@ -167,7 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
     options = build_parser().parse_args(arguments)
     try:
-        folder, further = _run_of(options)
+        found = _run_of(options)
+        if found is None:
+            _say(f"nothing to do: line {options.line} of {options.list} names no run")
+            return COMPLETE
+        folder, further = found
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
         job = Job([*options.command, "--output", str(folder), *further], folder, environment)
         before = read_outcome(folder)
@@ -185,14 +189,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return verdict.exit_status
 
 
-def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]]:
-    """Returns the run's folder and its own options."""
+def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
+    """Returns the run's folder and its own options, None for a line without a run."""
     if (options.list is None) != (options.line is None):
         raise ConfigError("--list and --line go together: the file, and which of its lines this job is about.")
     if options.list is None:
         return options.output, []
     entry = read_sweep(options.list).at(options.line)
-    return options.output / entry.name, entry.options
+    return entry and (options.output / entry.name, entry.options)
 
 
 def _say(words: str) -> None:

@@ -46,17 +46,15 @@ class Sweep:
     entries: dict[int, Entry]
     lines: int
 
-    def at(self, line: int) -> Entry:
-        """Returns the run on a line.
+    def at(self, line: int) -> Entry | None:
+        """Returns the run on a line, None if it is empty or a comment.
 
         Raises:
-            ConfigError: there is no such line, or no run on it.
+            ConfigError: there is no such line.
         """
         if not 1 <= line <= self.lines:
             raise ConfigError(f"{self.path} has no line {line}: it has {self.lines}, counted from 1.")
-        if line not in self.entries:
-            raise ConfigError(f"{self.path}, line {line}, names no run.")
-        return self.entries[line]
+        return self.entries.get(line)
 
 
 def read_sweep(path: Path) -> Sweep:

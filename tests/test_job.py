@@ -128,7 +128,7 @@ def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
 
 def test_the_list_says_which_run_this_is(tmp_path: Path) -> None:
     listed = tmp_path / "runs.txt"
-    listed.write_text("a --x 1\nb --checkpoint 'tuned b'\n")
+    listed.write_text("# name\nb --checkpoint 'tuned b'\n")
     program = "import json, sys; json.dump(sys.argv[1:], open(sys.argv[1], 'w'))"
     asked = ("--output", tmp_path / "runs", "--list", listed, "--line", 2)
     job = start(*asked, "--", sys.executable, "-c", program, tmp_path / "got")
@@ -137,6 +137,8 @@ def test_the_list_says_which_run_this_is(tmp_path: Path) -> None:
     assert f'"--output", "{tmp_path / "runs" / "b"}", "--checkpoint", "tuned b"]' in got
     assert job.returncode == 1
     assert "does it evaluate at all?" in err
+    nothing = start(*asked[:-1], 1, "--", "false")
+    assert (nothing.wait(TIMEOUT), "names no run" in nothing.communicate()[1]) == (0, True)
 
 
 @pytest.mark.parametrize(

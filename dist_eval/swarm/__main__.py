@@ -117,7 +117,8 @@ def start(arguments: argparse.Namespace) -> None:
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
             import_petals(sockets=own)
-            print(_look(swarm, arguments.timeout, parts * len(spans)).describe())
+            servers = len(spans) if arguments.blocks else parts * arguments.servers
+            print(_look(swarm, arguments.timeout, servers).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         print("Ctrl-C ends the swarm." if parts == 1 else f"part {part} of {parts}, blocks {spans}", flush=True)
