@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from dist_eval import slurm
-from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
 from dist_eval.stopping import SIGNALS, STOP_FILE
 from dist_eval.sweep import read_sweep
@@ -181,8 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.slurm and verdict.goes_on:
             for number in SIGNALS:  # requeueing ends this very script
                 signal.signal(number, signal.SIG_IGN)
-            slurm.requeue(os.environ)
-            _say("requeued")
+            _say(_requeued())
     except EvaluationError as error:
         _say(str(error))
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
@@ -196,7 +195,15 @@ def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
     if options.list is None:
         return options.output, []
     entry = read_sweep(options.list).at(options.line)
-    return entry and (options.output / entry.name, entry.options)
+    return (options.output / entry.name, entry.options) if entry else None
+
+
+def _requeued() -> str:
+    try:
+        slurm.requeue(os.environ)
+    except RunError as error:  # it is forbidden, or Slurm was faster, because it preempts the job or lost a node
+        return f"not requeued by this script: {error}"
+    return "requeued"
 
 
 def _say(words: str) -> None:

@@ -40,7 +40,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 MpiDefault=none
 MailProg=/bin/true
 ReturnToService=2
-SlurmdTimeout=6
+SlurmdTimeout=60
 KillWait=4
 MinJobAge=600
 StateSaveLocation={folder}/state
@@ -113,7 +113,7 @@ class RealSlurm:
         process.wait()
 
     def lose_node(self, name: str) -> None:
-        """Kills a node; a health check tells the controller, which by itself takes half a minute to notice."""
+        """Kills a node; a health check tells the controller, which by itself would wait for SlurmdTimeout."""
         self.kill_node(name)
         self.ask("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 

@@ -111,6 +111,19 @@ def in_slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
+def test_where_requeueing_is_refused_the_status_says_that_the_run_goes_on(
+    in_slurm: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho node; [ "$1" = show ] || { echo disabled >&2; exit 1; }\n')
+    run = tmp_path / "run"
+    job = start("--slurm", "--output", run, "--", sys.executable, "-c", COMMAND, 0, "hears", env=in_slurm)
+    assert wait_for(lambda: (run / "ready").exists())
+    job.send_signal(USR1)
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, err
+    assert "not requeued by this script: scontrol requeue 17 failed: disabled." in err
+
+
 @pytest.mark.parametrize("patience", [90, 0.1])
 def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
     patience: float, in_slurm: dict[str, str], tmp_path: Path

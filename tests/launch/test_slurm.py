@@ -163,15 +163,28 @@ def test_an_array_evaluates_each_line_and_its_summary_names_what_failed(slurm: R
     assert {path.name for path in runs.glob("summary.*")} == {"summary.csv", "summary.json", "summary.md"}
 
 
-def test_a_swarm_is_started_on_all_nodes_evaluated_on_and_ended(slurm: RealSlurm) -> None:
-    config, output = slurm.folder / "swarm.yaml", slurm.folder / "swarm"
+def submit_swarm(slurm: RealSlurm, output: Path) -> str:
+    config = slurm.folder / "swarm.yaml"
     config.write_text(f"checkpoint: {demo.CHECKPOINT}\ndataset: {demo.TEST_DATA}\n")
     options = ("--gpus-per-task=0", "--ntasks-per-node=1", *SMALL)
     names = {"RUN": str(output), "CONFIG": str(config), "MODEL": str(demo.BASE_MODEL), "DTYPE": "float32"}
-    ended = slurm.wait(slurm.submit(SCRIPTS / "swarm.sbatch", options=options, **names))
+    return slurm.submit(SCRIPTS / "swarm.sbatch", options=options, **names)
+
+
+def test_a_cancelled_job_takes_its_swarm_along(slurm: RealSlurm) -> None:
+    job = submit_swarm(slurm, slurm.folder / "cancelled")
+    assert wait_for(lambda: list(slurm.folder.glob("*.peers.first")))
+    slurm.ask("scancel", job)
+    assert slurm.wait(job)["JobState"] == "CANCELLED"
+    assert wait_for(lambda: not list(slurm.folder.glob("*.peers*")), 60)
+
+
+def test_a_swarm_is_started_on_all_nodes_evaluated_on_and_ended(slurm: RealSlurm) -> None:
+    output = slurm.folder / "swarm"
+    ended = slurm.wait(submit_swarm(slurm, output))
     assert ended["ExitCode"] == "0:0", slurm.logs()
     results = results_of(output)
     assert results["status"] == "complete"
     assert results["swarm"]["replicas_per_block"] == [1, 1, 1, 1]
     assert len(results["swarm"]["servers"]) == 2
-    assert not list(slurm.folder.glob("*.peers*"))
+    assert wait_for(lambda: not list(slurm.folder.glob("*.peers*")), 60)
