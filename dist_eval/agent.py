@@ -17,7 +17,7 @@ from typing import Any
 
 from dist_eval.errors import first_line
 from dist_eval.files import allow_many_files
-from dist_eval.program import FAILED, STOPPED
+from dist_eval.outcome import FAILED, STOPPED
 
 _SIGNALLED = 128
 

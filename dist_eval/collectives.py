@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dist_eval.errors import ExactnessError, RunError, first_line
+from dist_eval.errors import ExactnessError, LostRankError, RunError, first_line
 from dist_eval.files import allow_many_files
 from dist_eval.limited_store import LimitedStore
 from dist_eval.metrics import Totals
@@ -171,7 +171,7 @@ class Board:
             return
         if not store.check([key]):
             if self._known:
-                raise RunError(
+                raise LostRankError(
                     f"Rank {rank} on {self._launch.host} gave up: its ranks' store was replaced by another start's."
                 )
             store.set(key, _THIS_START)
@@ -180,10 +180,10 @@ class Board:
                 f"Rank {rank} was started on {self._launch.host} while an earlier start of it was still known to the "
                 "other ranks. All of them end now: start the same command again on all hosts."
             )
-            reason = {"message": message, "rank": rank, "host": self._launch.host, "coverage": None}
+            reason = {"message": message, "rank": rank, "host": self._launch.host, "transient": True, "coverage": None}
             if not store.check([_FAILURE]):
                 store.set(_FAILURE, json.dumps(reason))
-            raise RunError(message)
+            raise LostRankError(message)
         self._known = True
 
     def _open(self, timeout: float) -> dist.Store:
@@ -232,7 +232,7 @@ class Board:
                     return store.get(key).decode()
                 self.require_no_failure(store)
                 time.sleep(self.poll_seconds)
-        raise RunError(
+        raise LostRankError(
             f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
             "from another rank."
         )
@@ -290,7 +290,7 @@ class Board:
                 self.require_no_failure(store)
                 if time.monotonic() > deadline:
                     missing = [rank for rank in range(world_size) if not store.check([f"{name}/{rank}"])]
-                    raise RunError(
+                    raise LostRankError(
                         f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s for all ranks to be "
                         f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
                     )
@@ -307,7 +307,7 @@ def _torchrun_store(timeout: float) -> dist.Store:
     try:
         return dist.TCPStore(host, int(port), is_master=False, timeout=connecting, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"{_store_in_words()} does not answer: {first_line(error)}") from error
+        raise LostRankError(f"{_store_in_words()} does not answer: {first_line(error)}") from error
 
 
 @contextmanager

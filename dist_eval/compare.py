@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from dist_eval.statistics import McNemar, PairedDifference
 
-_METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss")
+METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss")
+"""Figures that are shown unless others are asked for, where each example has one class."""
+
 _CHANGES = {(True, False): "lost", (False, True): "gained", (False, False): "still wrong"}
 
 
@@ -34,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; at least 2")
     parser.add_argument(
-        "--metric", nargs="+", metavar="NAME", help=f"metrics to compare (default: {', '.join(_METRICS)})"
+        "--metric", nargs="+", metavar="NAME", help=f"metrics to compare (default: {', '.join(METRICS)})"
     )
     parser.add_argument(
         "--confidence", type=float, default=0.95, metavar="LEVEL", help="of the differences' intervals (default: 0.95)"
@@ -171,7 +173,7 @@ class Comparison:
     changed: int
 
 
-def compare(runs: Sequence[Run], *, metrics: Sequence[str] = _METRICS, confidence: float = 0.95) -> list[Comparison]:
+def compare(runs: Sequence[Run], *, metrics: Sequence[str] = METRICS, confidence: float = 0.95) -> list[Comparison]:
     """Compares the first run with each of the others.
 
     Args:
@@ -325,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not 0 < options.confidence < 1:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {options.confidence}.")
         runs = [Run.load(folder) for folder in options.runs]
-        comparisons = compare(runs, metrics=options.metric or _METRICS, confidence=options.confidence)
+        comparisons = compare(runs, metrics=options.metric or METRICS, confidence=options.confidence)
         if options.changed:
             write_changed(options.changed, runs[0], comparisons)
     except EvaluationError as error:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class EvaluationError(Exception):
-    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user as it stands."""
+    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user as it stands.
+
+    Attributes:
+        transient: whether the same command may get further although nobody changes anything.
+    """
+
+    transient = False
 
 
 class ConfigError(EvaluationError):
@@ -22,9 +28,13 @@ class CheckpointError(EvaluationError):
 class SwarmError(EvaluationError):
     """The swarm cannot be reached, misses blocks, or does not answer within the time set."""
 
+    transient = True
+
 
 class RefusedError(SwarmError):
     """Servers answered that they cannot do what was asked: asking again would not help."""
+
+    transient = False
 
 
 class OutageError(SwarmError):
@@ -54,6 +64,12 @@ class CoverageError(ExactnessError):
 
 class RunError(EvaluationError):
     """The run's folder or the group of ranks is in a state in which the run cannot go on."""
+
+
+class LostRankError(RunError):
+    """Another rank, or the store that torchrun keeps, is not heard of any more."""
+
+    transient = True
 
 
 class RunStopped(EvaluationError):

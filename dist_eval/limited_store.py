@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from dist_eval.errors import RunError
+from dist_eval.errors import LostRankError
 
 
 class LimitedStore:
@@ -62,7 +62,7 @@ class LimitedStore:
         """Makes one call.
 
         Raises:
-            RunError: there was no answer in time, now or before: a late one would be taken for that of another call.
+            LostRankError: there was no answer in time, now or before: a late one would be taken for that of another call.
         """
         if not self._is_lost:
             self._calls.put(call)
@@ -74,7 +74,7 @@ class LimitedStore:
                 if error is not None:
                     raise error
                 return answer
-        raise RunError(self._unanswered())
+        raise LostRankError(self._unanswered())
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -18,13 +18,11 @@ from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
 from dist_eval.imports import no_garbage_expected
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, WRONG_OPTIONS
 from dist_eval.stopping import Stop
 
 if TYPE_CHECKING:
     from dist_eval.run_folder import RunFolder
-
-FAILED, STOPPED, INTERRUPTED = 1, 75, 130
-"""Exit statuses besides 0 for a complete run and 2 for wrong options; 75 is what sysexits.h has for "try again"."""
 
 Config = TypeVar("Config", bound=RunConfig)
 Conduct = Callable[..., Any]
@@ -46,7 +44,7 @@ def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
     except ConfigError as error:
         if os.environ.get("RANK", "0") == "0":
             print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(WRONG_OPTIONS)
     code, stop = INTERRUPTED, Stop()
     try:
         stop.handle_signals()
@@ -84,11 +82,12 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         conduct, folder_class = load()
 
     launch, board, coverage, details, folder = None, None, None, "", folder_class(config)
+    transient = True  # what nobody foresaw may be the host's, not the input's
     try:
         launch = Launch.from_environment()
         board = Board(launch)
         conduct(config, launch, board, own, stop, folder)
-        return 0
+        return COMPLETE
     except KeyboardInterrupt:
         message, code = "interrupted before the end", INTERRUPTED
     except RunStopped as error:
@@ -96,13 +95,14 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
             print_error(str(error))
         return STOPPED
     except EvaluationError as error:
-        message, code = str(error), FAILED
+        message, code, transient = str(error), FAILED, error.transient
         details = traceback.format_exc() if config.verbose else ""
         coverage = _counts(error.coverage) if isinstance(error, CoverageError) else None
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
     launch = launch or Launch(rank=int(os.environ.get("RANK", 0)))
-    reason = {"message": message, "rank": launch.rank, "host": launch.host, "coverage": coverage}
+    reason = {"message": message, "rank": launch.rank, "host": launch.host, "transient": transient}
+    reason["coverage"] = coverage
     try:
         speaks = board is None or board.claim_failure(reason)
         first = reason if speaks or board is None else board.failure() or reason

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dist_eval.collectives import Board, Launch
-from dist_eval.errors import RunError, first_line
+from dist_eval.errors import LostRankError, first_line
 from dist_eval.stopping import Stop
 
 _REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
@@ -124,13 +124,13 @@ class Progress:
             patience: seconds without a finished example on any other rank after which the late ones are given up.
 
         Raises:
-            RunError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the message
-                names them, their hosts and the batches they had done last.
+            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the
+                message names them, their hosts and the batches they had done last.
         """
         self._rounds += 1
         finished, enough = f"{_FINISHED}-{self._rounds}", min(patience, _BEATS_MISSED_SECONDS)
         if self._cut_off:
-            raise RunError(self._cut_off)
+            raise LostRankError(self._cut_off)
         with self._connect() as store:
             self._open_counts(store)
             self._report(store)
@@ -154,9 +154,9 @@ class Progress:
                 silent = [rank for rank in late if now - heard[rank] > enough]
                 if self._stop.requested and silent:
                     known = self._gone or enough == patience
-                    raise RunError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
+                    raise LostRankError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
                 if late and now - since > patience:
-                    raise RunError(self._complaint(store, late, counts, patience) + _LONGER)
+                    raise LostRankError(self._complaint(store, late, counts, patience) + _LONGER)
 
     def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
         def said(key: str, rank: int, unknown: str) -> str:

@@ -6,7 +6,8 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
     schema_version    int
     status            "running", "complete", "incomplete" (it was asked to stop), "failed"; what is not complete goes on
                       where it was when the same command is started again
-    error             null, or {message, rank, host}: why it is incomplete or failed
+    error             null, or {message, rank, host, transient}: why it is incomplete or failed; transient is whether
+                      the same command may get further although nobody changes anything
     started, finished ISO 8601 times in UTC, finished null while running
     problem_type      "single_label_classification", "multi_label_classification" or "regression"
     metrics           figure by name, null where undefined
@@ -76,7 +77,7 @@ from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
-from dist_eval.stopping import STOP_FILE
+from dist_eval.stopping import FILE_REASON, STOP_FILE
 
 SCHEMA_VERSION = 1
 LOCK_FILE, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "lock", 5.0, 0.2
@@ -241,7 +242,15 @@ class RunFolder:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
 
-    def fail(self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None) -> bool:
+    def fail(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        coverage: dict[str, int] | None = None,
+        transient: bool = False,
+    ) -> bool:
         """Marks the run as failed, on whichever rank knows why.
 
         Args:
@@ -249,6 +258,7 @@ class RunFolder:
             rank: the rank that failed.
             host: its host.
             coverage: the counts, if the reason is that the dataset is not covered.
+            transient: whether a new start may get further although nobody changes anything.
 
         Returns:
             Whether it was marked; a run that does not belong to the folder leaves it as it is.
@@ -256,19 +266,25 @@ class RunFolder:
         Raises:
             OSError: the folder cannot be written any more.
         """
-        return self._end("failed", message, rank, host, coverage)
+        error = {"message": message, "rank": rank, "host": host, "transient": transient}
+        return self._end("failed", error, coverage)
 
-    def stop(self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None) -> bool:
+    def stop(
+        self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None, transient: bool = True
+    ) -> bool:
         """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
         (self.path / STOP_FILE).touch()
-        return self._end("incomplete", message, rank, host, coverage)
+        transient = transient and FILE_REASON not in message
+        error = {"message": message, "rank": rank, "host": host, "transient": transient}
+        return self._end("incomplete", error, coverage)
 
-    def _end(self, status: str, message: str, rank: int, host: str, coverage: dict[str, int] | None) -> bool:
+    def _end(self, status: str, error: dict[str, Any], coverage: dict[str, int] | None) -> bool:
         results = self._read()
         if self.is_ours and results.get("status") == "running":  # never touch what an earlier, complete run left
+            message = error["message"]
             for address in self._config.initial_peers:
                 message = message.replace(address, "(peer, not recorded)")
-            error = {"message": _PEER.sub("(peer, not recorded)", message), "rank": rank, "host": host}
+            error = {**error, "message": _PEER.sub("(peer, not recorded)", message)}
             ended = {**results, "status": status, "error": error, "finished": now()}
             self._write(ended if coverage is None else {**ended, "coverage": coverage})
             return True

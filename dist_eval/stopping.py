@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 STOP_FILE = "STOP"
+FILE_REASON = "there is a file"
+"""How the reason begins where a person asked, not whatever ends processes."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_SECONDS = 2.0
 """A terminal's Ctrl-C reaches a rank twice, the second time from torchrun."""
@@ -41,7 +43,7 @@ class Stop:
     def look_for_file(self, folder: Path) -> None:
         """Asks the run to stop if its folder holds a file named STOP."""
         if not self.requested and (folder / STOP_FILE).exists():
-            self.request(f"there is a file {folder / STOP_FILE}")
+            self.request(f"{FILE_REASON} {folder / STOP_FILE}")
 
     def handle_signals(self) -> None:
         """Takes over the signals by which a run is asked to stop; from the main thread."""

@@ -263,7 +263,7 @@ def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     run.fail("Row 7 has no text.", rank=3, host="node-5")
     found = results(tmp_path)
     assert found["status"] == "failed"
-    assert found["error"] == {"message": "Row 7 has no text.", "rank": 3, "host": "node-5"}
+    assert found["error"] == {"message": "Row 7 has no text.", "rank": 3, "host": "node-5", "transient": False}
     assert found["started"] == started
     assert found["finished"] is not None
     assert found["config"]["dataset"] == "test.csv"

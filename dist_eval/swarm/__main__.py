@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_eval import slurm
 from dist_eval.chatter import silence_libraries
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
+from dist_eval.files import write_atomically
 from dist_eval.lifetime import temporary_files_in, workspace
 from dist_eval.swarm import member
 from dist_eval.swarm.member import DTYPES
@@ -43,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="IP address to listen on and to announce (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="address or name to listen at and to announce (default: 127.0.0.1)"
     )
     parser.add_argument(
         "--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="join this swarm instead of making one: give "
@@ -51,6 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="this is the K-th of N such commands, started on "
+                        "several hosts with the same --peers-file on a folder that they share: it starts its share of "
+                        "the servers, which join those of the first one")  # fmt: skip
+    parser.add_argument(
+        "--slurm", action="store_true", help="this is a task of a Slurm step: --part and --host follow from that"
+    )
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest start (default: 120)")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the servers say")
     return parser
@@ -72,26 +82,31 @@ def build_status_parser() -> argparse.ArgumentParser:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Runs a private swarm until Ctrl-C or SIGTERM."""
+    """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
+
+    The first part tells the others its addresses at once, in a file beside `--peers-file`; that one is written when all
+    parts together cover the model.
+    """
     from dist_eval.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
-    from dist_eval.swarm.private import PrivateSwarm, parse_spans, require_address, split_blocks
+    from dist_eval.swarm.private import PrivateSwarm, parse_spans, split_blocks
 
+    part, parts = _part(arguments.part)
+    if arguments.slurm:
+        part, parts, arguments.host = slurm.task(os.environ)
+    host = _address(arguments.host)
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    spans = parse_spans(arguments.blocks) if arguments.blocks else split_blocks(blocks, arguments.servers)
-    require_address(arguments.host)
-    try:
-        arguments.peers_file.open("x").close()
-    except FileExistsError as error:
-        raise ConfigError(
-            f"--peers-file {arguments.peers_file} exists: it may be that of another swarm. Remove it or choose another."
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"--peers-file {arguments.peers_file} cannot be written: {error.strerror}.") from error
+    spans = parse_spans(arguments.blocks or ())
+    if not spans:
+        spans = split_blocks(blocks, parts * arguments.servers)[(part - 1) * arguments.servers :]
+        spans = spans[: arguments.servers]
+    first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
+    if part == 1:
+        _claim(arguments.peers_file)
     with (
-        workspace(arguments.peers_file) as own,
+        workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as own,
         temporary_files_in(own),
         PrivateSwarm(
             arguments.model,
@@ -99,21 +114,49 @@ def start(arguments: argparse.Namespace) -> None:
             dht_prefix=prefix,
             spans=spans,
             torch_dtype=arguments.torch_dtype,
-            host=arguments.host,
+            host=host,
+            initial_peers=arguments.initial_peers if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
-            initial_peers=arguments.initial_peers,
         ) as swarm,
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
-        import_petals(sockets=own)
-        coverage = _look(swarm, arguments.timeout)
-        print(coverage.describe())
-        arguments.peers_file.write_text("\n".join(swarm.initial_peers) + "\n", encoding="utf-8")
-        print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
-        print("Ctrl-C ends the swarm.", flush=True)
+        if part == 1:
+            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
+            import_petals(sockets=own)
+            servers: int | None = len(spans) if arguments.blocks else parts * arguments.servers
+            if parts == 1 and (arguments.blocks or arguments.initial_peers):
+                servers = None  # the other blocks may be other hosts'
+            print(_look(swarm, arguments.timeout, servers).describe())
+            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
+            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
+        print("Ctrl-C ends the swarm." if parts == 1 else f"part {part} of {parts}, blocks {spans}", flush=True)
         while True:
             swarm.require_alive()
             time.sleep(_WATCH_SECONDS)
+
+
+def _claim(file: Path) -> None:
+    try:
+        file.open("x").close()
+    except FileExistsError as error:
+        raise ConfigError(
+            f"--peers-file {file} exists: it may be that of another swarm. Remove it or choose another."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"--peers-file {file} cannot be written: {error.strerror}.") from error
+
+
+def _wait_for_peers(file: Path, timeout: float) -> list[str]:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):
+            if peers := file.read_text(encoding="utf-8").split():
+                return peers
+        time.sleep(_WATCH_SECONDS)
+    raise SwarmError(
+        f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or does this host not see its "
+        "folder? A longer wait is set with --timeout."
+    )
 
 
 def status(arguments: argparse.Namespace) -> bool:
@@ -150,17 +193,39 @@ def status(arguments: argparse.Namespace) -> bool:
     return not any(coverage.missing for coverage in coverages)
 
 
-def _look(swarm: PrivateSwarm, timeout: float) -> SwarmCoverage:
+def _look(swarm: PrivateSwarm, timeout: float, servers: int | None) -> SwarmCoverage:
+    """Waits until the model is covered by so many servers; None: until those that were started here are online."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_online
+    from dist_eval.swarm.coverage import wait_until_covered, wait_until_online
 
     waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
     dht = join_swarm(swarm.initial_peers, timeout, **waiting)
     try:
+        if servers is not None:
+            return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
         own = [address.rpartition("/p2p/")[2] for address in swarm.addresses]
         return wait_until_online(dht, swarm.dht_prefix, swarm.num_blocks, own, timeout, **waiting)
     finally:
         leave_swarm(dht)
+
+
+def _address(host: str) -> str:
+    from dist_eval.swarm.private import require_address
+
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host!r} is no IP address, and no name that can be looked up: {error}.") from error
+    address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
+    require_address(address)
+    return address
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise ConfigError(f"--part: {text!r} is no part of a swarm. It should look like 2/4.")
+    return int(part), int(parts)
 
 
 def _interrupt(number: int, frame: object) -> None:

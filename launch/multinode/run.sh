@@ -26,9 +26,9 @@ setsid "$PYTHON" -m torch.distributed.run --nnodes="${#HOSTS[@]}" --node-rank="$
 torchrun=$!
 
 # a first signal stops the run in good order on all hosts, a second one ends it on this one
-# shellcheck disable=SC2317 # the traps call them
+# shellcheck disable=SC2317,SC2329 # the traps call them
 end() { kill -TERM "$torchrun" 2>/dev/null || true; }
-# shellcheck disable=SC2317
+# shellcheck disable=SC2317,SC2329
 stop() {
     trap end HUP INT TERM USR1
     if [[ $MODULE != dist_eval ]] || ! "$PYTHON" -m dist_eval.stop "${OPTIONS[@]}"; then end; fi

@@ -51,6 +51,11 @@ def _content(path: Path) -> str:
         (["--peers-file", __file__], "exists: it may be that of another swarm"),
         (["--blocks", "0-4"], "'0-4' is no span of blocks"),
         (["--servers", "9"], "9 servers cannot share 4 blocks"),
+        (["--servers", "2", "--part", "1/3"], "6 servers cannot share 4 blocks"),
+        (["--part", "3/2"], "'3/2' is no part of a swarm"),
+        (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is no IP address, and no name"),
+        (["--slurm"], "there is no variable SLURM_PROCID"),
+        (["--part", "2/2", "--timeout", "0.1"], "The first part of the swarm wrote no"),
     ],
 )
 def test_options_that_make_no_sense_are_one_clear_message(

@@ -1,0 +1,78 @@
+"""How a run ended: exit statuses, and what its folder says to a scheduler or a script.
+
+torchrun ends with 1 whatever its ranks say, so that the status of a whole run follows from `results.json` (of a tuning:
+`tuning.json`). Knows no scheduler, and needs no large library.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMPLETE, FAILED, WRONG_OPTIONS, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
+"""Exit statuses; 75 is what sysexits.h has for "try again"."""
+
+_RESULTS = ("results.json", "tuning.json")
+_FINISHED = ("*.batches", "*.safetensors")
+"""Files in `journal/` that grow or change whenever something is finished."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run's folder says.
+
+    Attributes:
+        folder: where it is.
+        status: "complete", "incomplete", "failed", "running" (or ended without a word), or "missing".
+        reason: why it is not complete, for people; empty if nobody said.
+        transient: whether the same command may get further although nobody changes anything.
+        version: changes whenever `results.json` is written.
+        progress: changes whenever something is finished that a new start can skip.
+        results: what `results.json` holds.
+    """
+
+    folder: Path
+    status: str
+    reason: str = ""
+    transient: bool = True
+    version: tuple[int, ...] = ()
+    progress: frozenset[tuple[str, int, int]] = frozenset()
+    results: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def exit_status(self) -> int:
+        """0 complete, 75 if starting the same command again goes on, else 1."""
+        if self.status == "complete":
+            return COMPLETE
+        goes_on = self.status in ("incomplete", "running") or (self.status == "failed" and self.transient)
+        return STOPPED if goes_on else FAILED
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """Reads what a run's folder says; whatever is wrong with it is an outcome too."""
+    path = next((folder / name for name in _RESULTS if (folder / name).exists()), folder / _RESULTS[0])
+    try:
+        stat, results = path.stat(), json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Outcome(folder, "missing", f"there is no {path}")
+    except (OSError, ValueError) as error:
+        return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
+    if not isinstance(results, dict) or "status" not in results:
+        return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
+    said = results.get("error") or {}
+    return Outcome(
+        folder,
+        results["status"],
+        reason=said.get("message", ""),
+        transient=said.get("transient", results["status"] != "failed"),
+        version=(stat.st_ino, stat.st_mtime_ns, stat.st_size),
+        progress=_progress(folder),
+        results=results,
+    )
+
+
+def _progress(folder: Path) -> frozenset[tuple[str, int, int]]:
+    stats = {path.name: path.stat() for pattern in _FINISHED for path in (folder / "journal").glob(pattern)}
+    return frozenset((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

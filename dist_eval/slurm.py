@@ -1,0 +1,88 @@
+"""What a job must know of Slurm: where its nodes meet, which part of a step a task is, how it is started again.
+
+Reads the variables that Slurm sets, and asks `scontrol`; nothing is guessed where they are missing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+from dist_eval.errors import ConfigError, RunError
+from dist_eval.swarm.private import free_ports
+
+_ASKING_SECONDS = 60.0
+
+
+def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
+    """Finds out where torchrun meets on the nodes of a job, on the first of which this process runs.
+
+    Args:
+        environment: of a batch script.
+
+    Returns:
+        Variables that torchrun reads (PET_ and the name of an option). The port is free at the moment, on this node;
+        the id keeps out what is left of an earlier start of the job, or of another one.
+
+    Raises:
+        ConfigError: this is no batch script of Slurm.
+        RunError: Slurm does not say which node is the first one.
+    """
+    nodes = _scontrol("show", "hostnames", _variable(environment, "SLURM_JOB_NODELIST")).split()
+    if not nodes:
+        raise RunError("Slurm names no node of this job (scontrol show hostnames).")
+    return {
+        "PET_NNODES": str(len(nodes)),
+        "PET_MAX_RESTARTS": "0",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{nodes[0]}:{free_ports('0.0.0.0', 1)[0]}",
+        "PET_RDZV_ID": f"{_variable(environment, 'SLURM_JOB_ID')}.{environment.get('SLURM_RESTART_COUNT', 0)}",
+    }
+
+
+def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
+    """Returns which task of a step this process is (from 1), of how many, and the name of its node.
+
+    Raises:
+        ConfigError: this is no task that srun started.
+    """
+    number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
+    return int(number) + 1, int(count), _variable(environment, "SLURMD_NODENAME", "srun")
+
+
+def requeue(environment: Mapping[str, str]) -> None:
+    """Has this job started again; Slurm ends its processes, this one included.
+
+    Raises:
+        RunError: Slurm refuses, for example because requeueing is forbidden.
+    """
+    _scontrol("requeue", job_name(environment))
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """Returns what names this job alone: the id of an array's last task is also that of the whole array."""
+    if "SLURM_ARRAY_TASK_ID" in environment:
+        return f"{_variable(environment, 'SLURM_ARRAY_JOB_ID')}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return _variable(environment, "SLURM_JOB_ID")
+
+
+def _variable(environment: Mapping[str, str], name: str, program: str = "sbatch") -> str:
+    if not environment.get(name):
+        raise ConfigError(f"--slurm: there is no variable {name}. Start this with {program}.")
+    return environment[name]
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        asked = subprocess.run(
+            ["scontrol", *words],
+            capture_output=True,
+            text=True,
+            timeout=_ASKING_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"scontrol {' '.join(words)} failed: {error}.") from error
+    if asked.returncode:
+        raise RunError(f"scontrol {' '.join(words)} failed: {asked.stderr.strip() or asked.returncode}.")
+    return asked.stdout

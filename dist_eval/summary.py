@@ -1,0 +1,202 @@
+"""`python -m dist_eval.summary RUN [RUN ...]`: what became of many runs, in one table.
+
+Names the runs that failed or are not complete, and ends with a status that a script can act on. Whether two runs differ
+by chance is not asked here, but by `dist_eval.compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_eval.compare import METRICS
+from dist_eval.errors import ConfigError, EvaluationError, RunError
+from dist_eval.files import write_atomically
+from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
+from dist_eval.sweep import read_sweep
+
+_METRICS = {
+    "single_label_classification": METRICS,
+    "multi_label_classification": ("subset_accuracy", "f1_micro", "f1_macro", "loss"),
+    "regression": ("mae", "rmse", "r2", "loss"),
+}
+_KINDS = (".csv", ".json", ".md")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Makes the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.summary",
+        description="Shows what became of runs: status, coverage, figures, and why one is not complete.",
+        epilog="Exit status: 0 all are complete; 75 some are not, and their command goes on when it is started again; "
+        "2 an option is wrong; 1 some failed or were never started.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; with --list the one "
+                        "folder above them")  # fmt: skip
+    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see dist_eval.job): a run "
+                        "of it that left nothing is missing")  # fmt: skip
+    parser.add_argument("--metric", nargs="+", metavar="NAME", help="figures to show (default: the usual ones)")
+    parser.add_argument(
+        "--write", nargs="+", type=Path, default=[], metavar="FILE", help="write it, too: .csv, .json or .md"
+    )
+    return parser
+
+
+def exit_status(outcomes: Sequence[Outcome]) -> int:
+    """Returns 0 if all runs are complete, else 1 if one of them needs a person, else 75."""
+    statuses = {outcome.exit_status for outcome in outcomes}
+    return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
+
+
+def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) -> list[str]:
+    """Returns the names of the figures to show.
+
+    Raises:
+        ConfigError: one that was asked for is in no complete run.
+    """
+    complete = [outcome for outcome in outcomes if outcome.status == "complete"]
+    known = {name for outcome in complete for name in _metrics(outcome)}
+    for name in asked or ():
+        if known and name not in known:
+            raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
+    usual = [name for outcome in complete for name in _METRICS.get(outcome.results.get("problem_type", ""), ())]
+    return [name for name in dict.fromkeys(asked or usual) if name in known]
+
+
+def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns one record for each run.
+
+    Returns:
+        run, status, exit_status, reason, examples (null unless known), missing and failed ones, seconds of the
+        forwards, and for each figure its value, low and high end of its interval (NAME_low, NAME_high), null where
+        there is none.
+    """
+    rows = []
+    for outcome in outcomes:
+        complete = outcome.status == "complete"
+        coverage = outcome.results.get("coverage") or {}
+        row: dict[str, Any] = {
+            "run": str(outcome.folder),
+            "status": outcome.status,
+            "exit_status": outcome.exit_status,
+            "reason": outcome.reason,
+            "examples": coverage.get("expected"),
+            "missing": coverage.get("missing"),
+            "failed": coverage.get("failed"),
+            "seconds": (outcome.results.get("throughput") or {}).get("seconds"),
+        }
+        for name in figures:
+            interval = (outcome.results.get("intervals") or {}).get(name) or {}
+            row[name] = _metrics(outcome).get(name) if complete else None
+            row[f"{name}_low"], row[f"{name}_high"] = (
+                interval.get(end) if complete else None for end in ("low", "high")
+            )
+        rows.append(row)
+    return rows
+
+
+def _metrics(outcome: Outcome) -> dict[str, float | None]:
+    return outcome.results.get("metrics") or {}
+
+
+def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
+    examples = "-" if row["examples"] is None else str(row["examples"] - (row["missing"] or 0))
+    if row["missing"]:
+        examples += f" of {row['examples']}"
+    cells = [row["run"], row["status"], examples]
+    for name in figures:
+        value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+        interval = "" if low is None else f" [{low:.4f}, {high:.4f}]"
+        cells.append("-" if value is None else f"{value:.4f}{interval}")
+    return cells
+
+
+def _verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Says how many runs are complete, and of each other one why it is not."""
+    odd = [row for row in rows if row["status"] != "complete"]
+    lines = [f"{len(rows) - len(odd)} of {len(rows)} runs are complete"]
+    for row in odd:
+        advice = "; the same command goes on where it was" if row["exit_status"] == STOPPED else ""
+        lines.append(f"{row['run']}: {row['status']}" + (f", {row['reason']}" if row["reason"] else "") + advice)
+    return lines
+
+
+def format_table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
+    """Returns the table for a terminal."""
+    table = [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in table
+    ]
+    return "\n".join([*lines, "", *_verdict(rows)])
+
+
+def format_markdown(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
+    """Returns the table in Markdown."""
+    table = [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in table]
+    lines.insert(1, "| " + " | ".join(["---"] * len(table[0])) + " |")
+    first, *others = _verdict(rows)
+    return "\n".join([*lines, "", f"{first}.", *(f"- {line}" for line in others)]) + "\n"
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> None:
+    """Writes the summary to a file, in the format that its name says.
+
+    Raises:
+        ConfigError: no format has such names.
+        RunError: it cannot be written.
+    """
+    if path.suffix not in _KINDS:
+        raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
+    if path.suffix == ".md":
+        text = format_markdown(rows, figures)
+    else:
+        text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=2, allow_nan=False) + "\n"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise RunError(f"--write {path}: cannot be written ({error.strerror}).") from error
+
+
+def _folders(options: argparse.Namespace) -> list[Path]:
+    if options.list is None:
+        return options.runs
+    if len(options.runs) > 1:
+        raise ConfigError("With --list, name one folder: the one above the folders of its runs.")
+    return [options.runs[0] / entry.name for entry in read_sweep(options.list).entries.values()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
+    options = build_parser().parse_args(arguments)
+    try:
+        outcomes = [read_outcome(folder) for folder in _folders(options)]
+        figures = figures_of(outcomes, options.metric)
+        rows = rows_of(outcomes, figures)
+        for path in options.write:
+            write(path, rows, figures)
+    except EvaluationError as error:
+        print(f"dist_eval.summary: {error}", file=sys.stderr)
+        return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
+    print(format_table(rows, figures))
+    return exit_status(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""A run as a batch job: it is asked to stop until it hears it, and the status says what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TIMEOUT, wait_for
+
+from dist_eval.job import judge
+from dist_eval.outcome import Outcome
+
+USR1, TERM = signal.SIGUSR1, signal.SIGTERM
+RUN = Path("runs/a")
+
+COMMAND = """
+import json, pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--output") + 1])
+(run / "journal").mkdir(parents=True, exist_ok=True)
+write = lambda status: (run / "results.json").write_text(json.dumps({"status": status}))
+write("running")
+time.sleep(float(sys.argv[1]))
+if sys.argv[2] == "deaf":
+    sys.exit(1)
+(run / "STOP").unlink(missing_ok=True)  # as a start does that has just begun
+(run / "ready").touch()
+while not (run / "STOP").exists():
+    time.sleep(0.02)
+(run / "journal" / "a.batches").write_bytes(b"a")
+write("incomplete")
+sys.exit(1)
+"""
+
+
+def outcome(status: str, version: int = 1, progress: int = 0, transient: bool = True) -> Outcome:
+    return Outcome(RUN, status, "why", transient, (version,), frozenset({("a.batches", progress, 0)}))
+
+
+BEFORE = outcome("running")
+
+
+@pytest.mark.parametrize(
+    ("after", "command", "asked", "status", "goes_on"),
+    [
+        (outcome("complete", 2, 1), 0, None, 0, False),
+        (outcome("complete", 2, 1), 1, None, 0, False),
+        (outcome("complete", 2, 1), 1, USR1, 0, False),
+        (outcome("incomplete", 2, 1), 1, USR1, 75, True),
+        (outcome("incomplete", 2), 1, USR1, 75, True),
+        (outcome("incomplete", 2, 1), 1, TERM, 75, False),
+        (outcome("incomplete", 2, 1), 1, None, 75, True),
+        (outcome("incomplete", 2, 1, transient=False), 1, None, 75, False),
+        (outcome("incomplete", 2), 1, None, 1, False),
+        (outcome("running", 2, 1), 137, None, 75, True),
+        (outcome("running", 2), 137, None, 1, False),
+        (outcome("running", 2, 1), None, USR1, 75, True),
+        (outcome("failed", 2, 1), 1, None, 75, True),
+        (outcome("failed", 2, 1, transient=False), 1, None, 1, False),
+        (outcome("failed", 2, 1, transient=False), 1, USR1, 1, False),
+        (BEFORE, 1, None, 1, False),
+        (BEFORE, 1, USR1, 75, True),
+        (BEFORE, 1, TERM, 75, False),
+    ],
+)
+def test_each_end_is_judged(after: Outcome, command: int | None, asked: int | None, status: int, goes_on: bool) -> None:
+    verdict = judge(BEFORE, after, command, asked)
+    assert (verdict.exit_status, verdict.goes_on) == (status, goes_on)
+    assert str(RUN) in verdict.words
+
+
+def test_what_an_earlier_start_has_completed_does_not_hide_an_error() -> None:
+    complete = outcome("complete")
+    assert judge(complete, complete, 0, None).exit_status == 0
+    assert judge(complete, complete, 1, None).exit_status == 1
+
+
+def test_a_command_that_evaluates_nothing_is_no_success() -> None:
+    missing = Outcome(RUN, "missing", "there is no results.json")
+    assert judge(missing, missing, 0, None).exit_status == 1
+
+
+def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dist_eval.job", *map(str, arguments)], stderr=subprocess.PIPE, text=True, **kwargs
+    )
+
+
+@pytest.mark.parametrize("number", [USR1, TERM, signal.SIGINT])
+def test_a_run_that_is_just_starting_hears_of_the_signal_too(number: signal.Signals, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = start("--output", run, "--", sys.executable, "-c", COMMAND, 1.5, "hears")
+    assert wait_for(lambda: (run / "results.json").exists())
+    job.send_signal(number)
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, err
+    assert f"{run} is incomplete" in err
+
+
+@pytest.fixture
+def in_slurm(tmp_path: Path) -> dict[str, str]:
+    """Variables of a job, and an scontrol that notes what it is asked."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\necho node\n')
+    scontrol.chmod(0o700)
+    job = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node"}
+    return {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+def test_where_requeueing_is_refused_the_status_says_that_the_run_goes_on(
+    in_slurm: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho node; [ "$1" = show ] || { echo disabled >&2; exit 1; }\n')
+    run = tmp_path / "run"
+    job = start("--slurm", "--output", run, "--", sys.executable, "-c", COMMAND, 0, "hears", env=in_slurm)
+    assert wait_for(lambda: (run / "ready").exists())
+    job.send_signal(USR1)
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, err
+    assert "not requeued by this script: scontrol requeue 17 failed: disabled." in err
+
+
+@pytest.mark.parametrize("patience", [90, 0.1])
+def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
+    patience: float, in_slurm: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", COMMAND, *((0, "hears") if patience > 1 else (3, "deaf"))]
+    job = start("--slurm", "--patience", patience, "--output", run, "--", *command, env=in_slurm)
+    assert wait_for(lambda: (run / "results.json").exists())
+    job.send_signal(USR1)
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, err
+    assert (tmp_path / "asked").read_text().splitlines() == ["show hostnames node", "requeue 17"]
+    assert ("not complete" in err) == (patience < 1)
+
+
+def test_the_list_says_which_run_this_is(tmp_path: Path) -> None:
+    listed = tmp_path / "runs.txt"
+    listed.write_text("# name\nb --checkpoint 'tuned b'\n")
+    program = "import json, sys; json.dump(sys.argv[1:], open(sys.argv[1], 'w'))"
+    asked = ("--output", tmp_path / "runs", "--list", listed, "--line", 2)
+    job = start(*asked, "--", sys.executable, "-c", program, tmp_path / "got")
+    _, err = job.communicate(timeout=TIMEOUT)
+    got = (tmp_path / "got").read_text()
+    assert f'"--output", "{tmp_path / "runs" / "b"}", "--checkpoint", "tuned b"]' in got
+    assert job.returncode == 1
+    assert "does it evaluate at all?" in err
+    nothing = start(*asked[:-1], 1, "--", "false")
+    assert (nothing.wait(TIMEOUT), "names no run" in nothing.communicate()[1]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--output", "x", "--list", "y", "--", "true"], "--list and --line go together"),
+        (["--output", "x", "--", "/no/such/program"], "/no/such/program cannot be started"),
+        (["--output", "x", "--slurm", "--", "true"], "there is no variable SLURM_JOB_NODELIST"),
+    ],
+)
+def test_wrong_options_are_one_clear_message(arguments: list[str], words: str, tmp_path: Path) -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    job = start(*arguments, cwd=tmp_path, env={**variables, "PYTHONPATH": os.pathsep.join(sys.path)})
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 2
+    assert words in err and len(err.splitlines()) == 1
+
+
+def test_it_starts_without_large_libraries() -> None:
+    program = "import sys, dist_eval.job, dist_eval.summary; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"numpy", "torch", "hivemind", "petals", "transformers"}.isdisjoint(done.stdout.split())

@@ -1,0 +1,97 @@
+"""The summary of many runs: every run is in it, whatever became of it, and its status is that of the worst."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from samples import FACTS, METRICS, PREDICTIONS, config_for
+
+from dist_eval.run_folder import RunFolder
+from dist_eval.summary import main
+
+
+def run(folder: Path) -> RunFolder:
+    made = RunFolder(config_for(folder))
+    made.open()
+    made.close()
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    run(tmp_path / "good").complete(PREDICTIONS, METRICS, FACTS)
+    counts = {"expected": 5, "seen": 3, "duplicates": 0, "missing": 2, "failed": 0}
+    run(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here", coverage=counts)
+    run(tmp_path / "wrong").fail("no column 'a|b'", rank=0, host="here")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [(["good"], 0), (["good", "stopped"], 75), (["stopped", "wrong"], 1), (["good", "never"], 1)],
+)
+def test_its_status_is_that_of_the_worst(
+    names: list[str], status: int, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs / name) for name in names]) == status
+    printed = capsys.readouterr().out
+    complete = names.count("good")
+    assert f"{complete} of {len(names)} runs are complete" in printed
+    assert all(str(runs / name) in printed for name in names)
+
+
+def test_the_table_shows_figures_and_why_a_run_is_not_complete(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs / name) for name in ("good", "stopped", "wrong")]) == 1
+    header, good, stopped, wrong, *below = capsys.readouterr().out.splitlines()
+    interval = FACTS["intervals"]["accuracy"]
+    assert header.split() == ["run", "status", "examples", "accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss"]
+    assert f"complete    5         0.8000 [{interval['low']:.4f}, {interval['high']:.4f}]" in good
+    assert stopped.split()[1:] == ["incomplete", "3", "of", "5", *"-----"]
+    assert wrong.split()[1:] == ["failed", "-", *"-----"]
+    assert f"{runs / 'stopped'}: incomplete, this rank got SIGTERM; the same command goes on where it was" in below
+    assert f"{runs / 'wrong'}: failed, no column 'a|b'" in below
+
+
+def test_files_say_what_the_table_says(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [runs / f"summary.{kind}" for kind in ("csv", "json", "md")]
+    words = [str(runs / "good"), str(runs / "wrong"), "--metric", "accuracy", "log_loss", "--write", *map(str, paths)]
+    assert main(words) == 1
+    with paths[0].open(newline="") as file:
+        in_csv = list(csv.DictReader(file))
+    in_json = json.loads(paths[1].read_text())
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in in_json] == in_csv
+    assert in_json[0]["accuracy"] == METRICS.values["accuracy"]
+    assert in_json[0]["log_loss_low"] == FACTS["intervals"]["log_loss"]["low"]
+    assert [row["exit_status"] for row in in_json] == [0, 1]
+    assert in_json[1]["accuracy"] is None
+    markdown = paths[2].read_text().splitlines()
+    assert markdown[0] == "| run | status | examples | accuracy | log_loss |"
+    assert all(line.count(" | ") == 4 for line in markdown[:4])
+    assert "1 of 2 runs are complete." in markdown
+
+
+def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "runs.txt").write_text("good\nlost --checkpoint x\n")
+    assert main([str(runs), "--list", str(runs / "runs.txt")]) == 1
+    assert f"{runs / 'lost'}: missing, there is no {runs / 'lost' / 'results.json'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--metric", "speed"], 2, "There is no metric 'speed'; the runs have accuracy"),
+        (["--write", "a.xlsx"], 2, "the name must end with one of .csv, .json, .md"),
+        (["--write", "/no/such/folder/a.csv"], 1, "cannot be written (No such file or directory)"),
+        (["more", "--list", "runs.txt"], 2, "With --list, name one folder"),
+    ],
+)
+def test_wrong_options_are_said(
+    options: list[str], status: int, words: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs / "good"), *options]) == status
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""

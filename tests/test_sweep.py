@@ -1,0 +1,71 @@
+"""Lists of runs: what stands on a line is what the run gets, and what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_eval.errors import ConfigError
+from dist_eval.sweep import Entry, read_sweep
+
+LIST = """\
+# name   options
+epoch-1  --checkpoint tuned/epoch-1
+
+epoch-2  --checkpoint "tuned/epoch 2"  # the long one
+base
+"""
+
+
+def test_lines_are_counted_as_a_person_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "runs.txt"
+    path.write_text(LIST)
+    sweep = read_sweep(path)
+    assert sweep.lines == len(LIST.splitlines())
+    assert sweep.entries == {
+        2: Entry("epoch-1", ["--checkpoint", "tuned/epoch-1"]),
+        4: Entry("epoch-2", ["--checkpoint", "tuned/epoch 2"]),
+        5: Entry("base", []),
+    }
+    assert sweep.at(4) is sweep.entries[4]
+
+
+@given(options=st.lists(st.text(st.characters(exclude_categories=["C", "Z"])), max_size=5))
+def test_options_arrive_as_a_shell_would_pass_them(
+    options: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lists") / "runs.txt"
+    path.write_text(f"run --x {shlex.join(options)}\n", encoding="utf-8")
+    assert read_sweep(path).at(1).options == ["--x", *options]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a --x\na --y\n", "lines 1 and 2: both runs are named a"),
+        ("a\n../b\n", "line 2: '../b' cannot be the name of a run"),
+        ("a\n--checkpoint x\n", "line 2: '--checkpoint' cannot be the name of a run"),
+        ("a\nb --x 'y\n", "line 2: No closing quotation"),
+        ("a --output=here\n", "line 1: --output follows from the name"),
+        ("# only this\n", "names no run"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.txt"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=f"{path}.*{words}"):
+        read_sweep(path)
+
+
+def test_a_line_that_is_not_there_is_said_and_an_empty_one_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "runs.txt"
+    path.write_text(LIST)
+    with pytest.raises(ConfigError, match="has no line 6: it has 5"):
+        read_sweep(path).at(6)
+    assert read_sweep(path).at(3) is None
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_sweep(tmp_path / "nothing")
