@@ -62,7 +62,8 @@ class LimitedStore:
         """Makes one call.
 
         Raises:
-            LostRankError: there was no answer in time, now or before: a late one would be taken for that of another call.
+            LostRankError: there was no answer in time, now or before: a late one would be taken for that of another
+                call.
         """
         if not self._is_lost:
             self._calls.put(call)
