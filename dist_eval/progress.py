@@ -31,6 +31,9 @@ _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
 _BEATS_MISSED_SECONDS = 10.0
 """Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
 
+_BLIND_SECONDS = 5.0
+"""A leader that has not looked for so long cannot tell who was silent."""
+
 _LONGER = " A longer patience is set with --collective-timeout."
 
 
@@ -67,8 +70,9 @@ class Progress:
     ) -> None:
         self._launch, self._board, self._total, self._done_before = launch, board, total, done
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
-        self._stream, self._patience = stream or sys.stderr, patience
+        self._stream, self._patience = stream or sys.stderr, max(patience, 2 * _REPORT_SECONDS)
         self._heard: dict[int, tuple[int, float]] = {}
+        self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
@@ -232,6 +236,9 @@ class Progress:
     def _stop_if_one_is_gone(self, store: Any) -> None:
         """Stops the run if a rank has not been heard of; on the leader, which all others hear."""
         now = time.monotonic()
+        if now - self._looked > _BLIND_SECONDS:  # it was this one, or the store, that did not get on: begin anew
+            self._heard = {}
+        self._looked = now
         for rank, beats in enumerate(self._counts(store, _BEAT)):
             if beats != self._heard.get(rank, (-1, 0.0))[0]:
                 self._heard[rank] = beats, now

@@ -106,7 +106,7 @@ class Examination:
             self.look_at_folder(facts, board, roster, stack)
             self.look_at_run(facts)
             if self.launch.world_size > 1 and not facts.absent:
-                self.step(facts, "group", lambda: collect_group(facts, self.launch, board, limit), 2 * limit)
+                self.step(facts, "group", lambda: collect_group(facts, self.launch, board, limit))
             late = _STEPS_APART * limit + _SWARM_EXTRA_SECONDS
             told = self.step(facts, "store", lambda: self.meet(board, "facts", facts.to_json(), late, roster), 3 * late)
         if told is None:

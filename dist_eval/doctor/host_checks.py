@@ -21,7 +21,7 @@ _DIFFERENCES_SHOWN = 5
 def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Host names that lead to loopback, interfaces that do not exist, a head that the hosts do not find."""
     hosts = leaders(list(ranks))
-    # whether such an address is used depends on who connects to whom, which gloo decides by comparing addresses
+    # of two ranks only one connects to the other: an address that is wrong may never be used
     level: Level = "error" if any(one.group is None for one in ranks) else "warning"
     faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one, level)]
     faults += [finding for one in hosts for finding in _rendezvous_faults(one)]
