@@ -7,6 +7,7 @@ requests (`wire.py`), and no retry without an end.
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ Question = Callable[[Span], tuple[Awaitable[Any], int]]
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _LEAST_PATIENCE, _PATIENCE_TIMES = 5.0, 10.0
-"""Where another server could do it, one is given so many seconds, or so many times its longest latency of late.
+"""Where another server could do it, one is given so many seconds, or so many times its usual latency of late.
 
 Twice as much in each further attempt: where all are busy, none is sooner than the one that was asked first.
 """
@@ -309,7 +310,7 @@ class SwarmRequests:
         others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
         if not is_optional and self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
             return self.timeout
-        return min(self.timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * max(latencies)))
+        return min(self.timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies)))
 
     def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
         found = [span for span in spans if span.start <= block and span.end >= end]
