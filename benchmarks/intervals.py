@@ -147,7 +147,7 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     report = harness.Report("intervals-speed", SPEED, unit="resamples/s", options=options)
     group = f"{examples:,} examples, 2 classes"
     predictions = made_up(examples)
-    confusion, losses, areas = statistics_of(predictions)
+    confusion, losses, *_, areas = statistics_of(predictions)
     few = 20 if options.quick else 200
     by_scipy("f1_macro", predictions, 1)  # what is imported and set up once
     for _ in range(rounds):
