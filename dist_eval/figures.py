@@ -142,7 +142,7 @@ def _draw_bins(axes: Any, bins: list[dict[str, Any]], title: str) -> None:
         label=f"examples (at most {most})",
     )
     axes.plot([0, 1], [0, 1], color="0.5", linestyle="--", linewidth=1, label="calibrated")
-    axes.errorbar(means, shares, yerr=np.transpose(around), fmt="o-", markersize=4, capsize=2, color="tab:blue")
+    axes.errorbar(means, shares, yerr=np.transpose(around), fmt="o", markersize=4, capsize=2, color="tab:blue")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.set_aspect("equal")
