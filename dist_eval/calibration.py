@@ -7,7 +7,7 @@ is held against whether the example has it, and figures are means over the label
 Expected calibration error: M. P. Naeini, G. F. Cooper and M. Hauskrecht (2015), "Obtaining well calibrated
 probabilities using Bayesian binning", AAAI 29, 2901-2907; with bins of equal width, as in C. Guo, G. Pleiss, Y. Sun and
 K. Q. Weinberger (2017), "On calibration of modern neural networks", ICML 34, 1321-1330. It is a sum of absolute values,
-and so never 0 in a sample: n examples of a perfectly calibrated classifier give something of the order √(bins / n).
+and so above 0 by chance alone: n examples of a perfectly calibrated classifier give something of the order √(bins / n).
 
 Brier score: G. W. Brier (1950), "Verification of forecasts expressed in terms of probability", Monthly Weather Review
 78, 1-3: the sum over the classes of (probability - truth)², from 0 to 2. For two classes that is twice what

@@ -311,7 +311,8 @@ class RunFolder:
         """
         results, options = self._read(), self._options()
         same = all(results["config"].get(name) == options[name] for name in ("confidence", "group_column"))
-        of_others = {name: results["intervals"][name] for name in results["custom_metrics"]}
+        custom = results["custom_metrics"]
+        of_others = {name: one for name, one in results.get("intervals", {}).items() if name in custom}
         if not same:
             later = "not computed for these options; --overwrite runs it again, with an interval"
             of_others = dict.fromkeys(of_others, Interval(options["confidence"], reason=later).facts())

@@ -34,7 +34,7 @@ MOST_VALUES = 50
 
 _RANGES, _MOST_NUMBERS = 5, 20
 _RESAMPLES = 1_999
-_TOO_FEW = f"fewer than {FEW_UNITS} {{}}: the bootstrap's intervals would be too narrow"
+_TOO_FEW = f"fewer than {FEW_UNITS} {{}}: too few for the bootstrap"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 The expected calibration error of a sample is larger than that of the population by something of the order √(bins / n),
 and that of a resample again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation", AISTATS,
-4036-4054). The BCa interval corrects for this as far as it is seen in the resamples. As the error of a sample is never
-0, neither is an end of its interval: that a classifier is perfectly calibrated cannot be read from it.
+4036-4054). The BCa interval corrects for this as far as it is seen in the resamples. That a classifier is perfectly
+calibrated cannot be read from it, because no resample has an error of 0.
 """
 
 from __future__ import annotations
