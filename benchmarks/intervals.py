@@ -1,9 +1,9 @@
 """`python -m benchmarks.intervals`: whether intervals hold what they promise, how fast they are, what comparisons find.
 
-Three questions, three reports. Coverage: data are drawn again and again from populations whose metrics are known, and
-the intervals that contain them are counted. Speed: the same resampling as by `scipy.stats.bootstrap`, in one process.
-Power: two models, one of which is right more often by 2 points, are compared again and again, beside what theory says
-of McNemar's test.
+Four questions, four reports. Coverage: data are drawn again and again from populations whose metrics are known, and
+the intervals that contain them are counted; also where examples come in groups (see `clusters`). Speed: the same
+resampling as by `scipy.stats.bootstrap`, in one process. Power: two models, one of which is right more often by 2
+points, are compared again and again, beside what theory says of McNemar's test.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.clusters import OURS, cover_groups
 from benchmarks.program import run_program
 from dist_eval.predictions import Predictions
 from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
@@ -99,9 +100,6 @@ def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -
     return report
 
 
-OURS = "(dist_eval)"
-
-
 def coverage_of(population: Population, examples: int, simulations: int) -> dict[str, float]:
     """Returns the share of intervals that contain the truth, by metric and method."""
     truth, generator = population.truth(), np.random.default_rng(examples)
@@ -147,7 +145,7 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     report = harness.Report("intervals-speed", SPEED, unit="resamples/s", options=options)
     group = f"{examples:,} examples, 2 classes"
     predictions = made_up(examples)
-    confusion, losses, areas = statistics_of(predictions)
+    confusion, losses, *_, areas = statistics_of(predictions)
     few = 20 if options.quick else 200
     by_scipy("f1_macro", predictions, 1)  # what is imported and set up once
     for _ in range(rounds):
@@ -299,17 +297,23 @@ def power_of_mcnemar(examples: int, better: float, worse: float) -> float:
 
 
 def measure(options: argparse.Namespace, own: Path) -> None:
-    """Answers the three questions.
+    """Answers the questions.
 
     Args:
         options: the command line.
         own: this process' folder.
     """
     if options.quick:
-        reports = [cover(options, (200,), 40), race(options, 5_000, 1), find(options, 500, 40)]
+        reports = [
+            cover(options, (200,), 40),
+            cover_groups(options, (20,), 40),
+            race(options, 5_000, 1),
+            find(options, 500, 40),
+        ]
     else:
         reports = [
             cover(options, (200, 5_000), options.simulations),
+            cover_groups(options, (10, 20, 50, 200), options.simulations),
             race(options, 100_000, options.rounds),
             find(options, 2_000, options.simulations),
         ]

@@ -38,7 +38,7 @@ PHASES = {
     "reduce": (combination, "sum_over_ranks"),
     "proof": (evaluator, "prove_coverage"),
     "metrics": (evaluator, "compute_metrics"),
-    "intervals": (evaluator, "metric_intervals"),
+    "intervals": (evaluator, "analyse"),
     "parquet": (run_folder, "write_predictions"),
 }
 """The evaluator's steps, and where it looks each of them up."""

@@ -124,12 +124,12 @@ def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], c
     )
 
 
-def resampled_metrics(own_metrics: Sequence[CustomMetric], predictions: Predictions) -> list[OfRows]:
+def resampled_metrics(own_metrics: Sequence[CustomMetric], predictions: Predictions, units: Units) -> list[OfRows]:
     """Makes statistics of the caller's own functions, for their intervals; what batches are reduced to is none."""
     functions = [metric for metric in own_metrics if metric.reduction is None]
     if not functions:
         return []
-    inputs, units = Inputs.of(predictions), Units.single(len(predictions))
+    inputs = Inputs.of(predictions)
     return [_resampled(metric, inputs, units) for metric in functions]
 
 

@@ -251,6 +251,21 @@ class EvaluationConfig(RunConfig):
         0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="how", metavar="LEVEL"
     )
 
+    slice_by: list[str] = option(
+        [],
+        "also give the metrics of parts of the data: by these columns of the dataset, or by length in tokens (length)",
+        group="how",
+        nargs="+",
+        metavar="COLUMN",
+    )
+    group_column: str | None = option(
+        None,
+        "column that names which rows belong together, as sentences of a document: intervals then allow for their "
+        "being alike",
+        group="how",
+        metavar="NAME",
+    )
+
     def __post_init__(self) -> None:
         if self.demo:
             self._become_demo()

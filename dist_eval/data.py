@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dist_eval.columns import ColumnWriter, read_column
 from dist_eval.errors import DataError
 from dist_eval.label_columns import open_labels
 from dist_eval.problems import SINGLE_LABEL, Problem
@@ -71,6 +72,7 @@ class TokenizedDataset:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.facts = DataFacts(**json.loads((folder / _FACTS_FILE).read_text(encoding="utf-8")))
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
@@ -84,6 +86,10 @@ class TokenizedDataset:
 
     def __len__(self) -> int:
         return self.facts.examples
+
+    def column(self, name: str) -> pa.Array:
+        """Returns one of the further columns that were kept, as text: strings, null where a value is missing."""
+        return read_column(self._folder, name)
 
     def input_ids(self, index: int) -> np.ndarray:
         """Returns the token ids of one example, int32 of shape [length]."""
@@ -131,6 +137,7 @@ def tokenize_dataset(
     labels: str = "auto",
     problem: Problem = SINGLE_LABEL,
     strict: bool = False,
+    further: Sequence[str] = (),
     subset: str | None = None,
     split: str | None = None,
 ) -> TokenizedDataset:
@@ -148,6 +155,7 @@ def tokenize_dataset(
         labels: how the label column is meant (see `LabelReader` and `dist_eval.label_columns`).
         problem: what kind of labels they are.
         strict: treat a longer text as an error instead of cutting it.
+        further: columns that are kept as they are (see `TokenizedDataset.column`); no digest depends on them.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
 
@@ -158,13 +166,19 @@ def tokenize_dataset(
         DataError: the dataset cannot be read, is empty, or a row has no text, no tokens, no known label, or (with
             `strict`) too many tokens; the message names the row.
     """
-    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
+    others = [name for name in dict.fromkeys(further) if name not in (*text_columns, label_column)]
+    columns = [*text_columns, *others, label_column]
+    source = open_rows(dataset, columns, subset=subset, split=split)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts = hashlib.sha256(), hashlib.sha256()
     lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
     wordless = np.zeros(2, dtype=np.int64)
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
-    with pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with (
+        pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as writer,
+        ColumnWriter(folder, source.name, list(dict.fromkeys(further))) as kept_columns,
+    ):
         row = 0
         for batch in source.batches:
             texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
@@ -195,7 +209,8 @@ def tokenize_dataset(
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
             wordless += _count_wordless(values, offsets, tokenizer)
-            codes.append(reader.codes(batch.column(len(text_columns)), row))
+            codes.append(reader.codes(batch.column(len(columns) - 1), row))
+            kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(further)])
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
             for column in texts:

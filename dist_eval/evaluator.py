@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import psutil
 import torch
 
+from dist_eval.analysis import View, analyse, columns_asked_for
 from dist_eval.audit import Audit, audited_batches
 from dist_eval.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.base import Base, Subject, subject_of
@@ -26,8 +26,9 @@ from dist_eval.combination import (
     throughput,
     with_custom_metrics,
 )
+from dist_eval.completed import present_complete
 from dist_eval.config import EvaluationConfig, RunConfig
-from dist_eval.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
+from dist_eval.custom_metrics import CustomMetric
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.errors import CheckpointError, ConfigError, RunError, RunStopped, first_line
 from dist_eval.full_model import FullModel
@@ -38,9 +39,8 @@ from dist_eval.model import Classifier
 from dist_eval.plan import Plan, plan_batches
 from dist_eval.predictions import Coverage, prove_coverage
 from dist_eval.progress import Progress
-from dist_eval.report import PREDICTIONS, format_figures, format_results, headline, read_predictions
+from dist_eval.report import format_results
 from dist_eval.run_folder import RunFolder
-from dist_eval.statistics import metric_intervals
 from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
 from dist_eval.work import FailurePolicy, Work
@@ -91,7 +91,8 @@ def evaluate_run(
         own_metrics = find_metrics(config, tuned)
         peers, check = stack.enter_context(open_swarm(config, base, launch, board))
         if launch.is_host_leader:
-            board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own)))
+            further = columns_asked_for(config)
+            board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own, further)))
         prepared = open_plan(base, tuned, launch, board) if launch.is_leader else None
         if prepared is not None:
             is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
@@ -100,9 +101,10 @@ def evaluate_run(
         classifier, swarm = load_classifier(config, base, tuned, peers, own, check, launch=launch)
         stack.callback(classifier.close)
         if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            return present_complete(folder, own_metrics, prepared[1]) if prepared else None
+            return present_complete(folder, config, own_metrics, *prepared) if prepared else None
         local = load_on_host(base, tuned, launch) if config.compare_backends else None
         data, plan = prepared or open_plan(base, tuned, launch, board)
+        view = View.of(config, data) if launch.is_leader else View()  # now: what is wrong with it shows at once
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
         journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank, run=run_id)
         stack.callback(journal.close)
@@ -143,10 +145,9 @@ def evaluate_run(
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         if own_metrics:
             metrics = with_custom_metrics(metrics, own_metrics, combined)
-        further = resampled_metrics(own_metrics, combined.predictions)
-        intervals = metric_intervals(combined.predictions, metrics, confidence=config.confidence, further=further)
+        further_metrics = resampled_metrics(own_metrics, combined.predictions, view.units(combined.predictions))
         facts = {
-            "intervals": {name: interval.facts() for name, interval in intervals.items()},
+            **analyse(combined.predictions, metrics, view, further_metrics),
             "coverage": asdict(coverage),
             "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
             "data": asdict(data.facts),
@@ -216,36 +217,6 @@ def fingerprint_of(
     )
 
 
-def present_complete(folder: RunFolder, own_metrics: Sequence[CustomMetric], plan: Plan) -> dict[str, Any]:
-    """Tells a person that there is nothing to do, and returns the metrics of the complete run.
-
-    The caller's own metrics are computed from its predictions: they, or the code behind them, may be new.
-    """
-    results = folder.results()
-    name, figure = headline(results["metrics"], results["problem_type"])
-    print(
-        f"{folder.path} holds the complete results of this very run, finished {results['finished']}: {name} "
-        f"{'undefined' if figure is None else f'{figure:.4f}'} on {results['coverage']['seen']} examples. Nothing was "
-        "sent; --overwrite runs it again.",
-        flush=True,
-    )
-    if own_metrics:
-        try:
-            columns = read_predictions(folder.path / PREDICTIONS)
-        except OSError as error:
-            raise RunError(
-                f"{folder.path / PREDICTIONS} cannot be read: {error}. --overwrite runs it again."
-            ) from error
-        inputs = Inputs.of_columns(columns["prediction"], columns["label"], columns.get("probabilities"))
-        reduced = reduce_batches(own_metrics, inputs.rows, columns["index"], plan, np.arange(len(plan)))
-        custom = custom_results(own_metrics, inputs, reduced)
-        folder.revise_metrics(custom.values, custom.undefined, {metric.name for metric in own_metrics})
-        print(
-            "\n".join(["Computed from its predictions:", *format_figures(custom.values, custom.undefined)]), flush=True
-        )
-    return folder.results()["metrics"]
-
-
 def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
     """Returns a rank's window, within its share of the host's memory."""
     memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
@@ -253,8 +224,8 @@ def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
-def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path) -> Path:
-    """Tokenizes the dataset into a folder, once for all ranks of a host."""
+def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path, further: Sequence[str] = ()) -> Path:
+    """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
     from transformers import AutoTokenizer
 
     own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()
@@ -287,6 +258,7 @@ def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path) ->
             labels=config.labels,
             problem=tuned.problem,
             strict=config.strict,
+            further=further,
             subset=config.subset,
             split=config.split,
         )

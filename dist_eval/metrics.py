@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.calibration import calibration_figures
 from dist_eval.errors import ExactnessError
 from dist_eval.multilabel import label_confusion, multi_label_figures
-from dist_eval.predictions import Predictions
+from dist_eval.predictions import Scored
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, named
 from dist_eval.ranking import area_under_roc
 from dist_eval.regression import regression_figures
@@ -49,7 +50,7 @@ class Totals:
     errors: np.ndarray = field(default_factory=_no_errors)
 
     @classmethod
-    def of(cls, predictions: Predictions) -> Totals:
+    def of(cls, predictions: Scored) -> Totals:
         """Sums predictions up, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
         shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
@@ -141,7 +142,7 @@ class Metrics:
     custom: list[str] = field(default_factory=list)
 
 
-def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Metrics:
+def compute_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
     """Computes all metrics of a model, by the kind of its labels.
 
     Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. For one class each, macro
@@ -175,7 +176,7 @@ def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Met
     )
 
 
-def _single_label_metrics(predictions: Predictions, label_names: Sequence[str]) -> Metrics:
+def _single_label_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
     from sklearn import metrics as sk
 
     confusion = Totals.of(predictions).confusion
@@ -201,6 +202,7 @@ def _single_label_metrics(predictions: Predictions, label_names: Sequence[str]) 
     if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
         values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
     _add_probability_metrics(values, undefined, predictions, support, label_names)
+    values.update(calibration_figures(predictions))
     return Metrics(
         values=values,
         undefined=undefined,
@@ -232,7 +234,7 @@ def _withdraw_undefined_averages(
 def _add_probability_metrics(
     values: dict[str, float | None],
     undefined: dict[str, str],
-    predictions: Predictions,
+    predictions: Scored,
     support: np.ndarray,
     label_names: Sequence[str],
 ) -> None:

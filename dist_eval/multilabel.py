@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.predictions import Predictions
+from dist_eval.calibration import calibration_figures
+from dist_eval.predictions import Scored
 from dist_eval.problems import named
 from dist_eval.ranking import area_under_roc
 
@@ -40,7 +41,7 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 
 def multi_label_figures(
-    predictions: Predictions, confusion: np.ndarray, names: Sequence[str]
+    predictions: Scored, confusion: np.ndarray, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
     """Computes the figures over all labels and of each one.
 
@@ -68,6 +69,7 @@ def multi_label_figures(
     for figure, (numerator, denominator) in ratios.items():
         _add_averages(values, undefined, figure, numerator, denominator, support, names)
     _add_rankings(values, undefined, predictions, support, names)
+    values.update(calibration_figures(predictions))
     rows = [
         {"label": name, **{figure: _ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
         for i, name in enumerate(names)
@@ -111,7 +113,7 @@ def _add_averages(
 
 
 def _add_rankings(
-    values: Values, undefined: dict[str, str], predictions: Predictions, support: np.ndarray, names: Sequence[str]
+    values: Values, undefined: dict[str, str], predictions: Scored, support: np.ndarray, names: Sequence[str]
 ) -> None:
     """Adds how well each label's probabilities rank the examples that have it before those that do not."""
     from sklearn.metrics import average_precision_score

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,6 +41,32 @@ class BatchOutcome:
     def is_whole(self) -> bool:
         """Whether all examples have a prediction."""
         return not self.failed
+
+
+class Scored(Protocol):
+    """What metrics depend on: `Predictions`, or what is left of them when the logits are gone.
+
+    The attributes are those of `Predictions`.
+    """
+
+    @property
+    def index(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def label(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def prediction(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def loss(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def probabilities(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def num_labels(self) -> int: ...  # noqa: D102
+    @property
+    def problem(self) -> Problem: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]: ...  # noqa: D102
+    def at(self, places: np.ndarray) -> Scored: ...  # noqa: D102
+    def pieces(self) -> Iterator[Scored]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -154,7 +180,7 @@ class Predictions:
 
     def pieces(self) -> Iterator[Predictions]:
         """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
-        step = max(1, _CELLS_IN_A_PIECE // max(1, self.num_labels))
+        step = rows_of_a_piece(self.num_labels)
         for start in range(0, len(self), step):
             yield self.rows(start, start + step)
 
@@ -166,6 +192,11 @@ class Predictions:
     def packed(self) -> dict[str, np.ndarray]:
         """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""
         return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
+
+
+def rows_of_a_piece(outputs: int) -> int:
+    """Returns how many predictions of so many outputs make up a piece of bounded size."""
+    return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
 
 
 class Collector:

@@ -36,7 +36,7 @@ class RowSource:
 
     Attributes:
         name: what messages call the dataset.
-        batches: record batches with the text columns and then the label column, under their own names.
+        batches: record batches with the columns that were asked for, in their order; the last one has the labels.
         class_names: names of integer labels, if the dataset declares them.
     """
 
@@ -53,7 +53,7 @@ def open_rows(
     Args:
         dataset: a CSV, TSV, JSON, JSONL or Parquet file (text files also compressed), a folder saved by
             `datasets.Dataset.save_to_disk`, or a hub name.
-        columns: the columns wanted, in this order.
+        columns: the columns wanted, in this order, the one with the labels last.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder that has several.
 
@@ -113,7 +113,8 @@ def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]
         if column not in available:
             shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             raise DataError(
-                f"{name} has no column {column!r}. It has: {shown}. Name yours with --text-column or --label-column."
+                f"{name} has no column {column!r}. It has: {shown}. Name yours with --text-column, "
+                "--label-column, --slice-by or --group-column."
             )
 
 
@@ -214,13 +215,14 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
     # without a schema, texts that look like dates would become dates
     first = _first_object(path)
-    label = first.get(columns[-1])
-    kinds: dict[str, pa.DataType] = dict.fromkeys(columns[:-1], pa.string())
-    if isinstance(label, str):
-        kinds[columns[-1]] = pa.string()
-    elif isinstance(label, list) and label and isinstance(label[0], str):
-        kinds[columns[-1]] = pa.list_(pa.string())
-    parse = pa_json.ParseOptions(explicit_schema=pa.schema([(c, kind) for c, kind in kinds.items() if c in first]))
+    kinds: dict[str, pa.DataType] = {}
+    for column in columns:
+        value = first.get(column)
+        if isinstance(value, str):
+            kinds[column] = pa.string()
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            kinds[column] = pa.list_(pa.string())
+    parse = pa_json.ParseOptions(explicit_schema=pa.schema(list(kinds.items())))
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
         with pa.input_stream(path, compression="detect") as stream:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.predictions import Predictions
+from dist_eval.predictions import Scored
 from dist_eval.problems import named
 
 FIGURES = ("mae", "mse", "rmse", "r2", "pearson", "spearman")
@@ -16,7 +16,7 @@ Values = dict[str, float | None]
 
 
 def regression_figures(
-    predictions: Predictions, names: Sequence[str]
+    predictions: Scored, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
     """Computes the figures of each output, and their means over the outputs.
 
@@ -28,9 +28,9 @@ def regression_figures(
         The means by name (mean absolute, mean squared and root mean squared error, coefficient of determination,
         Pearson's and Spearman's correlation), why some are undefined, and for each output its label and figures.
     """
-    rows, reasons = [], []
+    rows, reasons, outputs = [], [], predictions.prediction
     for number, name in enumerate(names):
-        values, undefined = _of_output(predictions.label[:, number], predictions.logits[:, number].astype(np.float64))
+        values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
         rows.append({"label": name, **values})
         reasons.append(undefined)
     means: Values = {}

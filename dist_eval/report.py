@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.figures import figure_name
+from dist_eval.figures import RELIABILITY, figure_name
 from dist_eval.files import replaced_atomically
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.regression import FIGURES
+from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
+from dist_eval.statistics import FEW_UNITS
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
+_SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
@@ -84,8 +87,12 @@ def _column(values: np.ndarray, kind: Any) -> Any:
 
 
 _HEADLINES = {
-    SINGLE_LABEL.name: ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss"),
-    MULTI_LABEL.name: ("subset_accuracy", "hamming_loss", "f1_micro", "f1_macro", "f1_weighted", "loss"),
+    SINGLE_LABEL.name: (
+        *("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "ece", "brier"),
+    ),
+    MULTI_LABEL.name: (
+        *("subset_accuracy", "hamming_loss", "f1_micro", "f1_macro", "f1_weighted", "loss", "ece", "brier"),
+    ),
     REGRESSION.name: ("mae", "mse", "rmse", "r2", "pearson", "spearman", "loss"),
 }
 _AVERAGES = ("macro", "micro", "weighted")
@@ -112,6 +119,7 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
     lines += format_figures({name: values[name] for name in shown}, notes, intervals)
     lines += ["", *(_output_lines(metrics) if metrics.problem == REGRESSION.name else _class_lines(metrics, coverage))]
     lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
+    lines += format_slices(facts.get("slices") or [], metrics.problem)
     throughput, ranks = facts["throughput"], len(facts["ranks"])
     lines += [
         "",
@@ -123,11 +131,13 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         + (f"; {data['unknown']} texts have no token that the tokenizer knows" if data["unknown"] else ""),
         f"speed: {throughput['examples_per_second']:.1f} examples/s, {throughput['tokens_per_second']:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        *_group_lines(facts.get("groups")),
         *_spread_lines(facts.get("spread")),
         *_backend_lines(facts.get("backends")),
         *_audit_lines(facts["audit"]),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(metrics))),
+        *([f"  {folder / RELIABILITY}"] if facts.get("calibration") else []),
     ]
     return "\n".join(lines)
 
@@ -148,6 +158,31 @@ def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
     """Returns name and value of the figure that says most, out of the section `metrics` of `results.json`."""
     name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
     return name, metrics.get(name)
+
+
+def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
+    """Returns a table of the slices, with the figures that say most; nothing if there are none."""
+    if not slices:
+        return []
+    names, shown = FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE], slices[:_SLICES_IN_TABLE]
+    values = ["(missing)" if one["value"] is None else one["value"] or "(empty)" for one in shown]
+    labels = [f"{one['by']}: {' '.join(value.split())}" for one, value in zip(shown, values, strict=True)]
+    labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
+    width = max([len("slice"), *map(len, labels)])
+    lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
+    for label, one in zip(labels, shown, strict=True):
+        cells = [_number(one["metrics"][name]).strip() + _ends(one["intervals"][name]) for name in names]
+        lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
+    if len(slices) > len(shown):
+        lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
+    return lines
+
+
+def _group_lines(groups: dict[str, Any] | None) -> list[str]:
+    if groups is None:
+        return []
+    few = "; with so few they are too narrow" if groups["count"] < FEW_UNITS else ""
+    return [f"intervals: {groups['count']} groups of {groups['column']!r} are drawn whole{few}"]
 
 
 def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
@@ -228,9 +263,11 @@ def _number(value: float | None) -> str:
 def _interval(interval: dict[str, Any] | None) -> str:
     if interval is None:
         return ""
-    if interval["low"] is None:
-        return f"  (no interval: {interval['reason']})"
-    return f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+    return _ends(interval) or f"  (no interval: {interval['reason']})"
+
+
+def _ends(interval: dict[str, Any]) -> str:
+    return "" if interval["low"] is None else f" [{interval['low']:.4f}, {interval['high']:.4f}]"
 
 
 def _class_line(

@@ -1,57 +1,8 @@
 """A run's folder: whose it is, and `results.json`.
 
 `results.json` is written first, with status "running", and replaced as a whole whenever something changes, so that
-whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes that a reader could stumble over:
-
-    schema_version    int
-    status            "running", "complete", "incomplete" (it was asked to stop), "failed"; what is not complete goes on
-                      where it was when the same command is started again
-    error             null, or {message, rank, host, transient}: why it is incomplete or failed; transient is whether
-                      the same command may get further although nobody changes anything
-    started, finished ISO 8601 times in UTC, finished null while running
-    problem_type      "single_label_classification", "multi_label_classification" or "regression"
-    metrics           figure by name, null where undefined
-    undefined         for each null figure, why
-    custom_metrics    names of those figures that come from --metric
-    intervals         for each figure {confidence, low, high, method, resamples, reason}: method is "wilson", "bca",
-                      "percentile" or "jackknife" (see `dist_eval.statistics.intervals`), resamples null without any;
-                      where there is no interval, low, high and method are null, and reason says why
-    majority_share    share of the most frequent class, null unless each example has one class
-    per_class         [{label, precision, recall, f1, support}], for a regression
-                      [{label, mae, mse, rmse, r2, pearson, spearman}], one for each output
-    confusion_matrix  {labels, matrix}: rows are true classes, columns predicted ones; with several labels an example
-                      the matrix of each label, [[no taken for no, no for yes], [yes for no, yes for yes]]; null for a
-                      regression
-    coverage          {expected, seen, duplicates, missing, failed}; failed ones are part of the missing ones
-    failures          [{index, reason}] of the failed examples, which are in no figure
-    data              {source, examples, truncated, longest, multiline, blank, unknown, max_length, digest,
-                      text_digest, tokenizer_digest}
-    model             {base, checkpoint, tuning_mode, pre_seq_len, num_labels, weights_digest}
-    plan              {batches, padded_tokens, real_tokens, digest}
-    ranks             [{rank, host, began, batches, samples, resumed, tokens, padded_tokens, seconds, in_flight,
-                      traffic, combined, accuracy, loss}]; began is when it sent its first batch, resumed are examples
-                      of earlier starts, combined are all that it brought to the combination, accuracy and loss are
-                      those of these (null without any; accuracy null for a regression), all else is of this start;
-                      tokens include prompts, padded_tokens also padding,
-                      in_flight is the last size of its window, traffic is null without a swarm, else {compression,
-                      round_trips, retries, halved, bytes_sent, bytes_received, servers: [{peer, requests,
-                      failures, wrong_answers,
-                      token_blocks, latency_p50, latency_p95}]}; bytes are those of tensors, latencies in seconds
-    spread            null with fewer than two ranks that brought examples, else {figure, lowest, lowest_rank, highest,
-                      highest_rank, mean}: the ranks' own accuracy (for a regression loss), and what averaging them
-                      would give
-    throughput        {seconds, examples_per_second, tokens_per_second} of the forwards: tokens without padding, the
-                      slowest rank's time
-    swarm             null, or {dht_prefix, num_blocks, missing_blocks, replicas_per_block, servers}
-    audit             null, or {fraction, batches, alone, unanswered, largest_difference, servers: [{peer, agreed,
-                      disagreed, odd}], disputes, first_disputes: [{peers, blocks, difference, why}]}: batches that
-                      got a second opinion, those for which no other server was there, those for which it failed
-    backends          null without --compare-backends, else {compared, largest_difference, changed, examples:
-                      [{index, swarm: {prediction, logits}, local: {prediction, logits}}], file}: the largest difference
-                      of a logit, how many predictions changed (null for a regression) and the first of them; file
-                      names the one with all of them (JSONL), if they are more
-    config            all options; peer addresses are counted, not written
-    environment       {python, platform, packages, git_commit}
+whoever looks sees a complete and true file. What stands in it says the schema in `results.schema.json` (see
+`dist_eval.schema`); `SCHEMA_VERSION` counts changes that a reader could stumble over.
 """
 
 from __future__ import annotations
@@ -64,19 +15,22 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from dist_eval.config import RunConfig
 from dist_eval.errors import RunError
-from dist_eval.figures import FIGURES, draw_figure, figure_name
+from dist_eval.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
 from dist_eval.files import write_atomically
 from dist_eval.journal import FOLDER as JOURNAL
 from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
+from dist_eval.statistics import Interval
 from dist_eval.stopping import FILE_REASON, STOP_FILE
 
 SCHEMA_VERSION = 1
@@ -326,9 +280,13 @@ class RunFolder:
                 f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
                 "in its journal: start the same command again once that is mended."
             ) from error
-        picture = figure_name(metrics)
+        self._draw(figure_name(metrics), lambda path: draw_figure(path, metrics, predictions))
+        if facts["calibration"]:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
+
+    def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
         try:
-            draw_figure(self.path / picture, metrics, predictions)
+            draw(self.path / picture)
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
@@ -349,13 +307,37 @@ class RunFolder:
             results[section] = {**{name: v for name, v in results[section].items() if name not in old}, **new}
         results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *figures]
         later = "computed after the run, from its predictions; --overwrite runs it again, with an interval"
-        nothing = dict.fromkeys(("low", "high", "method", "resamples"))
-        unknown = {"confidence": self._config.to_dict()["confidence"], **nothing, "reason": later}
+        unknown = Interval(self._options()["confidence"], reason=later).facts()
         kept = {name: one for name, one in results.get("intervals", {}).items() if name not in old}
         results["intervals"] = {**kept, **dict.fromkeys(figures, unknown)}
         results["config"]["metric"] = list(
             dict.fromkeys([*results["config"]["metric"], *self._config.to_dict()["metric"]])
         )
+        self._revise(results)
+
+    def revise_view(self, facts: dict[str, Any]) -> None:
+        """Replaces intervals, calibration and slices in the results of a complete run by those that are asked for now.
+
+        Args:
+            facts: sections of `results.json` (see `dist_eval.analysis`).
+
+        Raises:
+            RunError: the results cannot be written.
+        """
+        results, options = self._read(), self._options()
+        same = all(results["config"].get(name) == options[name] for name in ("confidence", "group_column"))
+        custom = results["custom_metrics"]
+        of_others = {name: one for name, one in results.get("intervals", {}).items() if name in custom}
+        if not same:
+            later = "not computed for these options; --overwrite runs it again, with an interval"
+            of_others = dict.fromkeys(of_others, Interval(options["confidence"], reason=later).facts())
+        results.update(facts, intervals={**facts["intervals"], **of_others})
+        results["config"].update({name: options[name] for name in ("confidence", "group_column", "slice_by")})
+        self._revise(results)
+        if facts["calibration"]:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
+
+    def _revise(self, results: dict[str, Any]) -> None:
         try:
             self._write(results)
         except OSError as error:

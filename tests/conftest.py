@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fails to compile it for pytest)
+import jsonschema
 import pytest
 import torch
 from xdist.scheduler import LoadFileScheduling
@@ -29,6 +31,7 @@ from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import SwarmError
 from dist_eval.lifetime import workspace
 from dist_eval.model import Classifier, load_on_swarm, load_petals_classifier
+from dist_eval.schema import results_schema
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.routes import Span
@@ -289,6 +292,13 @@ def run_here(*command: str) -> int:
     }[module]
     with tempfile.TemporaryDirectory(prefix="own-") as own:
         return program.run(parse(options), Path(own), None, load)
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    """Reads the `results.json` of a run's folder, which has to fit the published schema."""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(results_schema()).validate(results)
+    return results
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = TIMEOUT) -> bool:

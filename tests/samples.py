@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from dist_eval import demo
+from dist_eval.analysis import View, analyse
 from dist_eval.config import EvaluationConfig
 from dist_eval.data import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics import Metrics, compute_metrics
 from dist_eval.predictions import Predictions
-from dist_eval.statistics import metric_intervals
+from dist_eval.slices import Slicing
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
@@ -63,7 +64,7 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 
 
 FACTS: dict[str, Any] = {
-    "intervals": {name: interval.facts() for name, interval in metric_intervals(PREDICTIONS, METRICS).items()},
+    **analyse(PREDICTIONS, METRICS, View(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
     "data": {
         "source": "test.csv",
@@ -75,13 +76,40 @@ FACTS: dict[str, Any] = {
         "unknown": 0,
         "max_length": 64,
         "digest": "d",
+        "text_digest": "t",
+        "tokenizer_digest": "k",
     },
-    "model": {"base": "some/base"},
-    "plan": {"batches": 2},
+    "failures": [],
+    "model": {
+        "base": "some/base",
+        "checkpoint": "tuned",
+        "tuning_mode": "ptune",
+        "pre_seq_len": 4,
+        "num_labels": 2,
+        "weights_digest": "w",
+    },
+    "plan": {"batches": 2, "padded_tokens": 50, "real_tokens": 45, "digest": "p"},
     "ranks": [
-        {"rank": 0, "host": "here", "batches": 2, "samples": 5, "tokens": 45, "padded_tokens": 50, "seconds": 0.5}
+        {
+            "rank": 0,
+            "host": "here",
+            "began": "2024-01-01T00:00:00.000+00:00",
+            "batches": 2,
+            "samples": 5,
+            "resumed": 0,
+            "tokens": 45,
+            "padded_tokens": 50,
+            "seconds": 0.5,
+            "in_flight": 2,
+            "traffic": None,
+            "combined": 5,
+            "accuracy": 0.8,
+            "loss": 0.5,
+        }
     ],
+    "spread": None,
     "audit": None,
+    "backends": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
     "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
 }

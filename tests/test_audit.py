@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Launcher, SwarmClient, requests_of
+from conftest import Launcher, SwarmClient, requests_of, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -170,7 +170,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     assert done.returncode == 0, done.stderr
     assert launcher.run("-m", "dist_eval", *what, "--backend", "local", "--output", str(honest)).returncode == 0
     assert (audited / "predictions.parquet").read_bytes() == (honest / "predictions.parquet").read_bytes()
-    results = json.loads((audited / "results.json").read_text())
+    results = results_of(audited)
     assert [server["peer"] for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
     assert results["audit"]["batches"] >= 0.3 * results["plan"]["batches"]
     assert results["audit"]["disputes"] == 0

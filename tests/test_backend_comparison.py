@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Launcher
+from conftest import Launcher, results_of
 from samples import tokenized_digits
 
 from dist_eval import demo
@@ -113,11 +113,11 @@ def test_a_swarm_and_the_local_model_agree_also_when_asked_afterwards(
     ]
     first = launcher.run(*options, ranks=2)
     assert first.returncode == 0, first.stderr
-    before = json.loads((tmp_path / "out" / "results.json").read_text())
+    before = results_of(tmp_path / "out")
     assert before["backends"] is None
     second = launcher.run(*options, "--compare-backends", ranks=2)
     assert second.returncode == 0, second.stderr
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = results_of(tmp_path / "out")
     assert (results["backends"]["compared"], results["backends"]["changed"]) == (89, 0)
     assert results["backends"]["largest_difference"] < 1e-4
     assert "over 89 examples; no predictions changed" in second.stdout

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from conftest import results_of
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
@@ -270,7 +271,23 @@ KINDS = (
         "row 1 (counted from 0): the text in column 'text' is missing (null).",
         lambda s: s.texts("12", None),
     ),
-    Kind("a text that is a number", "Column(/text) changed from string to number in row 0", lambda s: s.texts(12, 34)),
+    Kind("a text that is a number", "column 'text' holds int64, not text.", lambda s: s.texts(12, 34)),
+    # columns to look at results by
+    Kind(
+        "no column of the name that --slice-by has",
+        "has no column 'source'. It has: text, label.",
+        lambda s: [*s.data(), "--slice-by", "source"],
+    ),
+    Kind(
+        "a column of lists to slice by",
+        "column 'tags' holds list<item: string>; --slice-by and --group-column take",
+        lambda s: [*s.data([{"text": "12", "label": 1, "tags": ["a"]}], "data.jsonl"), "--slice-by", "tags"],
+    ),
+    Kind(
+        "a row without a group",
+        "row 1 (counted from 0): the group in column 'doc' is missing.",
+        lambda s: [*s.data("text,label,doc\n12,1,a\n34,2,\n"), "--group-column", "doc"],
+    ),
     Kind("an empty text", "1 texts have no token of their own", lambda s: s.texts("12", ""), 0),
     Kind("a text of blanks only", "1 texts have no token that the tokenizer knows", lambda s: s.texts("12", "   "), 0),
     Kind("emoji", "coverage: 1 of 1 examples, each exactly once", lambda s: s.texts("12 \U0001f600"), 0),
@@ -457,7 +474,7 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     if status == 1:
         assert len(said.err.strip().splitlines()) == 1
     if status == 1 and kind.around is None and scene.output.is_dir():
-        results = json.loads((scene.output / "results.json").read_text())
+        results = results_of(scene.output)
         assert results["status"] == "failed"
         assert kind.says in results["error"]["message"]
 

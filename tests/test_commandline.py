@@ -31,6 +31,8 @@ anywhere = {
     "label_column": st.just("the label"),
     "labels": st.sampled_from(["auto", "names", "numbers", "vectors"]),
     "metric": st.lists(words, min_size=1, max_size=3),
+    "slice_by": st.lists(words, min_size=1, max_size=3),
+    "group_column": words,
     "max_length": st.integers(1, 10**9),
     "strict": st.booleans(),
     "servers": st.integers(1, 1000),

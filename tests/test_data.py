@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import csv, parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -381,3 +382,33 @@ def test_a_rank_that_reads_all_rows_does_not_come_to_hold_the_file(
         input_ids, lengths = data.padded(rows)
         assert input_ids[0, : lengths[0]].tolist() == [2, 3, 4] * (int(rows[0]) % 100 + 1)
     assert mapped_bytes(file) < file.stat().st_size / 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet", "folder"])
+def test_further_columns_are_kept_and_change_no_digest(kind: str, tmp_path: Path) -> None:
+    rows = [
+        {"text": f"1{row}", "label": row % 2, "source": "web" if row % 3 else "2024-05-01", "score": row / 4}
+        for row in range(3000)
+    ]
+    path, table = tmp_path / f"test.{kind}", pa.Table.from_pylist(rows)
+    if kind == "csv":
+        csv.write_csv(table, path)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        path = tmp_path / "folder"
+        datasets.Dataset.from_list(rows).save_to_disk(path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    plain, kept = (
+        tokenized(str(path), tmp_path / name, further=further)
+        for name, further in (("a", []), ("b", ["score", "source", "label", "score"]))
+    )
+    assert plain.facts == kept.facts
+    assert kept.column("source").to_pylist() == [row["source"] for row in rows]
+    assert [float(value) for value in kept.column("score").to_pylist()] == [row["score"] for row in rows]
+    assert kept.column("label").to_pylist() == [str(row["label"]) for row in rows]

@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from conftest import Launcher, SwarmClient, run_here, wait_for
+from conftest import Launcher, SwarmClient, results_of, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -28,10 +28,6 @@ WORKER = str(Path(__file__).parent / "workers" / "world_size_worker.py")
 SIZES = {2: [1, 3, 97], 3: [2, 3, 4, 97]}
 """Numbers of examples to try with so many ranks: fewer than ranks, as many, one more, many."""
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")

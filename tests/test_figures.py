@@ -9,10 +9,11 @@ import pytest
 from matplotlib import image
 from samples import metrics_for
 
-from dist_eval.figures import draw_confusion_matrix, draw_figure, figure_name
+from dist_eval.figures import draw_confusion_matrix, draw_figure, draw_reliability, figure_name
 from dist_eval.metric_loading import made_up_predictions
 from dist_eval.metrics import compute_metrics
-from dist_eval.problems import PROBLEMS, SINGLE_LABEL
+from dist_eval.problems import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
+from dist_eval.statistics import calibration_facts
 
 
 @pytest.mark.parametrize("classes", [2, 10, 60])
@@ -43,3 +44,16 @@ def test_every_problem_has_a_picture(tmp_path: Path, name: str, outputs: int) ->
     draw_figure(path, metrics, predictions)
     assert image.imread(path).size > 0
     assert (path.name == "confusion_matrix.png") == (name == SINGLE_LABEL.name)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("name", "outputs"), [(SINGLE_LABEL.name, 3), (MULTI_LABEL.name, 2), (MULTI_LABEL.name, 30)])
+def test_every_classifier_has_a_reliability_diagram(tmp_path: Path, name: str, outputs: int, grouped: bool) -> None:
+    predictions = made_up_predictions(PROBLEMS[name], outputs)
+    names = [f"$output {number}" for number in range(outputs)]
+    groups = np.arange(len(predictions)) // 4 if grouped else None
+    facts = calibration_facts(predictions, names, groups=groups)
+    draw_reliability(tmp_path / "r.png", {"ece": 0.1, "brier": 0.2, **facts})
+    pixels = image.imread(tmp_path / "r.png")
+    assert min(pixels.shape[:2]) >= 400
+    assert len(np.unique(pixels[::3, ::3, 0])) > 10

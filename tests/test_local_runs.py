@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from conftest import Launcher, run_here
+from conftest import Launcher, results_of, run_here
 from scipy import stats
 from sklearn import metrics as sk
 
@@ -22,6 +22,7 @@ from dist_eval.__main__ import run
 from dist_eval.config import EvaluationConfig
 
 ROWS = 41
+SOURCES = ["web", "book", "", "web"]
 SECTIONS = (
     "problem_type",
     "metrics",
@@ -73,10 +74,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         tokenizer.save_pretrained(folder / "model")
         with (folder / "data.csv").open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["text", "label"])
+            writer.writerow(["text", "label", "source", "doc"])
             for row in range(ROWS):
                 text = "".join(generator.choice(list("123/g"), size=1 + row % 13))
-                writer.writerow([text, label_of(problem, generator)])
+                writer.writerow([text, label_of(problem, generator), SOURCES[row % 4], row // 2])
         cases[problem] = [
             *("--model", str(folder / "model"), "--dataset", str(folder / "data.csv"), "--backend", "local"),
             *("--token-budget", "60"),
@@ -100,7 +101,7 @@ class Runs:
             process = self.launcher.run(*command, ranks=ranks)
             status, printed, error = process.returncode, process.stdout, process.stderr
         assert status == 0, error
-        return {**json.loads((output / "results.json").read_text()), "printed": printed}
+        return {**results_of(output), "printed": printed}
 
 
 @pytest.fixture
@@ -174,12 +175,53 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
 
 
+VIEW = ("intervals", "groups", "calibration", "confident_mistakes", "slices")
+
+
+@pytest.mark.parametrize("problem", OWN)
+def test_a_complete_run_is_looked_at_anew_without_a_forward(
+    problem: str, cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
+) -> None:
+    options, output = cases[problem], tmp_path / "out"
+    before = evaluated(options, output, 1)
+    assert (before["slices"], before["groups"]) == ([], None)
+    view = ["--slice-by", "source", "length", "--group-column", "doc", "--confidence", "0.9"]
+    fresh = evaluated(options, tmp_path / "fresh", 1, *view)
+    for path in (output / "journal").iterdir():
+        if path.name != "fingerprint.json":
+            path.unlink()
+    after = evaluated(options, output, 1, *view)
+    assert "Nothing was sent" in after["printed"]
+    assert (after["finished"], after["data"], after["metrics"]) == (before["finished"], fresh["data"], fresh["metrics"])
+    assert before["data"] == fresh["data"]
+    for section in VIEW:
+        assert json.dumps(after[section]) == json.dumps(fresh[section]), section
+    assert after["config"]["slice_by"] == ["source", "length"]
+    assert after["groups"] == {"column": "doc", "count": 21, "largest": 2}
+    for printed in (fresh["printed"], after["printed"]):
+        assert "source: web" in printed and "source: (empty)" in printed and " tokens " in printed
+    assert "intervals: 21 groups of 'doc' are drawn whole" in fresh["printed"]
+    sources = [part for part in fresh["slices"] if part["by"] == "source"]
+    assert [(part["value"], part["n"]) for part in sources] == [("web", 21), ("", 10), ("book", 10)]
+    assert sum(part["n"] for part in fresh["slices"] if part["by"] == "length") == ROWS
+    table = pandas.read_parquet(output / "predictions.parquet")
+    web = table[[SOURCES[row % 4] == "web" for row in range(ROWS)]]
+    if problem == "single_label_classification":
+        assert sources[0]["metrics"]["accuracy"] == pytest.approx((web["label"] == web["prediction"]).mean())
+        assert fresh["intervals"]["accuracy"]["method"] != "wilson" == before["intervals"]["accuracy"]["method"]
+        wrong = table[table["label"] != table["prediction"]]
+        top = max(wrong.index, key=lambda row: (max(wrong["probabilities"][row]), -row))
+        first = fresh["confident_mistakes"][0]
+        assert (first["index"], first["label"]) == (top, NAMES[table["label"][top]])
+    assert (output / "reliability_diagram.png").exists() == (problem != "regression")
+
+
 def fails(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], **changes: Any) -> str:
     model, dataset = options[1], options[3]
     given = {"model": model, "dataset": dataset, "backend": "local", "output": str(tmp_path / "out"), **changes}
     (tmp_path / "own").mkdir()
     assert run(EvaluationConfig(**given), tmp_path / "own") == 1
-    message = json.loads((tmp_path / "out" / "results.json").read_text())["error"]["message"]
+    message = results_of(tmp_path / "out")["error"]["message"]
     assert message in capfd.readouterr().err
     return message
 

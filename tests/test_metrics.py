@@ -13,6 +13,7 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_eval.calibration import calibration_figures
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.predictions import Predictions
@@ -68,7 +69,7 @@ def sklearn_figures(predictions: Predictions) -> dict[str, float]:
             figures[f"roc_auc_ovr_{average}"] = sk.roc_auc_score(
                 labels, predictions.probabilities, multi_class="ovr", average=average
             )
-    return figures
+    return {**figures, **calibration_figures(predictions)}
 
 
 @settings(max_examples=40, deadline=None)

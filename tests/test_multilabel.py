@@ -11,6 +11,7 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_eval.calibration import calibration_figures
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.multilabel import label_confusion
 from dist_eval.predictions import Predictions
@@ -41,6 +42,7 @@ def test_figures_equal_scikit_learns_where_they_are_defined(predictions: Predict
         "subset_accuracy": sk.accuracy_score(label, guess),
         "hamming_loss": sk.hamming_loss(label, guess),
         "loss": predictions.loss.mean(),
+        **calibration_figures(predictions),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
-from conftest import Launcher
+from conftest import Launcher, results_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,7 +38,7 @@ def test_the_example_of_own_metrics_runs_as_written(
     monkeypatch.chdir(tmp_path)
     process = launcher.run(*words[4:], ranks=2)
     assert process.returncode == 0, process.stderr
-    results = json.loads((tmp_path / "runs" / "metrics" / "results.json").read_text())
+    results = results_of(tmp_path / "runs" / "metrics")
     assert results["custom_metrics"] == ["worst_recall", "TopTwo"]
     assert results["metrics"]["worst_recall"] == min(row["recall"] for row in results["per_class"])
     assert results["metrics"]["accuracy"] < results["metrics"]["TopTwo"] <= 1

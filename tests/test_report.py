@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -155,3 +156,33 @@ def test_the_table_tells_what_an_audit_found(tmp_path: Path) -> None:
     assert "1 differ" in lines[0]
     assert "QmA" in lines[1] and "QmB" in lines[1] and "no third server" in lines[1]
     assert "audit" not in format_results(METRICS, FACTS, tmp_path)
+
+
+def slice_of(value: str | None, kind: str = "value", n: int = 40) -> dict[str, Any]:
+    metrics = {"accuracy": 0.875, "f1_macro": None}
+    intervals = {
+        "accuracy": {"low": 0.7, "high": 0.95, "reason": None},
+        "f1_macro": {"low": None, "high": None, "reason": "too few"},
+    }
+    return {"by": "source", "kind": kind, "value": value, "n": n, "metrics": metrics, "intervals": intervals}
+
+
+def test_the_table_shows_slices(tmp_path: Path) -> None:
+    values = ["web", "", None, "two\nlines", "x" * 90]
+    slices = [slice_of(value) for value in values]
+    table = format_results(METRICS, {**FACTS, "slices": slices}, tmp_path)
+    assert line_of(table, "slice ").split() == ["slice", "n", "accuracy", "f1_macro"]
+    assert line_of(table, "source: web").split()[2:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-"]
+    for shown in ("source: (empty) ", "source: (missing) ", "source: two lines ", "source: " + "x" * 29 + "..."):
+        assert line_of(table, shown)
+    many = [slice_of(str(number)) for number in range(70)]
+    assert "... and 10 more slices in results.json" in format_results(METRICS, {**FACTS, "slices": many}, tmp_path)
+    assert "slice " not in format_results(METRICS, {**FACTS, "slices": []}, tmp_path)
+
+
+@pytest.mark.parametrize(("count", "warned"), [(7, True), (40, False)])
+def test_the_table_tells_of_groups_and_whether_they_are_few(tmp_path: Path, count: int, warned: bool) -> None:
+    table = format_results(METRICS, {**FACTS, "groups": {"column": "doc", "count": count, "largest": 3}}, tmp_path)
+    line = line_of(table, "intervals: ")
+    assert line.startswith(f"intervals: {count} groups of 'doc' are drawn whole")
+    assert ("too narrow" in line) == warned

@@ -8,10 +8,9 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, run_here, wait_for
+from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 
@@ -41,10 +40,6 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("undisturbed") / "out"
     assert run_here(*arguments(data, output)) == 0
     return output
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
 
 
 def journal_size(folder: Path) -> int:

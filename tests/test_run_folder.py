@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import results_of
 from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
 
 from dist_eval.errors import RunError
@@ -19,10 +20,6 @@ from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Metrics, compute_metrics
 from dist_eval.predictions import BatchOutcome, Predictions
 from dist_eval.run_folder import SCHEMA_VERSION, RunFolder
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
 
 
 def files_in(folder: Path) -> set[str]:
@@ -40,7 +37,7 @@ def complete_run(folder: Path, **options: Any) -> RunFolder:
 def test_a_run_that_starts_is_running(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
     RunFolder(config_for(folder, in_flight=7)).open()
-    found = results(folder)
+    found = results_of(folder)
     assert found["schema_version"] == SCHEMA_VERSION
     assert (found["status"], found["error"], found["finished"]) == ("running", None, None)
     assert found["config"]["in_flight"] == 7
@@ -49,21 +46,21 @@ def test_a_run_that_starts_is_running(tmp_path: Path) -> None:
 
 def test_times_are_in_utc(tmp_path: Path) -> None:
     complete_run(tmp_path)
-    started, finished = (datetime.fromisoformat(results(tmp_path)[name]) for name in ("started", "finished"))
+    started, finished = (datetime.fromisoformat(results_of(tmp_path)[name]) for name in ("started", "finished"))
     assert started <= finished <= datetime.now(timezone.utc)
     assert (datetime.now(timezone.utc) - started).total_seconds() < 60
 
 
 def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
     complete_run(tmp_path)
-    found = results(tmp_path)
+    found = results_of(tmp_path)
     assert (found["status"], found["error"]) == ("complete", None)
     assert found["metrics"] == METRICS.values
     assert found["per_class"] == METRICS.per_class
     assert found["majority_share"] == METRICS.majority_share
     assert found["confusion_matrix"] == {"labels": ["neg", "pos"], "matrix": [[2, 0], [1, 2]]}
     assert {name: found[name] for name in FACTS} == FACTS
-    assert files_in(tmp_path) == {RESULTS, "predictions.parquet", "confusion_matrix.png"}
+    assert files_in(tmp_path) == {RESULTS, "predictions.parquet", "confusion_matrix.png", "reliability_diagram.png"}
 
 
 def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
@@ -71,14 +68,14 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.complete(predictions, compute_metrics(predictions, ["neg", "pos"]), FACTS)
-    assert results(tmp_path)["metrics"]["roc_auc"] is None
-    assert results(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
-    assert results(tmp_path)["per_class"][0]["precision"] is None
+    assert results_of(tmp_path)["metrics"]["roc_auc"] is None
+    assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
+    assert results_of(tmp_path)["per_class"][0]["precision"] is None
 
 
 def test_the_environment_names_the_versions_a_result_depends_on(tmp_path: Path) -> None:
     RunFolder(config_for(tmp_path)).open()
-    packages = results(tmp_path)["environment"]["packages"]
+    packages = results_of(tmp_path)["environment"]["packages"]
     for name in ("petals", "hivemind", "torch", "transformers", "scikit-learn"):
         assert packages[name] == metadata.version(name)
 
@@ -123,7 +120,7 @@ def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) ->
     again = RunFolder(config_for(tmp_path))
     again.open()
     assert again.claim(FINGERPRINT)
-    assert results(tmp_path)["status"] == "running"
+    assert results_of(tmp_path)["status"] == "running"
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -160,7 +157,7 @@ def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, co
     run = RunFolder(config_for(tmp_path, overwrite=True))
     run.open()
     assert run.claim(Fingerprint({"dataset": "another"}))
-    assert results(tmp_path)["status"] == "running"
+    assert results_of(tmp_path)["status"] == "running"
     assert files_in(tmp_path) == {RESULTS}
     assert not run.is_resumable
 
@@ -189,14 +186,14 @@ def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
-    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage={"seen": 3})
-    assert (results(tmp_path)["status"], results(tmp_path)["coverage"]) == ("incomplete", {"seen": 3})
+    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage=FACTS["coverage"])
+    assert (results_of(tmp_path)["status"], results_of(tmp_path)["coverage"]) == ("incomplete", FACTS["coverage"])
     run = RunFolder(config_for(tmp_path))
     run.open()
     assert run.claim(FINGERPRINT)
     assert run.is_resumable
-    assert results(tmp_path)["status"] == "running"
-    assert "coverage" not in results(tmp_path)
+    assert results_of(tmp_path)["status"] == "running"
+    assert "coverage" not in results_of(tmp_path)
 
 
 def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
@@ -245,7 +242,7 @@ def test_nobody_else_may_look_into_a_new_folder(tmp_path: Path) -> None:
 def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULTS).write_text(content)
     RunFolder(config_for(tmp_path)).open()
-    assert results(tmp_path)["status"] == "running"
+    assert results_of(tmp_path)["status"] == "running"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -259,9 +256,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
-    started = results(tmp_path)["started"]
+    started = results_of(tmp_path)["started"]
     run.fail("Row 7 has no text.", rank=3, host="node-5")
-    found = results(tmp_path)
+    found = results_of(tmp_path)
     assert found["status"] == "failed"
     assert found["error"] == {"message": "Row 7 has no text.", "rank": 3, "host": "node-5", "transient": False}
     assert found["started"] == started
@@ -274,8 +271,8 @@ def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.fail("The predictions do not cover the dataset's 6 rows.", rank=0, host="here", coverage=counts)
-    assert results(tmp_path)["status"] == "failed"
-    assert results(tmp_path)["coverage"] == counts
+    assert results_of(tmp_path)["status"] == "failed"
+    assert results_of(tmp_path)["coverage"] == counts
 
 
 @pytest.mark.parametrize("options", [{}, {"coverage": None}])
@@ -283,13 +280,13 @@ def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.fail("gone", rank=0, host="here", **options)
-    assert "coverage" not in results(tmp_path)
+    assert "coverage" not in results_of(tmp_path)
 
 
 def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
     RunFolder(config_for(tmp_path)).open()
     this_run(tmp_path).fail("gone", rank=1, host="b")
-    assert results(tmp_path)["error"]["rank"] == 1
+    assert results_of(tmp_path)["error"]["rank"] == 1
 
 
 def test_the_first_failure_stands(tmp_path: Path) -> None:
@@ -297,7 +294,7 @@ def test_the_first_failure_stands(tmp_path: Path) -> None:
     run.open()
     run.fail("first", rank=1, host="a")
     run.fail("second", rank=2, host="b")
-    assert results(tmp_path)["error"]["message"] == "first"
+    assert results_of(tmp_path)["error"]["message"] == "first"
 
 
 def test_a_failure_does_not_touch_a_complete_run(tmp_path: Path) -> None:
@@ -318,9 +315,9 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
     run.open()
     with pytest.raises((ValueError, TypeError)):
         run.complete(PREDICTIONS, METRICS, {**FACTS, "plan": value})
-    assert results(tmp_path)["status"] == "running"
+    assert results_of(tmp_path)["status"] == "running"
     run.fail("no JSON", rank=0, host="here")
-    assert results(tmp_path)["status"] == "failed"
+    assert results_of(tmp_path)["status"] == "failed"
 
 
 def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +326,12 @@ def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkey
     def draw(path: Path, metrics: Metrics, predictions: Predictions) -> None:
         assert path == tmp_path / "confusion_matrix.png"
         assert metrics is METRICS
-        seen.append(results(tmp_path))
+        seen.append(results_of(tmp_path))
 
     monkeypatch.setattr("dist_eval.run_folder.draw_figure", draw)
     complete_run(tmp_path)
     assert [found["status"] for found in seen] == ["complete"]
-    assert seen == [results(tmp_path)]
+    assert seen == [results_of(tmp_path)]
     assert (tmp_path / "predictions.parquet").exists()
 
 
@@ -352,9 +349,9 @@ def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
     assert captured.out == ""
     assert captured.err.startswith(f"dist_eval: confusion_matrix.png could not be drawn ({error!r})")
     assert captured.err.count("\n") == 1
-    assert results(tmp_path)["status"] == "complete"
-    assert results(tmp_path)["metrics"] == METRICS.values
-    assert files_in(tmp_path) == {RESULTS, "predictions.parquet"}
+    assert results_of(tmp_path)["status"] == "complete"
+    assert results_of(tmp_path)["metrics"] == METRICS.values
+    assert files_in(tmp_path) == {RESULTS, "predictions.parquet", "reliability_diagram.png"}
 
 
 def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
@@ -367,7 +364,7 @@ def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
     with pytest.raises(KeyboardInterrupt):
         complete_run(tmp_path)
     this_run(tmp_path).fail("interrupted before the end", rank=0, host="here")
-    assert results(tmp_path)["status"] == "complete"
+    assert results_of(tmp_path)["status"] == "complete"
 
 
 def everything_below(folder: Path) -> bytes:
@@ -381,7 +378,7 @@ def assert_no_peer_is_named(folder: Path) -> None:
 
 def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
     complete_run(tmp_path)
-    assert results(tmp_path)["config"]["initial_peers"] == "1 addresses, not recorded"
+    assert results_of(tmp_path)["config"]["initial_peers"] == "1 addresses, not recorded"
     assert_no_peer_is_named(tmp_path)
 
 
@@ -389,7 +386,7 @@ def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tm
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.fail(f"None of the swarm's peers answered within 60 s: {PEER}. Is it running?", rank=0, host="here")
-    assert "None of the swarm's peers answered within 60 s" in results(tmp_path)["error"]["message"]
+    assert "None of the swarm's peers answered within 60 s" in results_of(tmp_path)["error"]["message"]
     assert_no_peer_is_named(tmp_path)
 
 
@@ -398,8 +395,8 @@ def error_after(folder: Path, message: str, **options: Any) -> str:
     run = RunFolder(config_for(folder, **options))
     run.open()
     run.fail(message, rank=0, host="here")
-    assert results(folder)["status"] == "failed"
-    return results(folder)["error"]["message"]
+    assert results_of(folder)["status"] == "failed"
+    return results_of(folder)["error"]["message"]
 
 
 def test_results_are_valid_json_whenever_someone_looks(tmp_path: Path) -> None:
@@ -415,7 +412,7 @@ def test_results_are_valid_json_whenever_someone_looks(tmp_path: Path) -> None:
     statuses = [json.loads(content)["status"] for content in watch(tmp_path / RESULTS, change)]
     assert set(statuses) <= {"running", "failed", "complete"}
     assert len(statuses) > 3
-    assert results(tmp_path)["status"] == "complete"
+    assert results_of(tmp_path)["status"] == "complete"
 
 
 OTHER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

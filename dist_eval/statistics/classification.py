@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_eval.metrics import Metrics
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
 from dist_eval.statistics.multilabel import statistics_of_labels
@@ -59,6 +60,7 @@ def metric_intervals(
     groups: np.ndarray | None = None,
     further: Sequence[Statistic] = (),
     resamples: int | None = None,
+    most: int | None = None,
     seed: int = SEED,
 ) -> dict[str, Interval]:
     """Computes an interval for every metric: Wilson's for proportions, the bootstrap's for the others.
@@ -67,10 +69,14 @@ def metric_intervals(
         predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
         metrics: what `compute_metrics` says of them.
         confidence: level, between 0 and 1.
-        groups: what examples belong together, of shape [n]: groups are then drawn, for all metrics. With few of them
-            (less than about 20) intervals are too narrow.
+        groups: what examples belong together, of shape [n]: whole groups are then drawn, for all metrics, also for
+            proportions, because what Wilson's interval assumes does not hold within groups: C. A. Field and A. H. Welsh
+            (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L. Miller
+            (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
+            Statistics 90, 414-427. With few groups intervals are too narrow, however many examples there are.
         further: statistics for metrics that this module does not know.
         resamples: their number (see `gather_evidence`).
+        most: a number of them that is enough.
         seed: of the resamples.
 
     Returns:
@@ -95,7 +101,7 @@ def metric_intervals(
     for statistic in (*statistics, *further):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
         if wanted:
-            evidence = gather_evidence(statistic, wanted, resamples=resamples, seed=seed)
+            evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
             found.update({name: one.interval(confidence) for name, one in evidence.items()})
     unknown = Interval(confidence, reason="nothing is known of how it could be resampled")
     return {name: found.get(name, unknown) for name in metrics.values}
@@ -118,6 +124,7 @@ def statistics_of(
     columns_of_losses = losses_of(predictions)
     losses = losses or units or Units.similar(predictions.loss, *columns_of_losses)
     yield Sums(losses, np.stack([*columns_of_losses, np.ones(len(label))]), _mean_losses)
+    yield from statistics_of_calibration(predictions, units)
     if classes < 2:
         return
     units = units or Units.single(len(label))

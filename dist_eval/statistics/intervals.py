@@ -172,24 +172,26 @@ def jackknife(
     return max(bounds[0], value - half), min(bounds[1], value + half)
 
 
-def affordable_resamples(statistic: Statistic, wanted: int | None = None) -> int | None:
+def affordable_resamples(statistic: Statistic, wanted: int | None = None, most: int | None = None) -> int | None:
     """Returns how many resamples are worth their time: by the amount of work, so that it is the same everywhere.
 
     Args:
         statistic: what would be resampled.
         wanted: their number, if the caller has decided.
+        most: a number that is enough, where the caller has not decided.
 
     Returns:
         The number, None if the jackknife has to do.
     """
     if wanted is not None:
         return wanted
+    enough = RESAMPLES if most is None else most
     if statistic.most_resamples is not None:
-        return statistic.most_resamples
+        return min(enough, statistic.most_resamples)
     work = max(1, statistic.work)
     if work * _FEWEST_RESAMPLES > _MOST_WORK:
         return None
-    return min(RESAMPLES, max(_FEWEST_RESAMPLES, _WORK_WITHOUT_A_THOUGHT // work))
+    return min(enough, max(_FEWEST_RESAMPLES, _WORK_WITHOUT_A_THOUGHT // work))
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,12 @@ class Evidence:
 
 
 def gather_evidence(
-    statistic: Statistic, values: Mapping[str, float], *, resamples: int | None = None, seed: int = SEED
+    statistic: Statistic,
+    values: Mapping[str, float],
+    *,
+    resamples: int | None = None,
+    most: int | None = None,
+    seed: int = SEED,
 ) -> dict[str, Evidence]:
     """Resamples the data, once for all metrics of a statistic.
 
@@ -279,6 +286,7 @@ def gather_evidence(
         values: the metrics of the data, finite; those that are not named here are left out.
         resamples: their number; by default 9,999, fewer where they take long, none where there are very many units
             (see `affordable_resamples`).
+        most: a smaller number than 9,999 that is enough.
         seed: of the resamples.
 
     Returns:
@@ -286,7 +294,7 @@ def gather_evidence(
     """
     influence: dict[str, np.ndarray] = {}
     drawn: dict[str, np.ndarray] = {}
-    number = affordable_resamples(statistic, resamples)
+    number = affordable_resamples(statistic, resamples, most)
     if statistic.units.count > 1:
         influence, drawn = statistic.influence(), {} if number is None else statistic.resampled(number, seed)
     return {

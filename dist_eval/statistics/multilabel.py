@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.ranking import AreasUnderCurves
 from dist_eval.statistics.resampling import Statistic, Sums, Units
 
@@ -48,6 +49,7 @@ def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statis
     rows = [sparse.csr_array(cells.T.astype(np.float64)) for cells in (label & given, label, given)]
     rows.append(sparse.csr_array(np.stack([exact, predictions.loss, np.ones(len(label))])))
     yield Sums(units, sparse.vstack(rows), _figures)
+    yield from statistics_of_calibration(predictions, units)
 
     def columns() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         labels = range(predictions.num_labels)

@@ -20,6 +20,12 @@ import numpy as np
 SEED = 0
 """Seed of all resampling."""
 
+FEW_UNITS = 20
+"""Examples or groups below which the bootstrap knows too little of a distribution's tails.
+
+Measured: 95% intervals of a mean loss contain the truth in 81% of the cases with 10 examples, in 88% with 20, in 95%
+with 40; those of an accuracy in 90% with 10 groups, in 92% with 20, in 94% with 50 (`benchmarks/clusters.py`)."""
+
 _NUMBERS_IN_A_PIECE, _FEWEST_IN_A_PIECE = 1 << 17, 8
 """A piece fits into a processor's cache, but a few resamples are done together even where it then does not."""
 
@@ -82,12 +88,26 @@ class Units:
         place = np.empty(examples)
         place[order] = widths / (widths[-1] or 1.0)
         units = cls.alike(np.minimum((place * _SIMILAR_KINDS).astype(np.int64), _SIMILAR_KINDS - 1))
+        return units.or_single(*columns)
+
+    def or_single(self, *columns: np.ndarray) -> Units:
+        """Returns these kinds if their means can speak for their examples, else each example by itself.
+
+        They cannot where more than a ten-thousandth of a column's variance is within kinds, and need not where that
+        would save no time.
+
+        Args:
+            columns: what will be summed up, float64 of shape [n] each.
+        """
+        examples = len(self.kind_of)
+        if examples <= _POSITIONS_FOR_A_KIND * self.kinds:
+            return Units.single(examples)
         for column in columns:
-            means = np.bincount(units.kind_of, column) / units.multiplicity
-            lost = ((column - means[units.kind_of]) ** 2).sum()
+            means = np.bincount(self.kind_of, column) / self.multiplicity
+            lost = ((column - means[self.kind_of]) ** 2).sum()
             if not lost <= _MOST_VARIANCE_LOST * ((column - column.mean()) ** 2).sum():
-                return cls.single(examples)
-        return units
+                return Units.single(examples)
+        return self
 
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:

@@ -18,13 +18,16 @@ def test_it_measures_coverage_speed_and_power(launcher: Launcher, tmp_path: Path
     done = launcher.run("-m", "benchmarks.intervals", "--quick", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = {}
-    for name in ("intervals", "intervals-speed", "intervals-power"):
+    for name in ("intervals", "intervals-groups", "intervals-speed", "intervals-power"):
         found[name] = json.loads((tmp_path / f"{name}.json").read_text())
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     coverage = [one for one in found["intervals"]["series"] if "classes" in one["group"] and "dist_eval" in one["name"]]
     assert {one["name"].split(":")[0] for one in coverage} == {"accuracy", "f1_macro", "mcc"}
     assert len(coverage) == 3 * len(POPULATIONS)
     assert all(one["median"] >= 75 for one in coverage), "of 40 seeded samples"
+    grouped = {one["name"]: one["median"] for one in found["intervals-groups"]["series"]}
+    for name in ("accuracy", "f1_macro", "mcc"):
+        assert grouped[f"{name}: BCa, by groups (dist_eval)"] > grouped[f"{name}: BCa, by examples"]
     assert all(one["values"][0] > 0 for one in found["intervals-speed"]["series"])
     power = {(one["group"], one["name"]): one["median"] for one in found["intervals-power"]["series"]}
     for (group, name), value in power.items():

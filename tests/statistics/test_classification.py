@@ -209,11 +209,11 @@ def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
 def test_further_metrics_take_part() -> None:
     predictions = made_up(80, 2)
     metrics = compute_metrics(predictions, names_of(2))
-    metrics.values.update({"brier": 0.2, "unheard_of": 1.0})
+    metrics.values.update({"squares": 0.2, "unheard_of": 1.0})
     errors = (predictions.probabilities[:, 1] - predictions.label) ** 2
-    brier: Statistic = OfRows(Units.single(80), {"brier": lambda rows: float(errors[rows].mean())})
-    intervals = metric_intervals(predictions, metrics, further=[brier])
-    assert intervals["brier"].method == "percentile"
+    squares: Statistic = OfRows(Units.single(80), {"squares": lambda rows: float(errors[rows].mean())})
+    intervals = metric_intervals(predictions, metrics, further=[squares])
+    assert intervals["squares"].method == "percentile"
     assert "could be resampled" in (intervals["unheard_of"].reason or "")
 
 

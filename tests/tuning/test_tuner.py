@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, Launcher, run_here, wait_for
+from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.checkpoint import TunedCheckpoint
@@ -87,7 +87,7 @@ def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
         output = tmp_path / name
         options = ["--checkpoint", str(alone / name), "--dataset", str(data["evaluation"]), "--backend", "local"]
         assert run_here("-m", "dist_eval", *options, "--output", str(output)) == 0
-        metrics = json.loads((output / "results.json").read_text())["metrics"]
+        metrics = results_of(output)["metrics"]
         assert {key: metrics[key] for key in epoch["metrics"]} == epoch["metrics"]
     assert tuned(alone).label_names == [str(digit) for digit in range(10)]
     assert tuned(alone).base_fingerprint

@@ -1,0 +1,26 @@
+"""`python -m dist_eval.schema`: prints the JSON Schema of `results.json` (draft 2020-12), which says what stands there.
+
+The schema is the file `results.schema.json` of the package. It is strict: what it does not name does not occur.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import resources
+from typing import Any
+
+_FILE = "results.schema.json"
+
+
+def results_schema() -> dict[str, Any]:
+    """Returns the schema, for a validator of JSON."""
+    return json.loads(_text())
+
+
+def _text() -> str:
+    return resources.files("dist_eval").joinpath(_FILE).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(_text())

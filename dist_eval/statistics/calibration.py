@@ -1,0 +1,151 @@
+"""Calibration with intervals: the figures as statistics, and the section `calibration` of `results.json`.
+
+The expected calibration error of a sample is larger than that of the population by something of the order √(bins / n),
+and that of a resample again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation", AISTATS,
+4036-4054). The BCa interval corrects for this as far as it is seen in the resamples. That a classifier is perfectly
+calibrated cannot be read from it, because no resample has an error of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
+from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
+from dist_eval.statistics.resampling import Statistic, Sums, Units
+
+_PARTS_OF_A_BIN = 16
+
+
+def statistics_of_calibration(predictions: Probable, units: Units | None = None) -> Iterator[Statistic]:
+    """Yields expected calibration error and Brier score as statistics.
+
+    Args:
+        predictions: at least one example.
+        units: what is drawn; by default single examples, or where they are many, such of similar confidence and score.
+    """
+    if predictions.label.ndim > 1:
+        yield from _of_labels(predictions, units or Units.single(len(predictions.label)))
+        return
+    confidences = Confidences.of_classes(predictions)
+    yield Sums(units or _alike(confidences), _rows([confidences]), _ece)
+    units = units or Units.similar(confidences.brier, confidences.brier)
+    yield Sums(units, np.stack([confidences.brier, np.ones(len(confidences.brier))]), _brier)
+
+
+def _of_labels(predictions: Probable, units: Units) -> Iterator[Statistic]:
+    mean = np.zeros(len(predictions.label))
+    for one in Confidences.of_labels(predictions):
+        mean += one.brier / predictions.num_labels
+    yield Sums(units, _rows(Confidences.of_labels(predictions)), _ece)
+    yield Sums(units, np.stack([mean, np.ones(len(mean))]), _brier)
+
+
+def _alike(confidences: Confidences) -> Units:
+    """Makes examples of one kind that are in the same part of a bin, and alike in whether it is so."""
+    number = bins_of(confidences.confidence)
+    part = ((confidences.confidence - EDGES[number]) * (BINS * _PARTS_OF_A_BIN)).astype(np.int64)
+    part = np.clip(part, 0, _PARTS_OF_A_BIN - 1)
+    return Units.alike(number, part, confidences.is_so.astype(np.int64)).or_single(confidences.gap)
+
+
+def _rows(several: Iterable[Confidences]) -> Any:
+    """Returns the gap of each example in the row of its bin, bins of each label; the last row counts the examples."""
+    from scipy import sparse
+
+    blocks = [_in_bins(one, one.gap) for one in several]
+    return sparse.vstack([*blocks, sparse.csr_array(np.ones((1, blocks[0].shape[1])))])
+
+
+def _in_bins(confidences: Confidences, values: np.ndarray | None = None) -> Any:
+    """Returns a value of each example, or 1, in the row of its bin: sparse, float64 of shape [BINS, n]."""
+    from scipy import sparse
+
+    examples = len(confidences.confidence)
+    numbers = np.ones(examples) if values is None else values.astype(np.float64)
+    return sparse.csr_array((numbers, (bins_of(confidences.confidence), np.arange(examples))), shape=(BINS, examples))
+
+
+def _ece(sums: np.ndarray) -> dict[str, np.ndarray]:
+    labels = (len(sums) - 1) // BINS
+    return {"ece": np.abs(sums[:-1]).sum(axis=0) / (sums[-1] * labels)}
+
+
+def _brier(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return {"brier": sums[0] / sums[1]}
+
+
+def calibration_facts(
+    predictions: Probable,
+    label_names: Sequence[str],
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Returns the section `calibration` of `results.json` but for the figures over all labels, `ece` and `brier`.
+
+    Args:
+        predictions: of a classifier, at least one example.
+        label_names: of the classes or labels.
+        confidence: level of the bins' intervals: Wilson's, or with groups the bootstrap's.
+        groups: what examples belong together (see `metric_intervals`).
+
+    Returns:
+        `bins` for examples with one class each; `per_label` with the figures and bins of each label for those with
+        several; the other one is None.
+    """
+    units = None if groups is None else Units.groups(groups)
+    if predictions.label.ndim == 1:
+        return {"bins": _bin_facts(Confidences.of_classes(predictions), confidence, units), "per_label": None}
+    rows = [
+        {
+            "label": name,
+            "ece": one.ece(),
+            "brier": float(one.brier.mean()),
+            "bins": _bin_facts(one, confidence, units),
+        }
+        for name, one in zip(label_names, Confidences.of_labels(predictions), strict=True)
+    ]
+    return {"bins": None, "per_label": rows}
+
+
+def _bin_facts(confidences: Confidences, confidence: float, units: Units | None) -> list[dict[str, Any]]:
+    bins = Bins.of(confidences)
+    intervals = _intervals(confidences, bins, confidence, units)
+    return [
+        {
+            "low": float(EDGES[number]),
+            "high": float(EDGES[number + 1]),
+            "n": int(bins.count[number]),
+            "mean_confidence": float(bins.confidence[number] / bins.count[number]) if bins.count[number] else None,
+            "accuracy": float(bins.hits[number] / bins.count[number]) if bins.count[number] else None,
+            "interval": intervals[number].facts(),
+        }
+        for number in range(BINS)
+    ]
+
+
+def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: Units | None) -> list[Interval]:
+    """Returns an interval for the accuracy of each bin."""
+    from scipy import sparse
+
+    found = [Interval(confidence, reason="no examples")] * BINS
+    filled = np.flatnonzero(bins.count)
+    if units is None:
+        for number in filled:
+            low, high = wilson(int(bins.hits[number]), int(bins.count[number]), confidence)
+            found[number] = Interval(confidence, low, high, "wilson")
+        return found
+    statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.is_so), _in_bins(confidences)]), _shares)
+    values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}
+    for name, evidence in gather_evidence(statistic, values).items():
+        found[int(name)] = evidence.interval(confidence)
+    return found
+
+
+def _shares(sums: np.ndarray) -> dict[str, np.ndarray]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {str(number): sums[number] / sums[BINS + number] for number in range(BINS)}

@@ -1,0 +1,107 @@
+"""Calibration with intervals: the section of `results.json`, and what resamples say of its figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dist_eval.metrics import compute_metrics
+from dist_eval.predictions import Predictions
+from dist_eval.problems import MULTI_LABEL
+from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, wilson
+from dist_eval.statistics.calibration import statistics_of_calibration
+from dist_eval.statistics.classification import values_of
+
+
+def overconfident(examples: int, classes: int = 3, seed: int = 0) -> Predictions:
+    """Labels are drawn from the softmax of half the logits."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=2, size=(examples, classes))
+    shares = np.exp(logits / 2) / np.exp(logits / 2).sum(axis=1, keepdims=True)
+    label = (shares.cumsum(axis=1) < generator.random((examples, 1))).sum(axis=1).clip(max=classes - 1)
+    return Predictions.from_logits(np.arange(examples), label, logits)
+
+
+def labelled(examples: int, seed: int = 0) -> Predictions:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(examples, 2))
+    label = generator.random(logits.shape) < 1 / (1 + np.exp(-2 * logits))
+    return Predictions.from_logits(np.arange(examples), label, logits, MULTI_LABEL)
+
+
+@pytest.mark.parametrize("predictions", [overconfident(500), labelled(500)], ids=["classes", "labels"])
+def test_the_bins_give_the_figures_and_have_wilsons_intervals(predictions: Predictions) -> None:
+    values = compute_metrics(predictions, ["a", "b", "c"][: predictions.num_labels]).values
+    facts = calibration_facts(predictions, ["a", "b", "c"][: predictions.num_labels], confidence=0.9)
+    tables = [facts["bins"]] if facts["per_label"] is None else [row["bins"] for row in facts["per_label"]]
+    errors = []
+    for bins in tables:
+        filled = [one for one in bins if one["n"]]
+        assert sum(one["n"] for one in bins) == 500
+        errors.append(sum(one["n"] * abs(one["accuracy"] - one["mean_confidence"]) for one in filled) / 500)
+        for one in filled:
+            low, high = wilson(round(one["accuracy"] * one["n"]), one["n"], 0.9)
+            assert (one["interval"]["low"], one["interval"]["high"]) == (low, high)
+            assert one["low"] - 1e-12 <= one["mean_confidence"] <= one["high"] + 1e-12
+        assert {one["interval"]["reason"] for one in bins if not one["n"]} <= {"no examples"}
+    assert values["ece"] == pytest.approx(np.mean(errors))
+    if facts["per_label"] is not None:
+        for name in ("ece", "brier"):
+            assert values[name] == pytest.approx(np.mean([row[name] for row in facts["per_label"]]))
+
+
+def test_examples_in_the_same_part_of_a_bin_are_drawn_as_one_kind() -> None:
+    predictions = overconfident(30_000)
+    metrics = compute_metrics(predictions, ["a", "b", "c"])
+    statistics = list(statistics_of_calibration(predictions))
+    assert all(statistic.units.kinds <= 500 for statistic in statistics)
+    for name, value in values_of(statistics).items():
+        assert value == pytest.approx(metrics.values[name], abs=1e-12)
+    single = overconfident(2_000)
+    assert all(statistic.units.are_examples for statistic in statistics_of_calibration(single))
+
+
+def test_intervals_by_kinds_are_as_wide_as_those_by_examples() -> None:
+    predictions = overconfident(20_000)
+    pairs = zip(
+        statistics_of_calibration(predictions),
+        statistics_of_calibration(predictions, Units.single(20_000)),
+        strict=True,
+    )
+    for by_kind, by_example in pairs:
+        for name, value in values_of([by_kind]).items():
+            one, other = (
+                gather_evidence(statistic, {name: value}, resamples=1_999)[name].interval()
+                for statistic in (by_kind, by_example)
+            )
+            assert one.low is not None and one.high is not None and other.low is not None and other.high is not None
+            assert one.high - one.low == pytest.approx(other.high - other.low, rel=0.08), name
+
+
+def test_groups_widen_the_bins_intervals_too() -> None:
+    alone = overconfident(200)
+    copies = np.repeat(np.arange(200), 5)
+    alike = alone.at(copies)
+    plain, grouped = (calibration_facts(alike, ["a", "b", "c"], groups=groups)["bins"] for groups in (None, copies))
+    wider = 0
+    for one, other in zip(plain, grouped, strict=True):
+        assert [one[name] for name in ("n", "accuracy", "mean_confidence")] == [
+            other[name] for name in ("n", "accuracy", "mean_confidence")
+        ]
+        ends = other["interval"]
+        assert ends["method"] in ("bca", "percentile") or ends["reason"]
+        if ends["low"] is not None and one["n"] >= 50:
+            assert ends["high"] - ends["low"] > 1.5 * (one["interval"]["high"] - one["interval"]["low"])
+            wider += 1
+    assert wider >= 3
+
+
+def test_the_interval_of_the_error_contains_what_many_examples_give() -> None:
+    names = ["a", "b", "c"]
+    truth = compute_metrics(overconfident(400_000, seed=1), names).values
+    predictions = overconfident(3_000)
+    intervals = metric_intervals(predictions, compute_metrics(predictions, names))
+    for name in ("ece", "brier"):
+        low, high, value = intervals[name].low, intervals[name].high, truth[name]
+        assert low is not None and high is not None and value is not None
+        assert low < value < high and high - low < 0.1

@@ -1,0 +1,38 @@
+"""Predictions read back from their file: whatever is computed of them is equal to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dist_eval.analysis import View, analyse
+from dist_eval.metric_loading import made_up_predictions
+from dist_eval.metrics import compute_metrics
+from dist_eval.predictions import Predictions
+from dist_eval.problems import PROBLEMS
+from dist_eval.report import read_predictions, write_predictions
+from dist_eval.saved_predictions import SavedPredictions
+from dist_eval.slices import Slicing
+
+
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])
+def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, tmp_path: Path) -> None:
+    examples = made_up_predictions(PROBLEMS[name], outputs)
+    copies = np.sort(np.resize(np.arange(len(examples)), 90))
+    generator = np.random.default_rng(0)
+    logits = examples.logits[copies] + generator.normal(size=(90, outputs)).astype(np.float32)
+    predictions = Predictions.from_logits(np.arange(90), examples.label[copies], logits, PROBLEMS[name])
+    write_predictions(tmp_path / "p.parquet", predictions)
+    saved = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
+    assert (len(saved), saved.num_labels, saved.problem) == (90, outputs, predictions.problem)
+    names = [f"output {number}" for number in range(outputs)]
+    view = View(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
+    texts = []
+    for one in (predictions, saved):
+        metrics = compute_metrics(one, names)
+        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analyse(one, metrics, view)]))
+    assert texts[0] == texts[1]
