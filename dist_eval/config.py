@@ -244,6 +244,12 @@ class EvaluationConfig(RunConfig):
     confidence: float = option(
         0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="how", metavar="LEVEL"
     )
+    report: str = option(
+        "numbers",
+        "what report.html shows of the mistakes: their numbers and labels, also their texts, or write none at all",
+        group="output",
+        choices=("numbers", "texts", "none"),
+    )
 
     def __post_init__(self) -> None:
         if self.demo:

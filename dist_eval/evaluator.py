@@ -38,7 +38,17 @@ from dist_eval.model import Classifier
 from dist_eval.plan import Plan, plan_batches
 from dist_eval.predictions import Coverage, prove_coverage
 from dist_eval.progress import Progress
-from dist_eval.report import PREDICTIONS, format_figures, format_results, headline, read_predictions
+from dist_eval.report import (
+    PREDICTIONS,
+    REPORT,
+    RESULTS,
+    format_figures,
+    format_results,
+    headline,
+    print_error,
+    read_predictions,
+)
+from dist_eval.report.page import Contents, write_report
 from dist_eval.run_folder import RunFolder
 from dist_eval.statistics import metric_intervals
 from dist_eval.stopping import Stop
@@ -99,7 +109,7 @@ def evaluate_run(
         classifier, swarm = load_classifier(config, base, tuned, peers, own, check, launch=launch)
         stack.callback(classifier.close)
         if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            return present_complete(folder, own_metrics, prepared[1]) if prepared else None
+            return present_complete(folder, own_metrics, prepared[1], config) if prepared else None
         local = load_on_host(base, tuned, launch) if config.compare_backends else None
         data, plan = prepared or open_plan(base, tuned, launch, board)
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
@@ -150,7 +160,9 @@ def evaluate_run(
             "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
             "backends": backends.facts(folder.path) if backends else None,
         }
+        folder.save_timelines(combined.timelines)
         folder.complete(combined.predictions, metrics, facts)
+        report_on(folder, config)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
 
@@ -206,7 +218,19 @@ def fingerprint_of(
     )
 
 
-def present_complete(folder: RunFolder, own_metrics: Sequence[CustomMetric], plan: Plan) -> dict[str, Any]:
+def report_on(folder: RunFolder, config: EvaluationConfig) -> None:
+    """Writes the page of a complete run, if one is wanted; whatever goes wrong with it, the numbers stand."""
+    if config.report == "none":
+        return
+    try:
+        write_report(folder.path, Contents(texts=config.report == "texts"))
+    except Exception as error:  # a full disk, a dataset that was moved meanwhile
+        print_error(f"{REPORT} could not be written ({first_line(error)}); all numbers are in {RESULTS}.")
+
+
+def present_complete(
+    folder: RunFolder, own_metrics: Sequence[CustomMetric], plan: Plan, config: EvaluationConfig
+) -> dict[str, Any]:
     """Tells a person that there is nothing to do, and returns the metrics of the complete run.
 
     The caller's own metrics are computed from its predictions: they, or the code behind them, may be new.
@@ -230,6 +254,7 @@ def present_complete(folder: RunFolder, own_metrics: Sequence[CustomMetric], pla
         reduced = reduce_batches(own_metrics, inputs.rows, columns["index"], plan, np.arange(len(plan)))
         custom = custom_results(own_metrics, inputs, reduced)
         folder.revise_metrics(custom.values, custom.undefined, {metric.name for metric in own_metrics})
+        report_on(folder, config)
         print(
             "\n".join(["Computed from its predictions:", *format_figures(custom.values, custom.undefined)]), flush=True
         )

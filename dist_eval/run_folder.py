@@ -51,6 +51,9 @@ whoever looks sees a complete and true file. `SCHEMA_VERSION` counts changes tha
                       names the one with all of them (JSONL), if they are more
     config            all options; peer addresses are counted, not written
     environment       {python, platform, packages, git_commit}
+
+`timeline.json` has for each rank {rank, host, batches, servers}: when its batches were under way, and for each server
+when its requests were (see `dist_eval.timeline.Timeline.facts`), of this start.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ from dist_eval.journal import FOLDER as JOURNAL
 from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
-from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
+from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error, write_predictions
 from dist_eval.stopping import STOP_FILE
 
 SCHEMA_VERSION = 1
@@ -202,7 +205,7 @@ class RunFolder:
         forget_journal(self.path)
 
     def _begin(self) -> None:
-        for name in (PREDICTIONS, CHANGES, *FIGURES):
+        for name in (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES):
             (self.path / name).unlink(missing_ok=True)
         self._write(
             {
@@ -315,6 +318,17 @@ class RunFolder:
             draw_figure(self.path / picture, metrics, predictions)
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+
+    def save_timelines(self, timelines: list[dict[str, Any]]) -> None:
+        """Writes `timeline.json`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            write_atomically(self.path / TIMELINE, (json.dumps({"ranks": timelines}) + "\n").encode())
+        except OSError as error:
+            raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
 
     def revise_metrics(self, figures: dict[str, float | None], undefined: dict[str, str], names: set[str]) -> None:
         """Adds the figures of custom metrics to the results of a complete run, in place of earlier ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.regression import FIGURES
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
+TIMELINE, REPORT = "timeline.json", "report.html"
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 
 
@@ -101,7 +103,7 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         folder: where the files are.
     """
     values, coverage, data = metrics.values, facts["coverage"], facts["data"]
-    shown = [*_HEADLINES[metrics.problem], *(name for name in values if name.startswith(_RANKINGS)), *metrics.custom]
+    shown = figures_shown(metrics.problem, values, metrics.custom)
     notes = {name: why for name, why in metrics.undefined.items() if name in shown}
     if metrics.majority_share is not None:
         notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
@@ -128,6 +130,7 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         *_audit_lines(facts["audit"]),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(metrics))),
+        *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
     return "\n".join(lines)
 
@@ -142,6 +145,11 @@ def format_figures(
         note = f"  ({notes[name]})" if name in notes else ""
         lines.append(f"{name:<{width}}  {_number(value)}{interval}{note}")
     return lines
+
+
+def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
+    """Returns the names of those figures of a problem that a person is shown first."""
+    return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
 
 
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:

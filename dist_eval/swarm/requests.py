@@ -18,6 +18,7 @@ from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
 from dist_eval.swarm.wire import Wire
+from dist_eval.timeline import Timeline
 
 Answer = TypeVar("Answer")
 Question = Callable[[Span], tuple[Awaitable[Any], int]]
@@ -159,6 +160,10 @@ class SwarmRequests:
                 for peer, server in self.routes.servers.items()
             ],
         }
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time."""
+        return {str(peer): server.timeline for peer, server in self.routes.servers.items()}
 
     def notice(self) -> str:
         """Returns what requests wait for, in words for a person, once in a while; empty if for nothing."""
@@ -344,9 +349,11 @@ class SwarmRequests:
             server.not_sent(work, time.monotonic())
             raise
         except BaseException as error:
-            server.failed(work, time.monotonic(), classify(error))
+            server.failed(work, now := time.monotonic(), classify(error))
+            server.timeline.add(sent_at, now, done=0, failed=1)
             raise
-        server.answered(work, sent_at, time.monotonic())
+        server.answered(work, sent_at, now := time.monotonic())
+        server.timeline.add(sent_at, now)
         return answer
 
 
