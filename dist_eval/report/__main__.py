@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
-_TRACKERS = ("tensorboard", "wandb", "mlflow")
 _EPILOG = """\
 examples:
   python -m dist_eval.report runs/sst2 --texts
@@ -41,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     ways = other.add_mutually_exclusive_group()
     ways.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
     ways.add_argument("--model-index", action="store_true", help="print metadata for a Hugging Face model card (YAML)")
-    ways.add_argument("--tracker", nargs="+", choices=_TRACKERS, help="log the metrics there, if it is installed")
+    ways.add_argument("--tracker", nargs="+", choices=TRACKERS, help="log the metrics there, if it is installed")
     other.add_argument("--model-name", metavar="NAME", help="of the model in --model-index (default: RUN's name)")
     return parser
 
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from dist_eval.report.reading import FinishedRun, read_results
+    from dist_eval.report.reading import read_results
 
     if options.markdown:
         from dist_eval.report.markdown import summary
@@ -77,14 +78,24 @@ def _show(options: argparse.Namespace) -> None:
 
         print(model_index(read_results(options.run), options.model_name or options.run.resolve().name), end="")
     elif options.tracker:
-        from dist_eval.report.tracking import log_run
-
-        log_run(FinishedRun.load(options.run), options.tracker)
+        require_trackers(options.tracker)
+        _log(read_results(options.run), options.run, options.tracker)
     else:
         from dist_eval.report.page import Contents, write_report
 
         contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
         print(write_report(options.run, contents, options.output))
+
+
+def _log(results: dict[str, Any], folder: Path, names: Sequence[str]) -> None:
+    """Logs the metrics of a run and the ends of their intervals."""
+    ends = {
+        f"{name}/{end}": interval[end]
+        for name, interval in (results.get("intervals") or {}).items()
+        for end in ("low", "high")
+    }
+    with open_trackers(names, folder, results["config"], "dist_eval") as trackers:
+        trackers.log({**results["metrics"], **ends}, step=0)
 
 
 if __name__ == "__main__":

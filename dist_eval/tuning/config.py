@@ -10,12 +10,14 @@ from typing import Any
 from dist_eval.commandline import Command
 from dist_eval.config import RunConfig, flag, option
 from dist_eval.errors import ConfigError
+from dist_eval.tracking import TRACKERS
 
 PROGRAM = "torchrun --nproc_per_node=N -m dist_eval.tuning"
 METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss")
 """By which the best epoch can be chosen; of the loss less is better."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+PROJECT = "dist_eval-tuning"
+"""Under which trackers show tunings."""
 
 
 @dataclass(kw_only=True)
