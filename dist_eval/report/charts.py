@@ -102,7 +102,7 @@ def scatter(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
 
 
 def strips(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Lays out what ranks and servers did over time: a strip for each, the darker the more was under way.
+    """Lays out what ranks and servers did over time: a strip for each, in levels of how much was under way.
 
     Args:
         ranks: as in `timeline.json`.
