@@ -25,7 +25,7 @@ from dist_eval.collectives import Board, Launch, all_gather, gather_predictions,
 from dist_eval.lifetime import die_with_parent
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals
 from dist_eval.predictions import Predictions, prove_coverage
-from dist_eval.report import write_predictions
+from dist_eval.saved_predictions import write_predictions
 
 LABELS = ("negative", "positive")
 _TIMEOUT = 600.0

@@ -26,6 +26,7 @@ from dist_eval.commandline import parse_args
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.model import Classifier
 from dist_eval.swarm.routes import Trip
+from dist_eval.timeline import Timeline
 
 PHASES = {
     "tokenizing": (evaluator, "prepare_data"),
@@ -51,6 +52,10 @@ class NoBackbone:
 
     def traffic(self) -> None:
         """Returns what a local base model does."""
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns what a local base model does."""
+        return {}
 
     def notice(self) -> str:
         """Returns what a local base model does."""

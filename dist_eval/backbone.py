@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dist_eval.swarm.routes import Trip
+from dist_eval.timeline import Timeline
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -51,6 +52,10 @@ class Backbone(Protocol):
 
     def traffic(self) -> dict[str, Any] | None:
         """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        ...
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time, none without a swarm."""
         ...
 
     @property
@@ -120,6 +125,10 @@ class SwarmBackbone:
         """See `Backbone.traffic`."""
         return self.requests.facts()
 
+    def timelines(self) -> dict[str, Timeline]:
+        """See `Backbone.timelines`."""
+        return self.requests.timelines()
+
     @property
     def retries(self) -> int:
         """See `Backbone.retries`."""
@@ -187,6 +196,10 @@ class LocalBackbone:
     def traffic(self) -> dict[str, Any] | None:
         """See `Backbone.traffic`: there is none."""
         return None
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `Backbone.timelines`: there are none."""
+        return {}
 
     @property
     def retries(self) -> int:

@@ -46,6 +46,7 @@ class Combined:
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
         audit: what audits have found.
+        timelines: each rank's entry in `timeline.json`.
         metrics: what the batches' values of the caller's own metrics give together; on the leader only.
     """
 
@@ -54,6 +55,7 @@ class Combined:
     totals: Totals
     ranks: list[dict[str, Any]]
     audit: Findings
+    timelines: list[dict[str, Any]]
     metrics: CombinedMetrics
 
 
@@ -69,6 +71,12 @@ def combine(
     local, failed, findings = work.collect(batches)
     totals = Totals.of(local)
     facts = {**work.facts(launch), "traffic": classifier.traffic(), **totals.facts(local.problem)}
+    timelines = {
+        "rank": launch.rank,
+        "host": launch.host,
+        "batches": work.timeline.facts(),
+        "servers": {peer: timeline.facts() for peer, timeline in classifier.timelines().items()},
+    }
     reduced: CombinedMetrics = {}
     if any(metric.reduction for metric in own_metrics):
         ordered = local.in_dataset_order()
@@ -87,6 +95,7 @@ def combine(
         totals=sum_over_ranks(totals),
         ranks=all_gather(facts),
         audit=Findings.merged(all_gather(findings)),
+        timelines=all_gather(timelines),
         metrics=reduced,
     )
 

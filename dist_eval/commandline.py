@@ -31,10 +31,15 @@ Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: -
 
 
 _GROUPS = {
+    "data": ("the data", None),
     "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
-    "how": ("how it runs", None),
+    "how": ("how it runs", "Nothing here needs setting: a rank finds out by itself what is fast."),
+    "failure": ("when servers fail, or answer falsely", None),
     "output": ("output", None),
 }
+
+WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
+"""In the usage of a command: one of these is needed."""
 
 _EXAMPLES = f"""\
 examples:
@@ -42,6 +47,7 @@ examples:
   {PROGRAM.replace("N ", "4 ")} --model MODEL --checkpoint TUNED --dataset test.csv \\
       --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
   {PROGRAM.replace("N ", "2 ")} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+  python -m dist_eval --backend local --model ./bert --dataset test.csv --report texts
 """
 
 
@@ -54,6 +60,7 @@ class Command(Generic[Config]):
         config: class of its options.
         description: what it does, in a sentence.
         examples: shown below its options.
+        usage: the options that matter most, in short.
         nothing_asked: what it says when it is started without options.
         groups: headings and texts of groups of options, besides those that all commands have.
     """
@@ -62,6 +69,7 @@ class Command(Generic[Config]):
     config: type[Config]
     description: str
     examples: str
+    usage: str
     nothing_asked: str
     groups: dict[str, tuple[str, str | None]]
 
@@ -72,8 +80,9 @@ EVALUATION = Command(
     description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number of "
     "processes.",
     examples=_EXAMPLES,
+    usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
     nothing_asked=NOTHING_ASKED,
-    groups={"what": ("what is evaluated", None)},
+    groups={"what": ("what is evaluated", None), "figures": ("which figures", None)},
 )
 
 
@@ -105,6 +114,7 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
     """Makes a command line's parser from the fields of its configuration."""
     parser = _Parser(
         prog=command.program,
+        usage=f"{command.program} {command.usage}",
         description=command.description,
         epilog=f"{command.examples}\nEvery option can also stand in the file given by --config, with or without the "
         "dashes; the command line wins.",
@@ -112,7 +122,7 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    titles = {**command.groups, **_GROUPS}
+    titles = {"what": command.groups["what"], "data": _GROUPS["data"], **command.groups, **_GROUPS}
     groups = {key: parser.add_argument_group(title, text) for key, (title, text) in titles.items()}
     hints = typing.get_type_hints(command.config)
     for field in dataclasses.fields(command.config):

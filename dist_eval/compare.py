@@ -79,19 +79,10 @@ class Run:
         from pyarrow import parquet
 
         from dist_eval.problems import SINGLE_LABEL
-        from dist_eval.report import PREDICTIONS, RESULTS
-        from dist_eval.run_folder import SCHEMA_VERSION
+        from dist_eval.report import PREDICTIONS
+        from dist_eval.report.reading import read_results
 
-        try:
-            results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{folder / RESULTS} cannot be read: {error}.") from error
-        if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
-            raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
-        if results.get("status") != "complete":
-            raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+        results = read_results(folder)
         problem = results.get("problem_type", SINGLE_LABEL.name)
         if problem != SINGLE_LABEL.name:
             raise RunError(f"{folder} is a run of {problem}; so far only runs with one class for a text are compared.")

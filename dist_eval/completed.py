@@ -14,9 +14,10 @@ from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError
 from dist_eval.metrics import compute_metrics
 from dist_eval.plan import Plan
-from dist_eval.report import PREDICTIONS, format_figures, format_slices, headline, read_predictions
+from dist_eval.report import PREDICTIONS, format_figures, format_slices, headline
+from dist_eval.report.page import report_on
 from dist_eval.run_folder import RunFolder
-from dist_eval.saved_predictions import SavedPredictions
+from dist_eval.saved_predictions import SavedPredictions, read_predictions
 
 
 def present_complete(
@@ -57,6 +58,8 @@ def present_complete(
         folder.revise_view(facts)
         slices = format_slices(facts["slices"], metrics.problem)
         _tell([*format_figures(metrics.values, metrics.undefined, facts["intervals"]), *slices])
+    if own_metrics or config.slice_by or config.group_column:
+        report_on(folder.path, config.report)
     return folder.results()["metrics"]
 
 

@@ -51,26 +51,26 @@ class RunConfig:
     """
 
     model: str | None = option(None, "base model: folder or hub name", group="what")
-    dataset: str | None = option(None, "CSV, TSV, JSON, JSONL or Parquet file, Arrow folder, or hub name", group="what")
-    subset: str | None = option(None, "configuration of a hub dataset", group="what")
-    split: str | None = option(None, "split of a hub dataset or Arrow folder", group="what")
+    dataset: str | None = option(None, "CSV, TSV, JSON, JSONL or Parquet file, Arrow folder, or hub name", group="data")
+    subset: str | None = option(None, "configuration of a hub dataset", group="data")
+    split: str | None = option(None, "split of a hub dataset or Arrow folder", group="data")
     text_column: list[str] = option(
-        ["text"], "column with the text, or two columns for a pair", group="what", nargs="+", metavar="NAME"
+        ["text"], "column with the text, or two columns for a pair", group="data", nargs="+", metavar="NAME"
     )
     label_column: str = option(
-        "label", "column with the label: an id or a name, several of them, or a number", group="what", metavar="NAME"
+        "label", "column with the label: an id or a name, several of them, or a number", group="data", metavar="NAME"
     )
     labels: str = option(
         "auto",
         "how to read the label column: as names of classes, as their numbers, as 0/1 vectors (where a text may have "
         "several labels), or as what it can only be",
-        group="what",
+        group="data",
         choices=("auto", "names", "numbers", "vectors"),
     )
     max_length: int | None = option(
-        None, "longest text in tokens, longer ones are cut and counted (default: what servers accept)", group="what"
+        None, "longest text in tokens, longer ones are cut and counted (default: what servers accept)", group="data"
     )
-    strict: bool = option(False, "a text longer than --max-length is an error", group="what")
+    strict: bool = option(False, "a text longer than --max-length is an error", group="data")
 
     initial_peers: list[str] = option(
         [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", nargs="+", metavar="ADDRESS"
@@ -84,7 +84,10 @@ class RunConfig:
     )
     servers: int = option(2, "servers of an embedded swarm", group="where")
     dht_prefix: str | None = option(
-        None, "name under which the swarm announces the model (default: Petals' rule for the name)", group="where"
+        None,
+        "name under which the swarm announces the model (default: Petals' rule for the name)",
+        group="where",
+        metavar="NAME",
     )
     backend: str = option(
         "petals",
@@ -108,20 +111,22 @@ class RunConfig:
     server_max_tokens: int | None = option(
         None, "tokens that servers accept in one request (default: Petals' default)", group="how", metavar="TOKENS"
     )
-    swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="how", metavar="SECONDS")
-    request_timeout: float = option(60.0, "longest wait for a server's answer", group="how", metavar="SECONDS")
-    max_retries: int = option(5, "attempts for each part of a request before the run stops", group="how")
+    swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
+    request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
+    max_retries: int = option(5, "attempts for each part of a request before the run stops", group="failure")
     collective_timeout: float = option(
         600.0,
         "longest wait for a sign of another rank, and, once this one is done, for its progress",
-        group="how",
+        group="failure",
         metavar="SECONDS",
     )
     stop_grace: float = option(
-        20.0, "longest wait for batches under way once the run is asked to stop", group="how", metavar="SECONDS"
+        20.0, "longest wait for batches under way once the run is asked to stop", group="failure", metavar="SECONDS"
     )
 
-    output: str | None = option(None, "folder for the results (default: runs/ and the dataset's name)", group="output")
+    output: str | None = option(
+        None, "folder for the results (default: runs/ and the dataset's name)", group="output", metavar="FOLDER"
+    )
     overwrite: bool = option(
         False, "start afresh, whatever the folder holds (default: go on where the same run ended)", group="output"
     )
@@ -213,12 +218,13 @@ class EvaluationConfig(RunConfig):
         "tuned checkpoint: folder with config.json and safetensors; without it, --backend local evaluates --model as a "
         "classifier that is complete in itself",
         group="what",
+        metavar="FOLDER",
     )
     metric: list[str] = option(
         [],
         "further metrics, your own: package.module:name of a function, of a class with a reduction, or of a "
         "torchmetrics metric; or the path of a metric of Hugging Face's evaluate; NAME= in front names the result",
-        group="what",
+        group="figures",
         nargs="+",
         action="extend",
         metavar="METRIC",
@@ -231,30 +237,31 @@ class EvaluationConfig(RunConfig):
     audit: float = option(
         0.0,
         "share of the batches that is sent twice, over different servers, and compared (0 to 1)",
-        group="how",
+        group="failure",
         metavar="FRACTION",
     )
     audit_tolerance: float | None = option(
         None,
         "largest relative difference that counts as agreement (default: by the servers' dtype)",
-        group="how",
+        group="failure",
         metavar="FRACTION",
     )
     on_error: str = option(
         "stop",
         "what to do about an example that gets no prediction: stop the run, or count it and leave it out",
-        group="how",
+        group="failure",
         choices=("stop", "skip"),
     )
-    max_failed: int = option(100, "most examples that --on-error skip may leave out", group="how", metavar="EXAMPLES")
-    confidence: float = option(
-        0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="how", metavar="LEVEL"
+    max_failed: int = option(
+        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES"
     )
-
+    confidence: float = option(
+        0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="figures", metavar="LEVEL"
+    )
     slice_by: list[str] = option(
         [],
         "also give the metrics of parts of the data: by these columns of the dataset, or by length in tokens (length)",
-        group="how",
+        group="figures",
         nargs="+",
         metavar="COLUMN",
     )
@@ -262,8 +269,14 @@ class EvaluationConfig(RunConfig):
         None,
         "column that names which rows belong together, as sentences of a document: intervals then allow for their "
         "being alike",
-        group="how",
+        group="figures",
         metavar="NAME",
+    )
+    report: str = option(
+        "numbers",
+        "what report.html shows of the mistakes: their numbers and labels, also their texts, or write none at all",
+        group="output",
+        choices=("numbers", "texts", "none"),
     )
 
     def __post_init__(self) -> None:

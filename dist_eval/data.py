@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -213,9 +213,7 @@ def tokenize_dataset(
             kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(further)])
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
-            for column in texts:
-                # each length first: texts that differ in where one ends must not look equal
-                of_texts.update(b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for text in column))
+            of_texts.update(_bytes_of(texts))
             truncated, longest = truncated + len(too_long), max(longest, int(full.max(initial=0)))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             row += len(ids)
@@ -241,6 +239,55 @@ def tokenize_dataset(
     )
     (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     return TokenizedDataset(folder)
+
+
+def read_texts(
+    dataset: str,
+    wanted: Container[int],
+    *,
+    text_columns: Sequence[str],
+    label_column: str,
+    label_names: Sequence[str],
+    labels: str = "auto",
+    problem: Problem = SINGLE_LABEL,
+    subset: str | None = None,
+    split: str | None = None,
+) -> tuple[dict[int, tuple[str, ...]], str]:
+    """Reads some texts of a dataset, and hashes all of them.
+
+    Args:
+        dataset: file, folder or hub name.
+        wanted: positions in the dataset.
+        text_columns: this and all others as in `tokenize_dataset`.
+        label_column: see there.
+        label_names: see there.
+        labels: see there.
+        problem: see there.
+        subset: see there.
+        split: see there.
+
+    Returns:
+        The texts wanted by their positions, one for each text column, and the dataset's `text_digest`.
+
+    Raises:
+        DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
+    """
+    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
+    reader = open_labels(problem, source, label_column, label_names, labels)
+    digest, codes, found, row = hashlib.sha256(), [], {}, 0
+    for batch in source.batches:
+        texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
+        digest.update(_bytes_of(texts))
+        codes.append(reader.codes(batch.column(len(text_columns)), row))
+        found.update({row + i: of_row for i, of_row in enumerate(zip(*texts, strict=True)) if row + i in wanted})
+        row += batch.num_rows
+    digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
+    return found, digest.hexdigest()
+
+
+def _bytes_of(texts: Sequence[Sequence[str]]) -> bytes:
+    """Returns texts by columns as bytes; lengths first, as texts that differ in where one ends must not look equal."""
+    return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in texts for text in column)
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -40,6 +40,7 @@ from dist_eval.plan import Plan, plan_batches
 from dist_eval.predictions import Coverage, prove_coverage
 from dist_eval.progress import Progress
 from dist_eval.report import format_results
+from dist_eval.report.page import report_on
 from dist_eval.run_folder import RunFolder
 from dist_eval.stopping import Stop
 from dist_eval.window import Window, largest_window
@@ -160,8 +161,10 @@ def evaluate_run(
             "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
             "backends": backends.facts(folder.path) if backends else None,
         }
+        folder.save_timelines(combined.timelines)
         folder.complete(combined.predictions, metrics, facts)
         board.publish(_REPORTED, "")
+        report_on(folder.path, config.report)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
 

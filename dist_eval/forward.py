@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from dist_eval.in_flight import map_in_flight
 from dist_eval.plan import Plan
 from dist_eval.predictions import BatchOutcome
 from dist_eval.swarm.routes import Trip
+from dist_eval.timeline import Timeline
 from dist_eval.window import Window
 
 _ROWS_NAMED = 5
@@ -52,6 +54,7 @@ def predict_batches(
     stopping: Callable[[], bool] = lambda: False,
     grace: float = 0.0,
     audited: Container[int] = (),
+    timeline: Timeline | None = None,
 ) -> Iterator[BatchOutcome]:
     """Sends batches through the classifier; each comes as soon as it is back, in any order.
 
@@ -66,6 +69,7 @@ def predict_batches(
         stopping: whether no further batch is to be sent.
         grace: seconds that batches under way then have to come back; later ones are dropped.
         audited: numbers of the batches that need a second opinion.
+        timeline: takes down when batches were under way, and how many examples were done.
 
     Returns:
         What became of the batches, rows in each batch's order.
@@ -77,7 +81,12 @@ def predict_batches(
     send = _salvage_batch if skip_failed else _predict_batch
 
     def outcome_of(number: int) -> BatchOutcome:
-        return send(classifier, dataset, plan, int(number), Trip(audited=number in audited))
+        began = time.monotonic()
+        outcome = send(classifier, dataset, plan, int(number), Trip(audited=number in audited))
+        if timeline is not None:
+            failed = len(outcome.failed)
+            timeline.add(began, time.monotonic(), done=len(outcome.logits) - failed, failed=failed)
+        return outcome
 
     return map_in_flight(
         outcome_of, batch_numbers, window, retries=lambda: classifier.retries, stopping=stopping, grace=grace

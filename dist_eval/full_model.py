@@ -23,6 +23,7 @@ from dist_eval.checkpoint import problem_from
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.problems import Problem
 from dist_eval.swarm.routes import Trip
+from dist_eval.timeline import Timeline
 from dist_eval.weights import load_pretrained
 
 _CHUNK_BYTES = 1 << 22
@@ -160,6 +161,10 @@ class FullClassifier:
 
     def traffic(self) -> None:
         """Returns what was sent to a swarm: nothing."""
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time: there are none."""
+        return {}
 
     def notice(self) -> str:
         """Returns what keeps the model waiting: nothing."""

@@ -20,6 +20,7 @@ from dist_eval.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.swarm.routes import Trip
+from dist_eval.timeline import Timeline
 from dist_eval.tuned_model import tuned_tensors_of
 from dist_eval.weights import load_pretrained
 
@@ -101,6 +102,10 @@ class Classifier:
     def traffic(self) -> dict[str, Any] | None:
         """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
         return self.backbone.traffic()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time, none without a swarm."""
+        return self.backbone.timelines()
 
     def notice(self) -> str:
         """Returns what keeps the model waiting, in words for a person; empty if nothing does."""

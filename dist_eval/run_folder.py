@@ -3,39 +3,36 @@
 `results.json` is written first, with status "running", and replaced as a whole whenever something changes, so that
 whoever looks sees a complete and true file. What stands in it says the schema in `results.schema.json` (see
 `dist_eval.schema`); `SCHEMA_VERSION` counts changes that a reader could stumble over.
+
+`timeline.json` has for each rank {rank, host, batches, servers}: when its batches were under way, and for each server
+when its requests were (see `dist_eval.timeline.Timeline.facts`), of this start.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
-import platform
 import re
-import subprocess
-import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dist_eval.config import RunConfig
+from dist_eval.environment import environment, now
 from dist_eval.errors import RunError
 from dist_eval.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
 from dist_eval.files import write_atomically
+from dist_eval.folder_lock import take_lock
 from dist_eval.journal import FOLDER as JOURNAL
 from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
-from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
+from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error
+from dist_eval.saved_predictions import write_predictions
 from dist_eval.statistics import Interval
 from dist_eval.stopping import FILE_REASON, STOP_FILE
 
 SCHEMA_VERSION = 1
-LOCK_FILE, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "lock", 5.0, 0.2
-_PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datasets", "numpy", "scikit-learn")
 _PEER = re.compile(
     r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
 )  # with its address, or the identity alone
@@ -78,8 +75,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_own()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
-            self._take_lock()
-            self.is_ours = True
+            self._lock, self.is_ours = take_lock(self.path), True
             if attempt == 0:  # to start a run again is to want it to go on
                 (self.path / STOP_FILE).unlink(missing_ok=True)
             if attempt == 0 and self._config.overwrite:
@@ -121,8 +117,8 @@ class RunFolder:
                 self._forget()
             changed = fingerprint.changed(earlier) if earlier else []
             if changed:
-                if status != "complete":
-                    self._write(self._before or {**self._read(), "status": "failed"})
+                if status is not None and status != "complete":
+                    self._write(self._before)
                 raise RunError(
                     f"{self.path} holds {'the results' if status == 'complete' else 'a part'} of another run: what "
                     f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
@@ -157,7 +153,7 @@ class RunFolder:
         forget_journal(self.path)
 
     def _begin(self) -> None:
-        for name in (PREDICTIONS, CHANGES, *FIGURES):
+        for name in (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES):
             (self.path / name).unlink(missing_ok=True)
         self._write(
             {
@@ -174,27 +170,6 @@ class RunFolder:
     def _options(self) -> dict[str, Any]:
         options = self._config.to_dict()
         return {**options, "initial_peers": f"{len(self._config.initial_peers)} addresses, not recorded"}
-
-    def _take_lock(self) -> None:
-        # a lock of POSIX: it ends with the process, is not inherited by forks, and holds on network file systems
-        self._lock = os.open(self.path / JOURNAL / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise
-                if time.monotonic() > deadline:
-                    holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
-                    raise RunError(
-                        f"The output folder {self.path} is in use by another run ({holder}). Choose another --output, "
-                        "or wait for its end."
-                    ) from None
-            time.sleep(_LOCK_POLL_SECONDS)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
 
     def fail(
         self,
@@ -290,6 +265,17 @@ class RunFolder:
         except Exception as error:  # fonts, memory: whatever it is, the numbers stand
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
+    def save_timelines(self, timelines: list[dict[str, Any]]) -> None:
+        """Writes `timeline.json`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            write_atomically(self.path / TIMELINE, (json.dumps({"ranks": timelines}) + "\n").encode())
+        except OSError as error:
+            raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
+
     def revise_metrics(self, figures: dict[str, float | None], undefined: dict[str, str], names: set[str]) -> None:
         """Adds the figures of custom metrics to the results of a complete run, in place of earlier ones.
 
@@ -353,39 +339,3 @@ class RunFolder:
     def _write(self, results: dict[str, Any]) -> None:
         text = json.dumps(results, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())
-
-
-def now() -> str:
-    """Returns the present time in UTC, as ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def environment() -> dict[str, Any]:
-    """Returns the versions a result depends on."""
-    packages: dict[str, str | None] = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": packages,
-        "git_commit": _git_commit(),
-    }
-
-
-def _git_commit() -> str | None:
-    try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

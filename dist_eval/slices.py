@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dist_eval.metrics import compute_metrics
 from dist_eval.predictions import Scored
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.statistics import FEW_UNITS, Interval, metric_intervals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LENGTH = "length"
 """The name that stands for the number of tokens instead of a column."""
@@ -100,6 +101,9 @@ class Slicing:
 
 def _numbers(values: pa.Array) -> np.ndarray | None:
     """Returns the numbers that texts write, NaN for blank ones; None if another one is no finite number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     trimmed = pc.utf8_trim_whitespace(values)
     try:
         numbers = pc.cast(pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed), pa.float64())

@@ -24,6 +24,7 @@ from dist_eval.predictions import Collector, Coverage, Predictions
 from dist_eval.problems import problem_of
 from dist_eval.progress import Progress
 from dist_eval.stopping import Stop
+from dist_eval.timeline import Timeline
 from dist_eval.window import Window
 
 
@@ -124,6 +125,9 @@ class Work:
         grace: seconds for batches under way once the run is to stop.
         failures: what becomes of examples that get no prediction.
         audited: numbers of the batches that need a second opinion.
+
+    Attributes:
+        timeline: this rank's batches over time, and their examples.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class Work:
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
+        self.timeline = Timeline()
 
     def do_all(self, launch: Launch, patience: float) -> np.ndarray:
         """Does what nobody has finished yet; every rank calls it.
@@ -213,6 +218,7 @@ class Work:
             stopping=lambda: self._stop.requested,
             grace=self._grace,
             audited=self._audited,
+            timeline=self.timeline,
         ):
             self._journal.append(outcome)
             failed = len(outcome.failed)

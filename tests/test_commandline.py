@@ -51,7 +51,11 @@ anywhere = {
     "collective_timeout": seconds,
     "verbose": st.booleans(),
 }
-outputs = {"output": words, "overwrite": st.booleans()}
+outputs = {
+    "output": words,
+    "overwrite": st.booleans(),
+    "report": st.sampled_from(["numbers", "texts", "none"]),
+}
 audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10), "compare_backends": st.booleans()}
 wheres = st.one_of(
     st.just({"backend": "local"}),

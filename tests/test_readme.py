@@ -7,7 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import Launcher, results_of
+from conftest import Launcher, results_of, run_here
+
+from dist_eval import demo
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -43,3 +45,19 @@ def test_the_example_of_own_metrics_runs_as_written(
     assert results["metrics"]["worst_recall"] == min(row["recall"] for row in results["per_class"])
     assert results["metrics"]["accuracy"] < results["metrics"]["TopTwo"] <= 1
     assert f"TopTwo                {results['metrics']['TopTwo']:.4f}" in process.stdout
+
+
+def test_pandas_and_duckdb_read_the_predictions_as_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb")
+    section = README.split("### Looking at results, and keeping them\n")[1].split("\n### ")[0]
+    program = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert program
+    expected = re.findall(r"\)  # (.*)$", program[1], re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    options = [f"--{name}={value}" for name, value in demo.OPTIONS.items()]
+    assert run_here("-m", "dist_eval", *options, "--backend", "local", "--output", "runs/demo") == 0
+    capfd.readouterr()
+    exec(program[1], {})
+    assert capfd.readouterr().out.splitlines() == expected

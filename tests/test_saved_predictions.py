@@ -1,4 +1,4 @@
-"""Predictions read back from their file: whatever is computed of them is equal to the last bit."""
+"""Predictions in their file: readable by others, and what is computed of them is equal to the last bit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,42 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
+from samples import predictions_of
 
 from dist_eval.analysis import View, analyse
 from dist_eval.metric_loading import made_up_predictions
 from dist_eval.metrics import compute_metrics
 from dist_eval.predictions import Predictions
 from dist_eval.problems import PROBLEMS
-from dist_eval.report import read_predictions, write_predictions
-from dist_eval.saved_predictions import SavedPredictions
+from dist_eval.saved_predictions import SavedPredictions, read_predictions, write_predictions
 from dist_eval.slices import Slicing
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
+def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: int) -> None:
+    labels = [row % classes for row in range(rows)]
+    predictions = predictions_of(labels, labels[::-1], classes)
+    write_predictions(tmp_path / "p.parquet", predictions)
+
+    table = pd.read_parquet(tmp_path / "p.parquet")
+
+    assert list(table.columns) == ["index", "label", "prediction", "loss", "probabilities"]
+    assert table["index"].tolist() == list(range(rows))
+    assert table["label"].tolist() == labels
+    assert table["prediction"].tolist() == labels[::-1]
+    assert table["loss"].tolist() == predictions.loss.tolist()
+    assert [row.tolist() for row in table["probabilities"]] == predictions.probabilities.tolist()
+
+
+def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_predictions(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))
+    write_predictions(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.commandline import Command
+from dist_eval.commandline import WHERE, Command
 from dist_eval.config import EvaluationConfig, option
 from dist_eval.errors import ConfigError
 
@@ -74,12 +74,14 @@ examples:
       --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
   python -m dist_eval.doctor --demo --rendezvous 10.0.0.5:29500
 """,
+    usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
     nothing_asked=f"""\
 The doctor takes the options of the run that it is to check:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or, to check hosts and group alone: {PROGRAM} --demo --backend local   (all options: --help)""",
     groups={
         "what": ("what is to be evaluated", None),
+        "figures": ("which figures", None),
         "doctor": ("the check itself", None),
     },
 )

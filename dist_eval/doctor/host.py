@@ -41,7 +41,7 @@ def collect_host(facts: RankFacts, environment: Mapping[str, str] = os.environ) 
 
 def collect_versions(facts: RankFacts) -> None:
     """Notes the versions of Python and of the libraries that results depend on."""
-    from dist_eval.run_folder import environment
+    from dist_eval.environment import environment
 
     found = environment()
     facts.versions = {"python": found["python"], **found["packages"], "dist_eval source": source_digest()}

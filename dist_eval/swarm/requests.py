@@ -20,6 +20,7 @@ from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
 from dist_eval.swarm.wire import Wire
+from dist_eval.timeline import Timeline
 
 Answer = TypeVar("Answer")
 Question = Callable[[Span], tuple[Awaitable[Any], int]]
@@ -160,6 +161,10 @@ class SwarmRequests:
                 for peer, server in self.routes.servers.items()
             ],
         }
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time."""
+        return {str(peer): server.timeline for peer, server in self.routes.servers.items()}
 
     async def _forward(self, hidden: torch.Tensor, trip: Trip, block: int = 0) -> torch.Tensor:
         while block < self.num_blocks:
@@ -325,9 +330,11 @@ class SwarmRequests:
             server.not_sent(work, time.monotonic())
             raise
         except BaseException as error:
-            server.failed(work, time.monotonic(), classify(error))
+            server.failed(work, now := time.monotonic(), classify(error))
+            server.timeline.add(sent_at, now, done=0, failed=1)
             raise
-        server.answered(work, sent_at, time.monotonic())
+        server.answered(work, sent_at, now := time.monotonic())
+        server.timeline.add(sent_at, now)
         return answer
 
 

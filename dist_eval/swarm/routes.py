@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.swarm.failures import Failure
+from dist_eval.timeline import Timeline
 
 if TYPE_CHECKING:
     from dist_eval.audit import Findings
@@ -112,6 +113,7 @@ class Server:
         work: tokens times blocks of all answered requests.
         latencies: seconds from request to answer of the latest requests.
         backlog: tokens times blocks that are under way.
+        timeline: its requests over time.
     """
 
     requests: int = 0
@@ -120,6 +122,7 @@ class Server:
     work: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
     backlog: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
     _under_way: int = 0
     _busy_seconds: float = 0.0
     _busy_work: float = 0.0

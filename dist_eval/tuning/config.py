@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.commandline import Command
+from dist_eval.commandline import WHERE, Command
 from dist_eval.config import RunConfig, flag, option
 from dist_eval.errors import ConfigError
+from dist_eval.tracking import TRACKERS
 
 PROGRAM = "torchrun --nproc_per_node=N -m dist_eval.tuning"
 METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss")
 """By which the best epoch can be chosen; of the loss less is better."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+PROJECT = "dist_eval-tuning"
+"""Under which trackers show tunings."""
 
 
 @dataclass(kw_only=True)
@@ -36,10 +38,10 @@ class TuningConfig(RunConfig):
     num_labels: int | None = option(None, "classes of the head (default: those that the data show)", group="tuned")
 
     eval_dataset: str | None = option(
-        None, "data to evaluate on after each epoch (default with --eval-split: those of --dataset)", group="what"
+        None, "data to evaluate on after each epoch (default with --eval-split: those of --dataset)", group="data"
     )
-    eval_subset: str | None = option(None, "configuration of --eval-dataset", group="what")
-    eval_split: str | None = option(None, "split of --eval-dataset", group="what")
+    eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
+    eval_split: str | None = option(None, "split of --eval-dataset", group="data")
 
     epochs: int = option(3, "how often the data are gone through", group="learning")
     batch_size: int = option(32, "examples of a batch, on all ranks together", group="learning", metavar="EXAMPLES")
@@ -130,6 +132,7 @@ examples:
   {PROGRAM.replace("N ", "4 ")} --model MODEL --dataset train.csv --text-column sentence \\
       --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --tuning-mode ptune --epochs 5
 """,
+    usage=f"--model MODEL --dataset FILE\n{WHERE} [options]",
     nothing_asked=f"""\
 dist_eval.tuning needs a base model, labelled data, and a swarm:
   {PROGRAM} --model MODEL --dataset FILE --initial-peers ADDRESS...

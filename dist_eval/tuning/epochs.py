@@ -20,12 +20,12 @@ from dist_eval.metrics import Metrics
 from dist_eval.model import Classifier
 from dist_eval.plan import plan_batches
 from dist_eval.stopping import Stop
+from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
-from dist_eval.tuning.config import TuningConfig
+from dist_eval.tuning.config import PROJECT, TuningConfig
 from dist_eval.tuning.display import Display
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
-from dist_eval.tuning.tracking import Trackers, open_trackers
 from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
 from dist_eval.window import Window
 
@@ -88,7 +88,9 @@ class Epochs:
                 stack.enter_context(self._display.watching(self.classifier.backbone.notice))
                 options = self.config.to_dict()
                 del options["initial_peers"]
-                self._trackers = stack.enter_context(open_trackers(self.config.tracker, self.folder.path, options))
+                self._trackers = stack.enter_context(
+                    open_trackers(self.config.tracker, self.folder.path, options, PROJECT)
+                )
             self.stop.in_order()
             while self._state.epoch < self.config.epochs:
                 began = time.monotonic()

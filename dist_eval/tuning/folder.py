@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.environment import now
 from dist_eval.errors import RunError
 from dist_eval.journal import FOLDER as JOURNAL
 from dist_eval.report import RESULTS as EVALUATION_RESULTS
-from dist_eval.run_folder import RunFolder, now
+from dist_eval.run_folder import RunFolder
 
 RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
 

@@ -23,10 +23,10 @@ from dist_eval.labels import find_classes
 from dist_eval.model import Classifier, base_fingerprint
 from dist_eval.readers import open_rows
 from dist_eval.stopping import Stop
+from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
-from dist_eval.tuning.tracking import require_trackers
 from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_of
 
 _OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0

@@ -1,89 +1,23 @@
-"""What a person gets from a run: `predictions.parquet`, a picture (see `figures`), and the table that is printed."""
+"""What a person gets from a run: the names of its files, and the table that is printed."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dist_eval.figures import RELIABILITY, figure_name
-from dist_eval.files import replaced_atomically
 from dist_eval.metrics import Metrics
-from dist_eval.predictions import Predictions
-from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.regression import FIGURES
 from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
 from dist_eval.statistics import FEW_UNITS
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
+TIMELINE, REPORT = "timeline.json", "report.html"
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
-
-
-def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes one row per example: index, label, prediction, loss, probabilities. Equal input gives equal bytes.
-
-    For several labels each, label and prediction are lists of true and false, one for each class. A regression has no
-    probabilities; its labels and predictions are numbers, or lists of them where the head has several outputs.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    problem, outputs = predictions.problem, predictions.num_labels
-    kinds = _column_kinds(problem, outputs)
-    schema = pa.schema(list(kinds.items()))
-    # piece by piece, because the probabilities take more memory than the predictions themselves; a dictionary pays for
-    # the classes only
-    with (
-        replaced_atomically(path) as file,
-        parquet.ParquetWriter(
-            file,
-            schema,
-            use_dictionary=["label", "prediction"] if problem is SINGLE_LABEL else False,
-            column_encoding={"index": "DELTA_BINARY_PACKED"},
-        ) as writer,
-    ):
-        for piece in predictions.pieces():
-            columns = [_column(getattr(piece, name), kind) for name, kind in kinds.items()]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-
-
-def read_predictions(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `write_predictions` wrote, lists as two-dimensional arrays.
-
-    Raises:
-        OSError: there is no such file, or none that can be read.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    columns = {}
-    for name, column in zip((table := parquet.read_table(path)).column_names, table.columns, strict=True):
-        whole = column.combine_chunks()
-        if pa.types.is_fixed_size_list(whole.type):
-            columns[name] = whole.flatten().to_numpy(zero_copy_only=False).reshape(len(whole), whole.type.list_size)
-        else:
-            columns[name] = whole.to_numpy(zero_copy_only=False)
-    return columns
-
-
-def _column_kinds(problem: Problem, outputs: int) -> dict[str, Any]:
-    import pyarrow as pa
-
-    kind = {SINGLE_LABEL: pa.int64(), MULTI_LABEL: pa.bool_(), REGRESSION: pa.float64()}[problem]
-    if problem is MULTI_LABEL or (problem is REGRESSION and outputs > 1):
-        kind = pa.list_(kind, outputs)
-    kinds = {"index": pa.int64(), "label": kind, "prediction": kind, "loss": pa.float64()}
-    return kinds if problem is REGRESSION else {**kinds, "probabilities": pa.list_(pa.float64(), outputs)}
-
-
-def _column(values: np.ndarray, kind: Any) -> Any:
-    import pyarrow as pa
-
-    flat = pa.array(values.ravel())
-    return pa.FixedSizeListArray.from_arrays(flat, kind.list_size) if pa.types.is_fixed_size_list(kind) else flat
 
 
 _HEADLINES = {
@@ -108,7 +42,7 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         folder: where the files are.
     """
     values, coverage, data = metrics.values, facts["coverage"], facts["data"]
-    shown = [*_HEADLINES[metrics.problem], *(name for name in values if name.startswith(_RANKINGS)), *metrics.custom]
+    shown = figures_shown(metrics.problem, values, metrics.custom)
     notes = {name: why for name, why in metrics.undefined.items() if name in shown}
     if metrics.majority_share is not None:
         notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
@@ -131,13 +65,14 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         + (f"; {data['unknown']} texts have no token that the tokenizer knows" if data["unknown"] else ""),
         f"speed: {throughput['examples_per_second']:.1f} examples/s, {throughput['tokens_per_second']:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
-        *_group_lines(facts.get("groups")),
+        *group_lines(facts.get("groups")),
         *_spread_lines(facts.get("spread")),
         *_backend_lines(facts.get("backends")),
         *_audit_lines(facts["audit"]),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(metrics))),
         *([f"  {folder / RELIABILITY}"] if facts.get("calibration") else []),
+        *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
     return "\n".join(lines)
 
@@ -154,6 +89,11 @@ def format_figures(
     return lines
 
 
+def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
+    """Returns the names of those figures of a problem that a person is shown first."""
+    return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
+
+
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
     """Returns name and value of the figure that says most, out of the section `metrics` of `results.json`."""
     name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
@@ -165,8 +105,7 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     if not slices:
         return []
     names, shown = FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE], slices[:_SLICES_IN_TABLE]
-    values = ["(missing)" if one["value"] is None else one["value"] or "(empty)" for one in shown]
-    labels = [f"{one['by']}: {' '.join(value.split())}" for one, value in zip(shown, values, strict=True)]
+    labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
     width = max([len("slice"), *map(len, labels)])
     lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
@@ -178,7 +117,13 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     return lines
 
 
-def _group_lines(groups: dict[str, Any] | None) -> list[str]:
+def slice_name(entry: dict[str, Any]) -> str:
+    """Returns what the examples of an entry of the section `slices` have in common, for people."""
+    return "(missing)" if entry["value"] is None else entry["value"] or "(empty)"
+
+
+def group_lines(groups: dict[str, Any] | None) -> list[str]:
+    """Returns a line that says how intervals take groups into account; nothing if there are none."""
     if groups is None:
         return []
     few = "; with so few they are too narrow" if groups["count"] < FEW_UNITS else ""

@@ -5,37 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
 from dist_eval.metrics import compute_metrics
-from dist_eval.report import format_results, print_error, write_predictions
+from dist_eval.report import format_results, print_error
 from dist_eval.statistics import metric_intervals
-
-
-@pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
-def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: int) -> None:
-    labels = [row % classes for row in range(rows)]
-    predictions = predictions_of(labels, labels[::-1], classes)
-    write_predictions(tmp_path / "p.parquet", predictions)
-
-    table = pd.read_parquet(tmp_path / "p.parquet")
-
-    assert list(table.columns) == ["index", "label", "prediction", "loss", "probabilities"]
-    assert table["index"].tolist() == list(range(rows))
-    assert table["label"].tolist() == labels
-    assert table["prediction"].tolist() == labels[::-1]
-    assert table["loss"].tolist() == predictions.loss.tolist()
-    assert [row.tolist() for row in table["probabilities"]] == predictions.probabilities.tolist()
-
-
-def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_predictions(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))
-    write_predictions(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
 
 
 def line_of(table: str, start: str) -> str:

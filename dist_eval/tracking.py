@@ -12,7 +12,7 @@ from typing import Any
 from dist_eval.errors import ConfigError
 
 _WANDB_NEWER = (("X_DISABLE_META", "true"),)
-_PROJECT = "dist_eval-tuning"
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 class Trackers:
@@ -49,13 +49,14 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]) -> Iterator[Trackers]:
-    """Opens trackers for the time of the context; on the leader, within the process group.
+def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any], project: str) -> Iterator[Trackers]:
+    """Opens trackers for the time of the context; on the leader, within the process group if there is one.
 
     Args:
         names: of trackers.
         folder: where those that write files have a folder `logs`.
         options: of the run; shown with its figures.
+        project: under which they show it.
     """
     if not names:
         yield Trackers()
@@ -70,7 +71,7 @@ def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]
         for name in names:
             tracker_class = LOGGER_TYPE_TO_CLASS[name]
             where = {"logging_dir": str(folder / "logs")} if tracker_class.requires_logging_directory else {}
-            tracker = tracker_class(_PROJECT, **where)
+            tracker = tracker_class(project, **where)
             if hasattr(tracker, "start"):  # before accelerate 1.8 they start by themselves
                 tracker.start()
             opened.append(tracker)

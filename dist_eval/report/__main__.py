@@ -1,0 +1,102 @@
+"""`python -m dist_eval.report RUN`: a finished run as a page, a summary, a model card's metadata, or in a tracker."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
+
+_EPILOG = """\
+examples:
+  python -m dist_eval.report runs/sst2 --texts
+  python -m dist_eval.report runs/sst2 --markdown >> "$GITHUB_STEP_SUMMARY"
+  python -m dist_eval.report runs/sst2 --model-index --model-name my/model
+  python -m dist_eval.report runs/sst2 --tracker tensorboard
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Makes the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.report",
+        description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a complete run")
+    page = parser.add_argument_group("the page")
+    page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN)")
+    page.add_argument("--texts", action="store_true", help="show the mistakes with their texts, out of the dataset")
+    page.add_argument("--dataset", metavar="DATASET", help="where the dataset is now (default: where the run found it)")
+    page.add_argument("--max-mistakes", type=int, default=1000, metavar="N", help="at most so many (default: 1000)")
+    page.add_argument(
+        "--max-characters", type=int, default=1000, metavar="N", help="longer texts are cut (default: 1000)"
+    )
+    other = parser.add_argument_group("instead of the page")
+    ways = other.add_mutually_exclusive_group()
+    ways.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
+    ways.add_argument("--model-index", action="store_true", help="print metadata for a Hugging Face model card (YAML)")
+    ways.add_argument("--tracker", nargs="+", choices=TRACKERS, help="log the metrics there, if it is installed")
+    other.add_argument("--model-name", metavar="NAME", help="of the model in --model-index (default: RUN's name)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 0, 1 if it cannot be done, 2 for wrong options."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if min(options.max_mistakes, options.max_characters) < 0:
+        parser.error("--max-mistakes and --max-characters must be at least 0")
+    if options.dataset and not options.texts:
+        parser.error("--dataset says where the texts are: give --texts, too")
+    try:
+        _show(options)
+    except EvaluationError as error:
+        print(f"dist_eval.report: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        print(f"dist_eval.report: {error.filename} cannot be written: {error.strerror or error}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(options: argparse.Namespace) -> None:
+    from dist_eval.report.reading import read_results
+
+    if options.markdown:
+        from dist_eval.report.markdown import summary
+
+        print(summary(read_results(options.run), options.run.resolve().name), end="")
+    elif options.model_index:
+        from dist_eval.report.model_card import model_index
+
+        print(model_index(read_results(options.run), options.model_name or options.run.resolve().name), end="")
+    elif options.tracker:
+        require_trackers(options.tracker)
+        _log(read_results(options.run), options.run, options.tracker)
+    else:
+        from dist_eval.report.page import Contents, write_report
+
+        contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
+        print(write_report(options.run, contents, options.output))
+
+
+def _log(results: dict[str, Any], folder: Path, names: Sequence[str]) -> None:
+    """Logs the metrics of a run and the ends of their intervals."""
+    ends = {
+        f"{name}/{end}": interval[end]
+        for name, interval in (results.get("intervals") or {}).items()
+        for end in ("low", "high")
+    }
+    with open_trackers(names, folder, results["config"], "dist_eval") as trackers:
+        trackers.log({**results["metrics"], **ends}, step=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

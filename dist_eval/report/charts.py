@@ -1,0 +1,180 @@
+"""Where the lines and boxes of a report's pictures are. Knows no HTML: the template draws."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_LEVELS, _MOST_COLUMNS, _MOST_STRIPS, _TICKS = 5, 64, 48, 5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values to places.
+
+    Attributes:
+        low: the least value.
+        high: the largest one.
+        start: the least value's place.
+        stop: the largest one's place.
+    """
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        """Returns a value's place, rounded to what an eye can tell apart."""
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return round(self.start + share * (self.stop - self.start), 2)
+
+    def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
+        """Returns places and texts of round values."""
+        step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-9) / most))
+        step *= next(factor for factor in (1, 2, 5, 10) if (self.high - self.low) / (step * factor) <= most)
+        first = math.ceil(self.low / step - 1e-9)
+        values = [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        return [(self(value), f"{value:.6g}") for value in values]
+
+
+def interval_bar(value: float | None, interval: Mapping[str, Any] | None) -> dict[str, float] | None:
+    """Returns where a figure between 0 and 1 and its interval stand on a line from 0 to 100; None without any."""
+    if value is None or not interval or interval["low"] is None:
+        return None
+    low, high = interval["low"], interval["high"]
+    if not 0 <= low <= high <= 1:
+        return None
+    return {"value": round(100 * value, 2), "low": round(100 * low, 2), "width": round(100 * (high - low), 2)}
+
+
+def reliability(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Lays out a reliability diagram: mean confidence against accuracy, and below it how many examples there are.
+
+    Args:
+        bins: as in the section `calibration` of `results.json`; one of them holds examples.
+
+    Returns:
+        Points of the diagram with their intervals, bars of the histogram, and the places of the axes' texts.
+    """
+    x, y = Scale(0, 1, 44, 324), Scale(0, 1, 290, 10)
+    filled = [one for one in bins if one["n"]]
+    most = max(one["n"] for one in filled)
+    points = []
+    for one in filled:
+        low, high = one["interval"]["low"], one["interval"]["high"]
+        points.append(
+            {
+                "x": x(one["mean_confidence"]),
+                "y": y(one["accuracy"]),
+                "low": None if low is None else y(low),
+                "high": None if high is None else y(high),
+            }
+        )
+    bars = [
+        {"x": x(one["low"]), "width": max(1.0, x(one["high"]) - x(one["low"]) - 1), "height": 48 * one["n"] / most}
+        for one in filled
+    ]
+    bars = [{**bar, "height": round(max(1.0, bar["height"]), 2), "width": round(bar["width"], 2)} for bar in bars]
+    return {"points": points, "bars": bars, "x_ticks": x.ticks(), "y_ticks": y.ticks()}
+
+
+def scatter(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
+    """Lays out labels against predictions of one output.
+
+    Args:
+        labels: float64 of shape [n].
+        predictions: float64 of shape [n].
+    """
+    both = np.concatenate([labels, predictions])
+    low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    x, y = Scale(low, high, 44, 324), Scale(low, high, 290, 10)
+    points = [(x(float(label)), y(float(found))) for label, found in zip(labels, predictions, strict=True)]
+    return {"points": points, "x_ticks": x.ticks(), "y_ticks": y.ticks()}
+
+
+def strips(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Lays out what ranks and servers did over time: a strip for each, in levels of how much was under way.
+
+    Args:
+        ranks: as in `timeline.json`.
+
+    Returns:
+        Strips of ranks and of servers on one axis, in seconds from the first one's beginning; None if there are none.
+    """
+    by_rank = {f"rank {one['rank']}": [one["batches"]] for one in ranks if one["batches"]}
+    by_server: dict[str, list[Mapping[str, Any]]] = {}
+    for one in ranks:
+        for peer, timeline in one["servers"].items():
+            if timeline:
+                by_server.setdefault(peer, []).append(timeline)
+    groups = {"ranks": by_rank, "servers": dict(sorted(by_server.items()))}
+    everything = [timeline for group in groups.values() for several in group.values() for timeline in several]
+    if not everything:
+        return None
+    width = max(one["bin_seconds"] for one in everything)
+    while True:
+        first = min(math.floor(one["began"] / width) for one in everything)
+        last = max(math.floor((_end(one) - one["bin_seconds"] / 2) / width) for one in everything)
+        if last - first < _MOST_COLUMNS:
+            break
+        width *= 2
+    columns = last - first + 1
+    x = Scale(0, columns * width, 130, 700)
+    found: dict[str, Any] = {"ticks": x.ticks(), "column_seconds": width, "omitted": {}}
+    for name, group in groups.items():
+        rows = {who: _coarsened(several, width, first, columns) for who, several in group.items()}
+        most = max((float(row[0].max()) for row in rows.values()), default=0.0)
+        shown = list(rows.items())[:_MOST_STRIPS]
+        found["omitted"][name] = len(rows) - len(shown)
+        found[name] = [_strip(who, *row, most, x, width) for who, row in shown]
+    return found
+
+
+def _end(timeline: Mapping[str, Any]) -> float:
+    return timeline["began"] + len(timeline["busy"]) * timeline["bin_seconds"]
+
+
+def _coarsened(
+    timelines: Iterable[Mapping[str, Any]], width: float, first: int, columns: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Adds timelines up in wider bins: what was under way on average, what was done, what failed."""
+    sums = np.zeros((3, columns))
+    for one in timelines:
+        starts = one["began"] + one["bin_seconds"] * (np.arange(len(one["busy"])) + 0.5)
+        places = np.floor(starts / width).astype(np.int64) - first
+        for row, name in enumerate(("busy", "done", "failed")):
+            share = one["bin_seconds"] / width if name == "busy" else 1.0
+            np.add.at(sums[row], places, np.asarray(one[name], dtype=np.float64) * share)
+    return sums[0], sums[1], sums[2]
+
+
+def _strip(
+    who: str, busy: np.ndarray, done: np.ndarray, failed: np.ndarray, most: float, x: Scale, width: float
+) -> dict[str, Any]:
+    active = np.flatnonzero((busy > 0) | (done > 0))
+    levels = np.where(busy > 0, np.ceil(_LEVELS * busy / max(most, 1e-9)), 0).clip(0, _LEVELS).astype(int)
+    paths: dict[int, str] = {}
+    edges = np.flatnonzero(np.diff(levels, prepend=-1, append=-1))
+    for start, stop in itertools.pairwise(edges.tolist()):
+        if level := int(levels[start]):
+            left, right = x(start * width), x(stop * width)
+            paths[level] = paths.get(level, "") + f"M{left:g} 0H{right:g}V14H{left:g}z"
+    return {
+        "who": who,
+        "paths": sorted(paths.items()),
+        "failed": [x((place + 0.5) * width) for place in np.flatnonzero(failed)],
+        "failures": int(failed.sum()),
+        "done": int(done.sum()),
+        "first": float(active[0] * width),
+        "last": float((active[-1] + 1) * width),
+        "busy": float(busy[active[0] : active[-1] + 1].mean()),
+        "most": float(busy.max()),
+    }

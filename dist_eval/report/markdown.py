@@ -1,0 +1,74 @@
+"""A run in a few lines of Markdown, for a pull request or the summary of a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dist_eval.report import figures_shown
+from dist_eval.report.sections import by_class, confusion, figure
+
+_CONFUSIONS, _CLASSES = 5, 30
+
+
+def summary(results: Mapping[str, Any], name: str) -> str:
+    """Writes the summary of a run.
+
+    Args:
+        results: what `results.json` holds, of a complete run.
+        name: of the run.
+
+    Returns:
+        Markdown. Names out of the data stand in code spans: they make no markup, and mention nobody.
+    """
+    coverage, data, speed = results["coverage"], results["data"], results["throughput"]
+    names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
+    lines = [
+        f"### {code(name)}",
+        "",
+        f"{code(results['model'].get('checkpoint') or results['model'].get('base') or '')} on {code(data['source'])}: "
+        f"{coverage['seen']} of {coverage['expected']} examples, each exactly once"
+        + (f"; {coverage['failed']} failed and are in no figure" if coverage["failed"] else "")
+        + f"; {speed['examples_per_second']:.1f} examples/s on {len(results['ranks'])} ranks.",
+        "",
+        *_table(("metric", "value", "interval"), (_figure_cells(figure(one, results)) for one in names)),
+    ]
+    matrix = confusion(results)
+    if matrix and matrix["pairs"]:
+        pairs = matrix["pairs"][:_CONFUSIONS]
+        rows = ([code(one["label"]), code(one["prediction"]), str(one["count"])] for one in pairs)
+        lines += ["", "Most frequent confusions:", "", *_table(("true", "predicted", "examples"), rows)]
+    classes = by_class(results)
+    if classes:
+        shown = classes["rows"][:_CLASSES]
+        rows = ([code(row["label"]), *(_number(row[column]) for column in classes["columns"])] for row in shown)
+        more = len(results["per_class"]) - len(shown)
+        lines += ["", "<details>", f"<summary>By {classes['what']}</summary>", ""]
+        lines += _table((classes["what"], *classes["columns"]), rows)
+        lines += ["", f"{more} more are in results.json."] if more else []
+        lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def code(text: object) -> str:
+    """Puts text into a code span that may stand in a table, whatever the text is."""
+    plain = " ".join(str(text).split()).replace("|", "\\|") or " "
+    fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
+    pad = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{pad}{plain}{pad}{fence}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
+
+
+def _figure_cells(one: Mapping[str, Any]) -> list[str]:
+    interval = one["interval"]
+    words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "–"
+    return [code(one["name"]), _number(one["value"]), words]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"

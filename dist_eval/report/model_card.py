@@ -1,0 +1,63 @@
+"""A run as the `model-index` of a Hugging Face model card. Nothing is uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dist_eval.errors import RunError
+from dist_eval.problems import REGRESSION
+from dist_eval.report import figures_shown
+
+_TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+"""Names of metrics on the hub, where they are other ones than here."""
+
+_AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
+
+
+def model_index(results: Mapping[str, Any], model_name: str) -> str:
+    """Makes metadata of a model card.
+
+    Args:
+        results: what `results.json` holds, of a complete run.
+        model_name: of the model.
+
+    Returns:
+        YAML with `model-index`, to be put between the lines `---` at the head of a model card. A dataset that is a file
+        or a folder is named without the path to it.
+
+    Raises:
+        RunError: all figures are undefined.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    config, data = results["config"], results["data"]
+    source = str(data["source"])
+    is_on_hub = not Path(source).exists() and not Path(source).suffix and source.count("/") <= 1
+    dataset = source if is_on_hub else Path(source).name
+    is_regression = results["problem_type"] == REGRESSION.name
+    values = results["metrics"]
+    names = figures_shown(results["problem_type"], values, results["custom_metrics"])
+    found = [
+        EvalResult(
+            task_type="text-regression" if is_regression else "text-classification",
+            dataset_type=dataset,
+            dataset_name=" ".join(part for part in (dataset, config.get("subset"), config.get("split")) if part),
+            dataset_config=config.get("subset"),
+            dataset_split=config.get("split"),
+            metric_type=_type_of(name),
+            metric_name=name,
+            metric_value=values[name],
+        )
+        for name in names
+        if values[name] is not None
+    ]
+    if not found:
+        raise RunError("All figures of this run are undefined: there is nothing for a model card.")
+    return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
+
+
+def _type_of(name: str) -> str:
+    stem = next((stem for stem in _AVERAGED if name.startswith(f"{stem}_")), name)
+    return _TYPES.get(stem, "roc_auc" if stem.startswith("roc_auc") else stem)

@@ -1,0 +1,213 @@
+"""`report.html`: a finished run to look at, as one file that fetches nothing.
+
+Texts of the dataset are put into it only if that is asked for: a report is passed on more easily than a dataset. What
+comes from data is escaped by the template engine, or stands in a block of JSON that the page's script puts into text
+nodes; besides, a Content-Security-Policy allows that one script and that one style, by their hashes. Equal input gives
+equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_eval.errors import first_line
+from dist_eval.files import write_atomically
+from dist_eval.mistakes import Mistakes, worst_mistakes
+from dist_eval.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.report import REPORT, RESULTS, group_lines, print_error, sections
+from dist_eval.report.charts import scatter, strips
+from dist_eval.report.reading import FinishedRun
+
+_PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
+_SCATTER_POINTS, _SCATTERS = 500, 4
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a report has of the dataset.
+
+    Attributes:
+        texts: whether the mistakes have their texts.
+        dataset: where the dataset is now; None for where the run found it.
+        most: how many mistakes at most.
+        longest: characters after which a text is cut.
+    """
+
+    texts: bool = False
+    dataset: str | None = None
+    most: int = 1000
+    longest: int = 1000
+
+
+def write_report(folder: Path, contents: Contents | None = None, path: Path | None = None) -> Path:
+    """Writes the report of a complete run.
+
+    Args:
+        folder: the run's folder.
+        contents: what of the dataset is shown; by default no texts.
+        path: the file to write, by default `report.html` in the folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: the folder holds no complete run, or its files cannot be read.
+        DataError: the dataset cannot be read, or is not the run's.
+        OSError: the file cannot be written.
+    """
+    path = path or folder / REPORT
+    write_atomically(path, render(FinishedRun.load(folder), contents or Contents()).encode())
+    return path
+
+
+def report_on(folder: Path, wanted: str) -> None:
+    """Writes the report of a run that has just ended; whatever goes wrong with it, the numbers stand.
+
+    Args:
+        folder: the run's folder.
+        wanted: what `--report` says.
+    """
+    if wanted == "none":
+        return
+    try:
+        write_report(folder, Contents(texts=wanted == "texts"))
+    except Exception as error:  # a full disk, a dataset that was moved meanwhile
+        print_error(f"{REPORT} could not be written ({first_line(error)}); all numbers are in {RESULTS}.")
+
+
+def render(run: FinishedRun, contents: Contents) -> str:
+    """Makes the page of a run; for what is raised see `write_report`."""
+    import jinja2
+
+    templates = jinja2.PackageLoader("dist_eval.report")
+    environment = jinja2.Environment(
+        loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # source, not a template: what it is hashed as must be what stands in the page
+    style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
+    results = run.results
+    found = worst_mistakes(run.predictions(), contents.most)
+    rows = _rows(run, found, contents)
+    return environment.get_template("report.html.jinja").render(
+        title=run.folder.resolve().name,
+        results=results,
+        style=_trusted(style),
+        script=_trusted(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        headline=sections.headline(results),
+        groups=group_lines(results["groups"]),
+        confusion=sections.confusion(results),
+        label_confusion=sections.label_confusion(results),
+        by_class=sections.by_class(results),
+        calibration=sections.calibration(results),
+        slices=sections.slices(results),
+        ranks=sections.ranks(results),
+        strips=strips(run.timelines),
+        **_scatters(run),
+        mistakes_title="Largest errors" if run.problem == REGRESSION.name else "Mistakes",
+        mistakes_note=_note(run, found, contents),
+        what_is_right="true" if run.problem == SINGLE_LABEL.name else "label",
+        rows=rows,
+        page_size=_PAGE_SIZE,
+        long_table=_LONG_TABLE,
+        data={"rows": rows, "page_size": _PAGE_SIZE, "most_choices": _MOST_CHOICES},
+        facts=_facts(run),
+    )
+
+
+def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
+    """Returns for each mistake its number, label, prediction, score and text."""
+    texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
+    score = "loss" if run.problem == REGRESSION.name else "probability"
+    return [
+        [
+            f"#{one.index}",
+            sections.words(one.label, run.problem, run.label_names),
+            sections.words(one.prediction, run.problem, run.label_names),
+            f"{score} {one.score:.4g}",
+            _cut(texts.get(one.index, ""), contents.longest),
+        ]
+        for one in found.worst
+    ]
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[:longest] + " […]"
+
+
+def _note(run: FinishedRun, found: Mistakes, contents: Contents) -> str:
+    if not found.total:
+        return "There are none."
+    what, order = "mistakes", "the most confident"
+    if run.problem == REGRESSION.name:
+        what, order = "examples", "those with the largest loss"
+    words = f"{found.total} {what}, {order} first."
+    if len(found.worst) < found.total:
+        words += f" The first {len(found.worst)} are in this file, all of them in predictions.parquet."
+    if contents.texts:
+        return words + f" Texts are cut after {contents.longest} characters."
+    return words + " Their texts are not in this file: python -m dist_eval.report RUN --texts adds them."
+
+
+def _scatters(run: FinishedRun) -> dict[str, Any]:
+    if run.problem != REGRESSION.name:
+        return {"scatters": [], "scatter_points": 0, "scatters_omitted": 0}
+    labels, predictions = run.sample(_SCATTER_POINTS)
+    names = run.label_names
+    shown = [
+        {"name": name, **scatter(labels[:, number], predictions[:, number])}
+        for number, name in enumerate(names[:_SCATTERS])
+    ]
+    return {"scatters": shown, "scatter_points": len(labels), "scatters_omitted": len(names) - len(shown)}
+
+
+def _facts(run: FinishedRun) -> list[tuple[str, str]]:
+    results = run.results
+    data, model, environment = results["data"], results["model"], results.get("environment", {})
+    counts = {
+        "cut to --max-length": data["truncated"],
+        "of several lines": data["multiline"],
+        "without a token of their own": data["blank"],
+        "without a token that the tokenizer knows": data["unknown"],
+    }
+    facts = {
+        "base model": model.get("base"),
+        "tuned checkpoint": model.get("checkpoint"),
+        "dataset": " ".join(str(part) for part in _where_from(results) if part),
+        "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
+        "started": results.get("started"),
+        "finished": results.get("finished"),
+        "swarm": (results.get("swarm") or {}).get("dht_prefix"),
+        "audit": _audit(results.get("audit")),
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.get("packages", {}).items()),
+        "git commit": environment.get("git_commit"),
+        "digest of texts and labels": data.get("text_digest"),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _where_from(results: dict[str, Any]) -> list[str | None]:
+    return [results["data"]["source"], results["config"].get("subset"), results["config"].get("split")]
+
+
+def _audit(audit: dict[str, Any] | None) -> str:
+    if not audit:
+        return ""
+    odd = [server["peer"] for server in audit["servers"] if server["odd"]]
+    words = f"{audit['batches']} batches sent twice, {audit['disputes']} disputes"
+    return words + (f"; others agree against {', '.join(odd)}" if odd else "")
+
+
+def _hash(source: str) -> str:
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def _trusted(source: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(source)

@@ -1,0 +1,229 @@
+"""The sections of `results.json` → what a report's template shows of each. What is not there gives nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.regression import FIGURES
+from dist_eval.report import figures_shown, slice_name
+from dist_eval.report.charts import interval_bar, reliability
+from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
+
+_CARDS = {
+    SINGLE_LABEL.name: ("accuracy", "f1_macro", "mcc"),
+    MULTI_LABEL.name: ("subset_accuracy", "f1_micro", "f1_macro"),
+    REGRESSION.name: ("r2", "mae", "rmse"),
+}
+_CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
+_FIGURES_OF_A_SLICE = 3
+_PER_CLASS = ("precision", "recall", "f1", "support")
+_HEAT_LEVELS, _SLOW = 9, 1.2
+
+
+def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a figure of a run, or of a slice, with its interval, and the reason where there is none."""
+    value, interval = results["metrics"].get(name), (results.get("intervals") or {}).get(name)
+    return {
+        "name": name,
+        "value": value,
+        "why": (results.get("undefined") or {}).get(name),
+        "interval": interval if interval and interval["low"] is not None else None,
+        "no_interval": interval["reason"] if interval and interval["low"] is None else None,
+        "bar": interval_bar(value, interval),
+    }
+
+
+def headline(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the figures that say most, those of the table, and all others."""
+    names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
+    figures = [figure(name, results) for name in names]
+    others = [figure(name, results) for name in results["metrics"] if name not in names]
+    confidences = {one["confidence"] for one in (results.get("intervals") or {}).values()}
+    return {
+        "cards": [figure(name, results) for name in _CARDS[results["problem_type"]]],
+        "figures": figures,
+        "others": others,
+        "confidence": max(confidences, default=None),
+        "majority_share": results.get("majority_share"),
+    }
+
+
+def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the confusion matrix of one class each, of many classes those that are confused most, and the pairs."""
+    section = results.get("confusion_matrix")
+    if results["problem_type"] != SINGLE_LABEL.name or not section:
+        return None
+    matrix, names = np.asarray(section["matrix"], dtype=np.int64), section["labels"]
+    wrong = matrix - np.diag(np.diag(matrix))
+    shown = np.arange(len(names))
+    if len(names) > _CLASSES_IN_MATRIX + 1:
+        errors = wrong.sum(axis=0) + wrong.sum(axis=1)
+        shown = np.sort(np.argsort(-errors, kind="stable")[:_CLASSES_IN_MATRIX])
+    others = np.setdiff1d(np.arange(len(names)), shown)
+    small, labels = matrix[np.ix_(shown, shown)], [names[number] for number in shown]
+    if len(others):
+        right = matrix[np.ix_(shown, others)].sum(axis=1, keepdims=True)
+        below = matrix[np.ix_(others, shown)].sum(axis=0, keepdims=True)
+        corner = matrix[np.ix_(others, others)].sum().reshape(1, 1)
+        small, labels = np.block([[small, right], [below, corner]]), [*labels, f"{len(others)} others"]
+    totals = small.sum(axis=1)
+    rows = [
+        {
+            "label": label,
+            "total": int(total),
+            "cells": [
+                {
+                    "count": int(count),
+                    "rate": count / total if total else None,
+                    "level": int(np.ceil(_HEAT_LEVELS * count / total)) if total else 0,
+                    "is_right": column == place,
+                    "is_summed": len(others) > 0 and len(labels) - 1 in (place, column),
+                }
+                for column, count in enumerate(counts)
+            ],
+        }
+        for place, (label, counts, total) in enumerate(zip(labels, small, totals, strict=True))
+    ]
+    return {
+        "labels": labels,
+        "rows": rows,
+        "classes": len(names),
+        "omitted": len(others),
+        "pairs": _pairs(wrong, matrix.sum(axis=1), names),
+    }
+
+
+def _pairs(wrong: np.ndarray, totals: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the most frequent confusions."""
+    flat = wrong.ravel()
+    order = np.argsort(-flat, kind="stable")[:_CONFUSIONS]
+    return [
+        {
+            "label": names[place // len(names)],
+            "prediction": names[place % len(names)],
+            "count": int(flat[place]),
+            "rate": flat[place] / totals[place // len(names)],
+        }
+        for place in order.tolist()
+        if flat[place]
+    ]
+
+
+def label_confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns for each label how often it was taken rightly and wrongly for given and for not given."""
+    section = results.get("confusion_matrix")
+    if results["problem_type"] != MULTI_LABEL.name or not section:
+        return None
+    rows = []
+    for name, ((right_no, wrong_yes), (wrong_no, right_yes)) in zip(
+        section["labels"][:_ROWS], section["matrix"], strict=False
+    ):
+        yes, no = right_yes + wrong_no, right_no + wrong_yes
+        cells = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
+        rows.append({"label": name, "cells": [(count, count / of if of else None) for count, of in cells]})
+    return {"rows": rows, "omitted": len(section["labels"]) - len(rows)}
+
+
+def by_class(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the table of classes, labels or outputs."""
+    rows = results["per_class"]
+    is_regression = results["problem_type"] == REGRESSION.name
+    if is_regression and len(rows) < 2:
+        return None
+    return {
+        "what": {SINGLE_LABEL.name: "class", MULTI_LABEL.name: "label"}.get(results["problem_type"], "output"),
+        "columns": FIGURES if is_regression else _PER_CLASS,
+        "rows": rows[:_ROWS],
+        "omitted": max(0, len(rows) - _ROWS),
+    }
+
+
+def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the figures of calibration and the reliability diagram, with several labels one of each label."""
+    section = results["calibration"]
+    if section is None:
+        return None
+    rows = section["per_label"] or []
+    whole = [("", section["bins"])] if section["bins"] else []
+    diagrams = [*whole, *((row["label"], row["bins"]) for row in rows[:_DIAGRAMS])]
+    return {
+        "figures": [figure(name, results) for name in ("ece", "brier")],
+        "diagrams": [
+            {"label": label, "filled": [one for one in bins if one["n"]], "chart": reliability(bins)}
+            for label, bins in diagrams
+        ],
+        "labels": rows[:_ROWS],
+        "omitted": max(0, len(rows) - _ROWS),
+    }
+
+
+def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a table for each column by which the examples were cut."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for one in results["slices"]:
+        tables.setdefault(one["by"], []).append(one)
+    names = FIGURES_OF_SLICES[results["problem_type"]][:_FIGURES_OF_A_SLICE]
+    return [
+        {
+            "by": by,
+            "names": names,
+            "rows": [
+                {"name": slice_name(row), "n": row["n"], "figures": [figure(name, row) for name in names]}
+                for row in rows
+            ],
+        }
+        for by, rows in tables.items()
+    ]
+
+
+def words(label: Any, problem: str, names: Sequence[str]) -> str:
+    """Returns a label or a prediction for people.
+
+    Args:
+        label: an int64, or of several labels or outputs an array of shape [num_labels].
+        problem: name of the problem.
+        names: of the classes or labels.
+    """
+    if problem == SINGLE_LABEL.name:
+        return names[int(label)]
+    if problem == MULTI_LABEL.name:
+        found = [names[number] for number in np.flatnonzero(label).tolist()]
+        more = [f"and {len(found) - _LABELS_SHOWN} more"] if len(found) > _LABELS_SHOWN else []
+        return ", ".join([*found[:_LABELS_SHOWN], *more]) or "none"
+    return ", ".join(f"{number:.6g}" for number in label[:_LABELS_SHOWN])
+
+
+def ranks(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what each rank did, how long compared with the slowest, and what servers did for all of them."""
+    seconds = [one["seconds"] for one in results["ranks"]]
+    longest = max(seconds)
+    rows = [
+        {
+            **one,
+            "share": round(100 * one["seconds"] / longest, 2) if longest else 0.0,
+            "speed": one["samples"] / one["seconds"] if one["seconds"] else None,
+            "is_slow": one["seconds"] > _SLOW * np.median(seconds),
+        }
+        for one in results["ranks"]
+    ]
+    servers: dict[str, dict[str, Any]] = {}
+    for one in results["ranks"]:
+        for server in (one.get("traffic") or {}).get("servers", ()):
+            sums = servers.setdefault(server["peer"], {"peer": server["peer"], "p50": [], "p95": []})
+            for name in ("requests", "failures", "wrong_answers"):
+                sums[name] = sums.get(name, 0) + server[name]
+            for short in ("p50", "p95"):
+                if server[f"latency_{short}"] is not None:
+                    sums[short].append(server[f"latency_{short}"])
+    return {
+        "rows": rows[:_ROWS],
+        "omitted": max(0, len(rows) - _ROWS),
+        "servers": [
+            {**one, "p50": max(one["p50"], default=None), "p95": max(one["p95"], default=None)}
+            for _, one in sorted(servers.items())
+        ],
+    }

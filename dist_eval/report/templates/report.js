@@ -1,0 +1,72 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const byId = (id) => document.getElementById(id);
+  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  if (!data.rows.length) return;
+  const [list, template, search, label, prediction] = ["list", "row", "search", "by-label", "by-prediction"].map(byId);
+  const haystacks = data.rows.map((row) => row.join("\n").toLowerCase());
+  let found = [], page = 0;
+
+  const element = (row) => {
+    const item = template.content.firstElementChild.cloneNode(true);
+    ["position", "label", "prediction", "score", "text"].forEach((name, column) => {
+      item.querySelector("." + name).textContent = row[column];
+    });
+    return item;
+  };
+  const show = () => {
+    const start = page * data.page_size, stop = Math.min(start + data.page_size, found.length);
+    list.replaceChildren(...found.slice(start, stop).map((number) => element(data.rows[number])));
+    byId("where").textContent = found.length ? `${start + 1} to ${stop} of ${found.length}` : "Nothing found";
+    byId("previous").disabled = page === 0;
+    byId("next").disabled = stop === found.length;
+  };
+  const filter = () => {
+    const words = search.value.trim().toLowerCase();
+    const fits = (row, number) => (!words || haystacks[number].includes(words))
+      && (!label.value || row[1] === label.value) && (!prediction.value || row[2] === prediction.value);
+    found = data.rows.flatMap((row, number) => fits(row, number) ? [number] : []);
+    page = 0;
+    show();
+  };
+  const turn = (step) => {
+    page += step;
+    show();
+    byId("mistakes").scrollIntoView();
+  };
+  const choose = (select, value) => {
+    if (![...select.options].some((option) => option.value === value)) select.append(new Option(value, value));
+    select.value = value;
+  };
+  const fill = (select, column) => {
+    const values = [...new Set(data.rows.map((row) => row[column]))].sort();
+    if (values.length > data.most_choices) {
+      select.parentElement.hidden = true;
+      return;
+    }
+    select.append(...values.map((value) => new Option(value, value)));
+  };
+
+  fill(label, 1);
+  fill(prediction, 2);
+  [search, label, prediction].forEach((one) => one.addEventListener("input", filter));
+  document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("reset").addEventListener("click", () => {
+    search.value = label.value = prediction.value = "";
+    filter();
+  });
+  byId("previous").addEventListener("click", () => turn(-1));
+  byId("next").addEventListener("click", () => turn(1));
+  document.querySelectorAll(".show").forEach((button) => button.addEventListener("click", () => {
+    search.value = "";
+    choose(label, button.dataset.label);
+    choose(prediction, button.dataset.prediction);
+    filter();
+    byId("mistakes").scrollIntoView();
+    search.focus({ preventScroll: true });
+  }));
+  document.querySelectorAll(".filters, .pages").forEach((one) => { one.hidden = false; });
+  document.documentElement.classList.add("scripted");
+  filter();
+})();

@@ -1,0 +1,81 @@
+"""What was under way when: any number of calls, in a bounded number of bins.
+
+Bins are aligned with the clock and become twice as wide whenever there would be too many of them, so timelines of
+several ranks and servers can be laid beside each other. Clocks of several hosts may differ.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+_MOST_BINS, _FIRST_WIDTH = 128, 2.0**-4
+_EPOCH = time.time() - time.monotonic()
+
+
+class Timeline:
+    """Calls over time. Threads may note theirs side by side.
+
+    Args:
+        most_bins: how many bins there may be, at least 2.
+    """
+
+    def __init__(self, most_bins: int = _MOST_BINS) -> None:
+        self._most, self._width = most_bins, _FIRST_WIDTH
+        self._bins: dict[int, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, began: float, ended: float, *, done: int = 1, failed: int = 0) -> None:
+        """Notes a call that has ended.
+
+        Args:
+            began: when it began, in the seconds of `time.monotonic()`.
+            ended: when it ended.
+            done: what it has finished, in whatever is counted here.
+            failed: what it has failed to do.
+        """
+        began, ended = began + _EPOCH, max(began, ended) + _EPOCH
+        with self._lock:
+            first = min([math.floor(began / self._width), *self._bins])
+            last = max([math.floor(ended / self._width), *self._bins])
+            while last - first >= self._most:
+                self._widen()
+                first, last = first // 2, last // 2
+            for number in range(math.floor(began / self._width), math.floor(ended / self._width) + 1):
+                start = number * self._width
+                overlap = min(ended, start + self._width) - max(began, start)
+                self._bins.setdefault(number, [0.0, 0, 0])[0] += overlap
+            cell = self._bins[math.floor(ended / self._width)]
+            cell[1] += done
+            cell[2] += failed
+
+    def facts(self) -> dict[str, Any] | None:
+        """Returns the timeline ready for JSON, None if nothing was noted.
+
+        Returns:
+            `began` (seconds since 1970 in UTC) and `bin_seconds` say where bins lie; for each one `busy` has the
+            average number of calls under way, `done` and `failed` what ended in it.
+        """
+        with self._lock:
+            if not self._bins:
+                return None
+            first, last = min(self._bins), max(self._bins)
+            cells = [self._bins.get(number, [0.0, 0, 0]) for number in range(first, last + 1)]
+            return {
+                "began": first * self._width,
+                "bin_seconds": self._width,
+                "busy": [round(seconds / self._width, 3) for seconds, _, _ in cells],
+                "done": [int(done) for _, done, _ in cells],
+                "failed": [int(failed) for _, _, failed in cells],
+            }
+
+    def _widen(self) -> None:
+        self._width *= 2
+        wider: dict[int, list[float]] = {}
+        for number, cell in self._bins.items():
+            sums = wider.setdefault(number // 2, [0.0, 0, 0])
+            for place, value in enumerate(cell):
+                sums[place] += value
+        self._bins = wider

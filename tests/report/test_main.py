@@ -1,0 +1,120 @@
+"""A finished run as a program shows it: options, summaries, metadata, trackers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import results_of
+
+from dist_eval.report.__main__ import main
+from dist_eval.report.markdown import code
+
+
+def test_the_page_is_written_where_it_is_asked_for(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs["single"]), "--output", str(tmp_path / "page.html"), "--max-mistakes", "2"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}\n"
+    assert "The first 2 are in this file" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["NOWHERE"], 1, "holds no results.json"),
+        (["RUN", "--texts"], 1, "There is no file test.csv."),
+        (["RUN", "--output", "NOWHERE/page.html"], 1, "cannot be written"),
+        (["RUN", "--tracker", "wandb"], 2, "--tracker wandb needs the package wandb, which is not installed."),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    options: list[str], status: int, words: str,
+) -> None:  # fmt: skip
+    places = {"RUN": str(runs["single"]), "NOWHERE": str(tmp_path / "nowhere")}
+    named = [next((option.replace(a, b) for a, b in places.items() if a in option), option) for option in options]
+    assert main(named) == status
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--dataset", "x"], ["--max-mistakes", "-1"], ["--markdown", "--model-index"]])
+def test_options_that_contradict_each_other_are_refused(runs: dict[str, Path], options: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(runs["single"]), *options])
+
+
+@pytest.mark.parametrize("kind", ["single", "multi", "regression", "many"])
+def test_the_summary_has_the_figures_and_their_intervals(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    assert main([str(runs[kind]), "--markdown"]) == 0
+    printed, results = capsys.readouterr().out, results_of(runs[kind])
+    name = "r2" if kind == "regression" else "f1_macro"
+    interval = results["intervals"][name]
+    assert f"| `{name}` | {results['metrics'][name]:.4f} | {interval['low']:.4f} to {interval['high']:.4f} |" in printed
+    tables = [block.splitlines() for block in printed.split("\n\n") if block.startswith("|")]
+    for table in tables:
+        assert len({line.count("|") for line in table}) == 1
+    row = results["per_class"][0]
+    assert f"| `{row['label']}` | {next(v for k, v in row.items() if k != 'label'):.4f} |" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("plain", "`plain`"),
+        ("a|b", "`a\\|b`"),
+        ("`", "`` ` ``"),
+        ("x``y", "```x``y```"),
+        ("two\n\nlines", "`two lines`"),
+        ("@everybody <b>", "`@everybody <b>`"),
+        ("", "` `"),
+    ],
+)
+def test_names_make_no_markup(text: str, span: str) -> None:
+    assert code(text) == span
+
+
+def test_a_model_card_takes_the_metadata(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from huggingface_hub import ModelCard
+
+    assert main([str(runs["single"]), "--model-index", "--model-name", "me/sentiment"]) == 0
+    card = ModelCard(f"---\n{capsys.readouterr().out}---\n")
+    metrics = results_of(runs["single"])["metrics"]
+    assert card.data.model_name == "me/sentiment"
+    found = {one.metric_name: one for one in card.data.eval_results}
+    assert {name: one.metric_value for name, one in found.items()} == {name: metrics[name] for name in found}
+    assert {"accuracy", "f1_macro", "mcc"} <= set(found)
+    assert found["mcc"].metric_type == "matthews_correlation"
+    assert found["f1_macro"].metric_type == "f1"
+    assert found["accuracy"].dataset_type == "test.csv"
+
+
+def test_a_path_is_not_put_into_a_model_card(hostile_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(hostile_run), "--model-index"]) == 0
+    printed = capsys.readouterr().out
+    assert str(hostile_run.parent) not in printed
+    [model] = yaml.safe_load(printed)["model-index"]
+    assert {one["dataset"]["type"] for one in model["results"]} == {"data.csv"}
+
+
+def test_figures_go_to_a_tracker(runs: dict[str, Path]) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main([str(runs["single"]), "--tracker", "tensorboard"]) == 0
+    logged: dict[str, float] = {}
+    for folder in {file.parent for file in (runs["single"] / "logs").rglob("events.*")}:
+        events = accumulator.EventAccumulator(str(folder)).Reload()
+        logged |= {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    results = results_of(runs["single"])
+    assert logged["accuracy"] == pytest.approx(results["metrics"]["accuracy"])
+    assert logged["accuracy/low"] == pytest.approx(results["intervals"]["accuracy"]["low"])
+
+
+def test_its_help_needs_no_large_library() -> None:
+    program = "import sys, dist_eval.report.__main__ as c; c.build_parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"torch", "scipy", "pyarrow", "sklearn", "jinja2", "huggingface_hub"}.isdisjoint(done.stdout.split())

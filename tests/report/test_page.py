@@ -1,0 +1,335 @@
+"""The page in a browser: it shows what the run holds, runs nothing of the data's, and can be read by everybody."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import results_of
+
+from dist_eval.errors import DataError
+from dist_eval.report.page import Contents, write_report
+
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
+KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]
+
+
+class Visit:
+    """A page that is looked at, and what happened meanwhile."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, path: Path) -> Any:
+        self.page.goto(path.as_uri())
+        return self.page
+
+
+@pytest.fixture
+def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    context = browser.new_context(**{"viewport": DESKTOP, **getattr(request, "param", {})})
+    yield Visit(context.new_page())
+    context.close()
+
+
+@pytest.fixture(scope="session")
+def pages(runs: dict[str, Path]) -> dict[str, Path]:
+    return {name: write_report(folder) for name, folder in runs.items()}
+
+
+def indices(page: Any) -> list[int]:
+    return [int(text.removeprefix("#")) for text in page.locator("#list .position").all_inner_texts()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_fetched_and_nothing_complained_of(pages: dict[str, Path], visit: Visit, kind: str) -> None:
+    visit.open(pages[kind])
+    assert visit.requests == [pages[kind].as_uri()]
+    assert visit.complaints == []
+
+
+def test_hostile_texts_and_names_are_shown_and_do_not_run(hostile_run: Path, visit: Visit) -> None:
+    page = visit.open(hostile_run / "report.html")
+    results = results_of(hostile_run)
+    texts = page.evaluate("JSON.parse(document.getElementById('data').textContent).rows.map((row) => row[4])")
+    assert len(texts) == 98 - np.trace(results["confusion_matrix"]["matrix"])
+    page.fill("#search", "window.ran")
+    shown = page.locator("#list .text").all_inner_texts()
+    assert any(text.startswith('<script>window.ran = "script"</script>') for text in shown)
+    assert any(text.startswith("</script><script>") for text in shown)
+    headings = page.locator(".matrix thead th").all_inner_texts()
+    assert headings[1:4] == results["confusion_matrix"]["labels"]
+    assert page.locator("h1").inner_text() == "<i>run"
+    page.hover(".matrix thead th:nth-child(2)")
+    assert page.evaluate("window.ran") is None
+    assert page.locator("#list :is(script, img, svg, b, i)").count() == 0
+    assert visit.requests == [(hostile_run / "report.html").as_uri()]
+    assert visit.complaints == []
+
+
+def test_the_policy_stops_what_is_not_the_pages_own(hostile_run: Path, visit: Visit, tmp_path: Path) -> None:
+    source = (hostile_run / "report.html").read_text()
+    (tmp_path / "page.html").write_text(
+        source.replace("</main>", "<script>window.ran = 1</script><p onclick='1'></main>")
+    )
+    page = visit.open(tmp_path / "page.html")
+    assert page.evaluate("window.ran") is None
+    assert any("Content Security Policy" in words for words in visit.complaints)
+    assert page.locator("#where").inner_text(), "its own script runs"
+
+
+def test_mistakes_are_the_runs_the_most_confident_first(
+    pages: dict[str, Path], runs: dict[str, Path], visit: Visit
+) -> None:
+    import pandas as pd
+
+    page, table = visit.open(pages["single"]), pd.read_parquet(runs["single"] / "predictions.parquet")
+    wrong = table[table["label"] != table["prediction"]]
+    sure = wrong.apply(lambda row: row["probabilities"][row["prediction"]], axis=1)
+    expected = wrong.loc[sure.sort_values(ascending=False, kind="stable").index, "index"].tolist()
+    assert indices(page) == expected[:25]
+    found = indices(page)
+    while not page.locator("#next").is_disabled():
+        page.click("#next")
+        found += indices(page)
+    assert found == expected
+    assert (
+        page.locator("#where").inner_text() == f"{25 * (len(expected) // 25) + 1} to {len(expected)} of {len(expected)}"
+    )
+    page.click("#previous")
+    assert len(indices(page)) == 25
+
+
+def test_mistakes_can_be_searched_and_filtered(pages: dict[str, Path], visit: Visit) -> None:
+    page = visit.open(pages["single"])
+    everything = page.evaluate("JSON.parse(document.getElementById('data').textContent).rows")
+    page.fill("#search", "#11")
+    assert set(indices(page)) == {int(row[0][1:]) for row in everything if row[0].startswith("#11")}
+    page.fill("#search", "no such text")
+    assert indices(page) == []
+    assert page.locator("#where").inner_text() == "Nothing found"
+    page.click("#reset")
+    page.select_option("#by-label", "neutral")
+    assert set(page.locator("#list .label").all_inner_texts()) == {"neutral"}
+    show = page.locator("button.show").first
+    words = show.get_attribute("aria-label")
+    show.focus()
+    page.keyboard.press("Enter")
+    pairs = zip(*(page.locator(f"#list .{name}").all_inner_texts() for name in ("label", "prediction")), strict=True)
+    [(label, prediction)] = set(pairs)
+    assert words == f"Show mistakes: {label} taken for {prediction}"
+
+
+@pytest.mark.parametrize("kind", ["single", "sliced"])
+def test_figures_and_confusion_are_those_of_the_results(
+    pages: dict[str, Path], runs: dict[str, Path], visit: Visit, kind: str
+) -> None:
+    page, results = visit.open(pages[kind]), results_of(runs[kind])
+    matrix = results["confusion_matrix"]["matrix"]
+    for row, counts in enumerate(matrix):
+        cells = page.locator(f".matrix tbody tr:nth-child({row + 1}) td").all_inner_texts()
+        for cell, count in zip(cells, [*counts, sum(counts)], strict=True):
+            assert int(cell.split()[0]) == count
+        assert f"{100 * counts[row] / sum(counts):.1f} %" in cells[row]
+    interval = results["intervals"]["accuracy"]
+    assert f"{interval['low']:.4f} to {interval['high']:.4f}" in page.locator(".cards").inner_text()
+
+
+def ends(interval: dict[str, Any]) -> str:
+    return (
+        f"none: {interval['reason']}" if interval["low"] is None else f"{interval['low']:.4f} to {interval['high']:.4f}"
+    )
+
+
+def rows_of(table: Any) -> list[list[str]]:
+    found = [row.locator("th, td").all_inner_texts() for row in table.locator("tbody tr").all()]
+    return [[cell for cell in row if cell] for row in found]
+
+
+def bin_rows(bins: list[dict[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            f"{one['low']:.2f} to {one['high']:.2f}",
+            *(str(one["n"]), f"{one['mean_confidence']:.4f}", f"{one['accuracy']:.4f}", ends(one["interval"])),
+        ]
+        for one in bins
+        if one["n"]
+    ]
+
+
+def test_calibration_is_that_of_the_results(pages: dict[str, Path], runs: dict[str, Path], visit: Visit) -> None:
+    page, results = visit.open(pages["sliced"]), results_of(runs["sliced"])
+    figures, bins = page.locator("#calibration table").all()
+    for row, name in zip(rows_of(figures), ("ece", "brier"), strict=True):
+        assert row == [name, f"{results['calibration'][name]:.4f}", ends(results["intervals"][name])]
+    expected = bin_rows(results["calibration"]["bins"])
+    assert rows_of(bins) == expected
+    assert page.locator("#calibration circle").count() == len(expected) > 2
+
+
+def test_each_label_has_a_calibration(pages: dict[str, Path], runs: dict[str, Path], visit: Visit) -> None:
+    page, results = visit.open(pages["labels"]), results_of(runs["labels"])
+    labels = results["calibration"]["per_label"]
+    _, *diagrams, summary = page.locator("#calibration table").all()
+    assert [rows_of(table) for table in diagrams] == [bin_rows(one["bins"]) for one in labels[:4]]
+    assert page.locator("#calibration svg.chart title").all_text_contents() == [
+        f"Reliability diagram of {one['label']}" for one in labels[:4]
+    ]
+    assert "The first 4 labels are drawn." in page.locator("#calibration > p").inner_text()
+    assert rows_of(summary) == [[one["label"], f"{one['ece']:.4f}", f"{one['brier']:.4f}"] for one in labels]
+
+
+@pytest.mark.parametrize("kind", ["sliced", "labels"])
+def test_slices_are_those_of_the_results(
+    pages: dict[str, Path], runs: dict[str, Path], visit: Visit, kind: str
+) -> None:
+    page, results = visit.open(pages[kind]), results_of(runs[kind])
+    tables = {table.locator("caption").inner_text(): table for table in page.locator("#slices table").all()}
+    by = list(dict.fromkeys(one["by"] for one in results["slices"]))
+    assert list(tables) == [f"By {name}" for name in by]
+    for name in by:
+        expected = []
+        for one in (one for one in results["slices"] if one["by"] == name):
+            row = [one["value"] or "(empty)" if one["value"] is not None else "(missing)", str(one["n"])]
+            for figure in list(one["metrics"])[:3]:
+                value, why = one["metrics"][figure], one["undefined"].get(figure)
+                row += ["–", f"undefined: {why}"] if why else [f"{value:.4f}", ends(one["intervals"][figure])]
+            expected.append(row)
+        assert rows_of(tables[f"By {name}"]) == expected
+    if kind == "sliced":
+        values = [one["value"] for one in results["slices"] if one["by"] == "source"]
+        assert {"news", "<b>blog</b>", "", None, "only once"} <= set(values)
+        assert "groups of 'document' are drawn whole" in page.locator("#figures").inner_text()
+
+
+def test_sections_that_are_not_there_are_left_out(pages: dict[str, Path], visit: Visit) -> None:
+    page = visit.open(pages["regression"])
+    assert page.locator("#calibration, #slices").count() == 0
+    links = page.locator("nav a").evaluate_all("(links) => links.map((link) => link.getAttribute('href'))")
+    assert "#calibration" not in links
+    assert all(page.locator(link).count() == 1 for link in links)
+
+
+def test_of_many_classes_those_with_mistakes_are_shown_and_the_others_added_up(
+    pages: dict[str, Path], runs: dict[str, Path], visit: Visit
+) -> None:
+    page, results = visit.open(pages["many"]), results_of(runs["many"])
+    cells = page.locator(".matrix tbody td:not(.total)").all_inner_texts()
+    assert len(cells) == 25 * 25
+    assert sum(int(cell.split()[0]) for cell in cells) == np.sum(results["confusion_matrix"]["matrix"])
+
+
+def test_the_timeline_tells_who_is_late_and_what_failed(pages: dict[str, Path], visit: Visit) -> None:
+    page = visit.open(pages["single"])
+    words = page.locator("#timeline-words").text_content()
+    ends = {who: float(end) for who, end in re.findall(r"(rank \d): from [\d.]+ to ([\d.]+) s", words)}
+    assert ends["rank 2"] > 1.8 * ends["rank 0"]
+    assert ", 6 failed" in words
+    assert page.locator(".cross").count() >= 1
+    assert page.locator("#ranks tr:has(.tag) th").all_inner_texts() == ["2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("visit", [{"viewport": PHONE}], indirect=True)
+def test_a_phone_needs_no_sideways_scrolling(pages: dict[str, Path], visit: Visit, kind: str) -> None:
+    page = visit.open(pages[kind])
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+@pytest.mark.parametrize("visit", [{"viewport": PHONE}], indirect=True)
+def test_long_words_do_not_widen_a_phone(hostile_run: Path, visit: Visit) -> None:
+    page = visit.open(hostile_run / "report.html")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def lightness(page: Any, what: str) -> float:
+    color = page.evaluate(f"getComputedStyle(document.body)['{what}']")
+    return sum(map(int, re.findall(r"\d+", color)[:3])) / 3
+
+
+@pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)
+def test_dark_is_dark_and_print_is_light(pages: dict[str, Path], visit: Visit) -> None:
+    page = visit.open(pages["single"])
+    assert lightness(page, "backgroundColor") < 60 < 200 < lightness(page, "color")
+    page.emulate_media(media="print")
+    assert lightness(page, "backgroundColor") == 255
+    assert not page.locator("nav").is_visible()
+    assert not page.locator(".filters").is_visible()
+    assert page.locator("#list .mistake").first.is_visible()
+
+
+@pytest.mark.parametrize(
+    ("kind", "visit"), list(itertools.product(KINDS, [{}, {"color_scheme": "dark"}])), indirect=["visit"]
+)
+def test_everybody_can_read_it(pages: dict[str, Path], visit: Visit, kind: str) -> None:
+    """axe-core's rules for WCAG 2.2 A and AA: contrast, labels, structure, keyboard."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = visit.open(pages[kind])
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+    found = axe.run(page, options=rules).response
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
+    assert "color-contrast" in {one["id"] for one in found["passes"]}
+
+
+def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], browser: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages["single"].as_uri())
+    assert page.locator("#list .mistake").count() == 25
+    assert not page.locator("#search").is_visible()
+    context.close()
+
+
+def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
+    from report_runs import made_up_run
+
+    folder = made_up_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
+    page = visit.open(write_report(folder))
+    assert (folder / "report.html").stat().st_size < 1 << 20
+    assert page.evaluate("document.querySelectorAll('*').length") < 5000
+    note = page.locator("#mistakes > p").first.inner_text()
+    total = int(note.split()[0])
+    assert total > 70_000
+    assert "The first 1000 are in this file, all of them in predictions.parquet." in note
+    assert page.locator("#where").inner_text() == "1 to 25 of 1000"
+
+
+def test_equal_input_gives_equal_bytes(runs: dict[str, Path], tmp_path: Path) -> None:
+    for kind, folder in runs.items():
+        one, other = (write_report(folder, path=tmp_path / name).read_bytes() for name in ("one", "other"))
+        assert one == other, kind
+
+
+def test_texts_are_shown_only_if_asked_for_and_cut(hostile_run: Path, tmp_path: Path) -> None:
+    without = write_report(hostile_run, path=tmp_path / "without").read_text()
+    assert "window.ran = " not in without
+    assert "Their texts are not in this file" in without
+    cut = write_report(hostile_run, Contents(texts=True, longest=40), tmp_path / "cut").read_text()
+    assert "long " * 8 + " [\\u2026]" in cut and "long " * 9 not in cut
+    assert "Texts are cut after 40 characters." in cut
+    few = write_report(hostile_run, Contents(most=3), tmp_path / "few").read_text()
+    assert "The first 3 are in this file" in few
+
+
+def test_a_dataset_that_changed_since_is_refused(hostile_run: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.csv"
+    shutil.copy(hostile_run.with_name("<i>run-inputs") / "data.csv", changed)
+    assert (
+        "window.ran = "
+        in write_report(hostile_run, Contents(texts=True, dataset=str(changed)), tmp_path / "p").read_text()
+    )
+    changed.write_text(changed.read_text().replace(" 17,", " 18,"))
+    with pytest.raises(DataError, match=r"is not what .* was evaluated on: its texts or labels differ"):
+        write_report(hostile_run, Contents(texts=True, dataset=str(changed)), tmp_path / "p")

@@ -1,0 +1,93 @@
+"""Finished runs to show, made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from conftest import results_of
+from samples import FACTS, PEER_ID, config_for
+
+from dist_eval.analysis import View, analyse
+from dist_eval.metrics import compute_metrics
+from dist_eval.predictions import Predictions
+from dist_eval.problems import MULTI_LABEL, SINGLE_LABEL, Problem
+from dist_eval.run_folder import RunFolder
+
+
+def timelines(ranks: int) -> list[dict[str, Any]]:
+    """The last rank takes twice as long as the others, and one of the two servers fails for a while."""
+
+    def of(steps: int, began: float, failing: tuple[int, ...] = ()) -> dict[str, Any]:
+        busy = [2.0 + 2.0 * np.sin(step / 3.0) ** 2 for step in range(steps)]
+        failed = [int(step in failing) for step in range(steps)]
+        return {"began": began, "bin_seconds": 0.25, "busy": busy, "done": [3] * steps, "failed": failed}
+
+    return [
+        {
+            "rank": rank,
+            "host": "here",
+            "batches": of(80 if rank == ranks - 1 else 40, 1000.0 + rank / 4),
+            "servers": {
+                PEER_ID: of(40, 1000.5),
+                "QmRV9fYCNbiC4payq6JoMAs7ganoMHtM9E3Q31d65HuYhc": of(80, 1000.5, failing=(20, 21)),
+            },
+        }
+        for rank in range(ranks)
+    ]
+
+
+def rank_facts(ranks: int) -> list[dict[str, Any]]:
+    answers = {"requests": 9, "failures": 1, "wrong_answers": 0, "token_blocks": 900}
+    server = {"peer": PEER_ID, **answers, "latency_p50": 0.1, "latency_p95": 0.2}
+    counts = {"round_trips": 9, "retries": 1, "halved": 0, "bytes_sent": 4096, "bytes_received": 4096}
+    traffic = {"compression": "none", **counts, "servers": [server]}
+    return [
+        {**FACTS["ranks"][0], "rank": rank, "seconds": 20.0 if rank == ranks - 1 else 10.0, "traffic": traffic}
+        for rank in range(ranks)
+    ]
+
+
+def made_up_run(
+    folder: Path,
+    names: list[str],
+    examples: int = 300,
+    problem: Problem = SINGLE_LABEL,
+    ranks: int = 3,
+    skill: float = 2.0,
+) -> Path:
+    """Writes a run's folder as the evaluator does."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(examples, len(names)))
+    if problem is SINGLE_LABEL:
+        label = generator.integers(len(names), size=examples)
+        logits[np.arange(examples), label] += skill
+    elif problem is MULTI_LABEL:
+        label = generator.random((examples, len(names))) < 0.3
+        logits = logits + skill * (2.0 * label - 1.0)
+    else:
+        label = logits * 2 + generator.normal(size=logits.shape)
+    found = Predictions.from_logits(np.arange(examples), label, logits, problem)
+    metrics = compute_metrics(found, names)
+    run = RunFolder(config_for(folder))
+    run.open()
+    run.save_timelines(timelines(ranks))
+    coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
+    facts = {**FACTS, **analyse(found, metrics, View()), "ranks": rank_facts(ranks), "coverage": coverage}
+    run.complete(found, metrics, facts)
+    run.close()
+    results_of(folder)
+    return folder
+
+
+HOSTILE = (
+    '<script>window.ran = "script"</script>',
+    "</script><script>window.ran = 'closed'</script>",
+    '<img src="x" onerror="window.ran = \'image\'">',
+    "<!--<script>",
+    "{{ 7 * 7 }} {% raw %}",
+    "javascript:window.ran='link'",
+    "]]>\u2028\u2029\u202e backwards",
+    '"\'><svg/onload=window.ran="svg">',
+)
