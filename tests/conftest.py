@@ -301,6 +301,16 @@ def results_of(folder: Path) -> dict[str, Any]:
     return results
 
 
+@pytest.fixture(autouse=True)
+def results_that_fit_the_schema(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What runs left in a test's folder, be they complete, stopped, failed or killed, fits the schema."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for path in folder.rglob("results.json") if folder else ():
+        if b'"environment":' in path.read_bytes():  # written by a run, and not by hand
+            results_of(path.parent)
+
+
 def wait_for(condition: Callable[[], Any], timeout: float = TIMEOUT) -> bool:
     """Polls a condition; returns whether it came true in time."""
     deadline = time.monotonic() + timeout

@@ -1,14 +1,18 @@
 """The published schema of `results.json`: what is written fits it, and whatever is missing, odd or too much does not.
 
-That every kind of run fits is shown wherever tests read results: `results_of` validates them.
+That every kind of run fits is shown wherever tests read results, by `results_of`, and after each test that leaves some
+in its folder, by `results_that_fit_the_schema` (both in conftest.py).
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ import pytest
 from conftest import results_of
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
+from dist_eval.config import EvaluationConfig
 from dist_eval.run_folder import SCHEMA_VERSION, RunFolder
 from dist_eval.schema import results_schema
 
@@ -35,6 +40,32 @@ def complete(tmp_path: Path) -> dict[str, Any]:
 def test_it_is_a_schema_of_the_version_that_is_written() -> None:
     jsonschema.Draft202012Validator.check_schema(results_schema())
     assert results_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+
+
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def schema_of(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """What the schema has to say of an option."""
+    several = isinstance(hint, types.UnionType)
+    scalar = next(part for part in typing.get_args(hint) if part is not type(None)) if several else hint
+    choices = field.metadata["extra"].get("choices")
+    if choices:
+        return {"enum": [*choices, *([None] if several else [])]}
+    if typing.get_origin(scalar) is list:
+        return {"type": "array", "items": {"type": "string"}}
+    return {"type": [JSON_TYPES[scalar], "null"] if several else JSON_TYPES[scalar]}
+
+
+def test_it_knows_every_option() -> None:
+    hints = typing.get_type_hints(EvaluationConfig)
+    expected = {one.name: schema_of(one, hints[one.name]) for one in dataclasses.fields(EvaluationConfig)}
+    known = results_schema()["$defs"]["config"]
+    described = {
+        name: {k: v for k, v in one.items() if k != "description"} for name, one in known["properties"].items()
+    }
+    assert described == {**expected, "initial_peers": {"type": "string"}}
+    assert known["required"] == list(expected)
 
 
 def test_the_program_prints_it() -> None:
@@ -59,7 +90,7 @@ def objects_in(value: Any) -> list[dict[str, Any]]:
 
 
 def test_nothing_can_be_added_or_left_out(complete: dict[str, Any]) -> None:
-    free = [complete["config"], complete["environment"]["packages"]]
+    free = [complete["environment"]["packages"]]
     free += [complete[name] for name in ("metrics", "undefined", "intervals")]
     free += [part[name] for part in complete["slices"] for name in ("metrics", "undefined", "intervals")]
     count = 0
@@ -92,6 +123,8 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
         (("coverage", "seen"), 4.5),
         (("calibration", "ece"), 1.5),
         (("calibration", "bins"), []),
+        (("config", "report"), "all"),
+        (("config", "initial_peers"), ["/ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity"]),
         (("intervals", "accuracy", "low"), None),
         (("intervals", "accuracy", "method"), "guess"),
         (("confident_mistakes", 0, "probability"), 2),
