@@ -2,7 +2,12 @@
 
     torchrun --nproc_per_node=4 -m dist_eval --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 
-The names below are the public API; they are loaded when first used, so that importing the package costs nothing.
+The names below are the public API, together with the documented names of `dist_eval.demo`, `dist_eval.errors`,
+`dist_eval.schema` and `dist_eval.statistics`, the options of the command lines, and the files of a run: `results.json`,
+whose schema has a version, and `predictions.parquet`. What is public stays as it is as long as the major version does;
+all else may change at any time.
+
+The names are loaded when first used, so that importing the package costs nothing.
 """
 
 from __future__ import annotations

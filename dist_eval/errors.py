@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "CoverageError",
+    "DataError",
+    "EvaluationError",
+    "ExactnessError",
+    "LostRankError",
+    "ModelOutputError",
+    "OutageError",
+    "RefusedError",
+    "RunError",
+    "RunStopped",
+    "SwarmError",
+]
+
 
 class EvaluationError(Exception):
     """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user as it stands.

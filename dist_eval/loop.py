@@ -84,6 +84,15 @@ def evaluate(
         ModelOutputError: the logits are not finite or have a wrong shape.
         SwarmError: the swarm did not answer.
         RunError: another rank failed.
+
+    Examples:
+        >>> class Sign(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return {"logits": torch.stack([-x, x], dim=1)}
+        >>> batches = [{"x": torch.tensor([1.0, -2.0]), "labels": torch.tensor([1, 0])}]
+        >>> result = evaluate(Sign(), [*batches, {"x": torch.tensor([3.0]), "labels": torch.tensor([0])}])
+        >>> print(f"{result['accuracy']:.4f} of {result['examples']}")
+        0.6667 of 3
     """
     model = without_wrapper(model)
     with group_of_program() as launch, evaluation_mode(model):

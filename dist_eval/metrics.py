@@ -156,6 +156,16 @@ def compute_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
 
     Returns:
         The metrics.
+
+    Examples:
+        >>> from dist_eval import Predictions
+        >>> logits = [[2.0, 0.0], [0.0, 3.0], [1.0, 0.0], [4.0, 1.0]]
+        >>> found = Predictions.from_logits(index=[0, 1, 2, 3], label=[0, 1, 1, 0], logits=logits)
+        >>> metrics = compute_metrics(found, ["negative", "positive"])
+        >>> metrics.values["accuracy"]
+        0.75
+        >>> metrics.confusion.tolist()
+        [[2, 0], [1, 1]]
     """
     problem, loss = predictions.problem, float(predictions.loss.mean())
     if problem is SINGLE_LABEL:

@@ -290,6 +290,13 @@ def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ())
 
     Raises:
         CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
+
+    Examples:
+        >>> prove_coverage(np.array([2, 0, 1]), expected=3).exact
+        True
+        >>> prove_coverage(np.array([1, 0, 0]), expected=2)
+        Traceback (most recent call last):
+        dist_eval.errors.CoverageError: The predictions do not cover the dataset's 2 rows: 1 repeated (0).
     """
     is_outside = (index < 0) | (index >= expected)
     outside = index[is_outside]

@@ -14,7 +14,12 @@ _FILE = "results.schema.json"
 
 
 def results_schema() -> dict[str, Any]:
-    """Returns the schema, for a validator of JSON."""
+    """Returns the schema, for a validator of JSON.
+
+    Examples:
+        >>> results_schema()["properties"]["schema_version"]["const"]
+        1
+    """
     return json.loads(_text())
 
 

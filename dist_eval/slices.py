@@ -15,7 +15,8 @@ import numpy as np
 from dist_eval.metrics import compute_metrics
 from dist_eval.predictions import Scored
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.statistics import FEW_UNITS, Interval, metric_intervals
+from dist_eval.statistics import Interval, metric_intervals
+from dist_eval.statistics.resampling import FEW_UNITS
 
 if TYPE_CHECKING:
     import pyarrow as pa

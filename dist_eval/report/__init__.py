@@ -12,7 +12,7 @@ from dist_eval.metrics import Metrics
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.regression import FIGURES
 from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
-from dist_eval.statistics import FEW_UNITS
+from dist_eval.statistics.resampling import FEW_UNITS
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
 TIMELINE, REPORT = "timeline.json", "report.html"

@@ -11,10 +11,9 @@ from dist_eval.statistics.classification import Classified, metric_intervals
 from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
-from dist_eval.statistics.resampling import FEW_UNITS, Difference, OfRows, Statistic, Sums, Units
+from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units
 
 __all__ = [
-    "FEW_UNITS",
     "AreasUnderCurves",
     "Classified",
     "Difference",

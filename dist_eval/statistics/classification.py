@@ -81,6 +81,17 @@ def metric_intervals(
 
     Returns:
         An interval, or the reason why there is none, by the names of `metrics.values`, in their order.
+
+    Examples:
+        >>> from dist_eval import Predictions, compute_metrics
+        >>> label = np.arange(200) % 2
+        >>> predicted = np.where(np.arange(200) < 20, 1 - label, label)
+        >>> found = Predictions.from_logits(np.arange(200), label, np.eye(2)[predicted])
+        >>> intervals = metric_intervals(found, compute_metrics(found, ["no", "yes"]))
+        >>> for name in ("accuracy", "f1_macro"):
+        ...     print(f"{name} {intervals[name].low:.3f} {intervals[name].high:.3f} {intervals[name].method}")
+        accuracy 0.851 0.934 wilson
+        f1_macro 0.859 0.940 bca
     """
     values = {name: value for name, value in metrics.values.items() if value is not None}
     found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}

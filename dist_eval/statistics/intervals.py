@@ -66,6 +66,11 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
     Returns:
         Its ends.
+
+    Examples:
+        >>> low, high = wilson(8, 10)
+        >>> print(f"{low:.3f} to {high:.3f}")
+        0.490 to 0.943
     """
     from scipy.special import ndtri
 

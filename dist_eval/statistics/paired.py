@@ -46,6 +46,10 @@ def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
     Args:
         first_right: whether the first model is right, bool of shape [n].
         second_right: whether the second model is right, bool of shape [n].
+
+    Examples:
+        >>> mcnemar(np.array([True] * 8 + [False] * 2), np.array([True] * 3 + [False] * 7))
+        McNemar(only_first=5, only_second=0, p_value=0.0625, method='exact')
     """
     from scipy.stats import binomtest, chi2
 
@@ -95,6 +99,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Returns:
         The corrected ones, in the same order.
+
+    Examples:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
     """
     values = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(values, kind="stable")
@@ -149,6 +157,18 @@ def paired_differences(
 
     Raises:
         ValueError: the labels or the classes differ, so that these are no predictions of the same examples.
+
+    Examples:
+        >>> from dist_eval import Predictions
+        >>> label = np.arange(200) % 2
+        >>> first, second = label.copy(), label.copy()
+        >>> first[:50], second[:30] = 1 - first[:50], 1 - second[:30]
+        >>> one, other = (Predictions.from_logits(np.arange(200), label, np.eye(2)[each]) for each in (first, second))
+        >>> found = paired_differences(one, other, metrics=["accuracy"])["accuracy"]
+        >>> print(f"{found.value:.2f}, between {found.interval.low:.3f} and {found.interval.high:.3f}")
+        0.10, between 0.056 and 0.142
+        >>> found.p_value < 0.001
+        True
     """
     if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
