@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     """Returns a table of the slices, with the figures that say most; nothing if there are none."""
     if not slices:
         return []
-    names, shown = FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE], slices[:_SLICES_IN_TABLE]
+    names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
     labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
     width = max([len("slice"), *map(len, labels)])
@@ -115,6 +115,11 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
     return lines
+
+
+def figures_of_slices(problem: str) -> Sequence[str]:
+    """Returns the names of those figures of slices that a person is shown."""
+    return FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE]
 
 
 def slice_name(entry: dict[str, Any]) -> str:

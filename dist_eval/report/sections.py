@@ -9,9 +9,8 @@ import numpy as np
 
 from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.regression import FIGURES
-from dist_eval.report import figures_shown, slice_name
+from dist_eval.report import figures_of_slices, figures_shown, slice_name
 from dist_eval.report.charts import interval_bar, reliability
-from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
 
 _CARDS = {
     SINGLE_LABEL.name: ("accuracy", "f1_macro", "mcc"),
@@ -19,21 +18,27 @@ _CARDS = {
     REGRESSION.name: ("r2", "mae", "rmse"),
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
-_FIGURES_OF_A_SLICE = 3
 _PER_CLASS = ("precision", "recall", "f1", "support")
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
 def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a figure of a run, or of a slice, with its interval, and the reason where there is none."""
-    value, interval = results["metrics"].get(name), (results.get("intervals") or {}).get(name)
+    value, interval = results["metrics"].get(name), results["intervals"].get(name)
     return {
         "name": name,
         "value": value,
-        "why": (results.get("undefined") or {}).get(name),
-        "interval": interval if interval and interval["low"] is not None else None,
-        "no_interval": interval["reason"] if interval and interval["low"] is None else None,
         "bar": interval_bar(value, interval),
+        **_shown(interval, results["undefined"].get(name)),
+    }
+
+
+def _shown(interval: Mapping[str, Any] | None, why_undefined: str | None = None) -> dict[str, Any]:
+    has_ends = interval is not None and interval["low"] is not None
+    return {
+        "why": why_undefined,
+        "interval": interval if has_ends else None,
+        "no_interval": interval["reason"] if interval and not has_ends else None,
     }
 
 
@@ -42,7 +47,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, Any]:
     names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
     figures = [figure(name, results) for name in names]
     others = [figure(name, results) for name in results["metrics"] if name not in names]
-    confidences = {one["confidence"] for one in (results.get("intervals") or {}).values()}
+    confidences = {one["confidence"] for one in results["intervals"].values()}
     return {
         "cards": [figure(name, results) for name in _CARDS[results["problem_type"]]],
         "figures": figures,
@@ -153,7 +158,11 @@ def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "figures": [figure(name, results) for name in ("ece", "brier")],
         "diagrams": [
-            {"label": label, "filled": [one for one in bins if one["n"]], "chart": reliability(bins)}
+            {
+                "label": label,
+                "bins": [{**one, "shown": _shown(one["interval"])} for one in bins if one["n"]],
+                "chart": reliability(bins),
+            }
             for label, bins in diagrams
         ],
         "labels": rows[:_ROWS],
@@ -166,7 +175,7 @@ def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     tables: dict[str, list[dict[str, Any]]] = {}
     for one in results["slices"]:
         tables.setdefault(one["by"], []).append(one)
-    names = FIGURES_OF_SLICES[results["problem_type"]][:_FIGURES_OF_A_SLICE]
+    names = figures_of_slices(results["problem_type"])
     return [
         {
             "by": by,
