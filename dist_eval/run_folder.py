@@ -2,7 +2,7 @@
 
 `results.json` is written first, with status "running", and replaced as a whole whenever something changes, so that
 whoever looks sees a complete and true file. What stands in it says the schema in `results.schema.json` (see
-`dist_eval.schema`); `SCHEMA_VERSION` counts changes that a reader could stumble over.
+`dist_eval.schema`).
 
 `timeline.json` has for each rank {rank, host, batches, servers}: when its batches were under way, and for each server
 when its requests were (see `dist_eval.timeline.Timeline.facts`), of this start.
@@ -29,10 +29,10 @@ from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error
 from dist_eval.saved_predictions import write_predictions
+from dist_eval.schema import SCHEMA_VERSION
 from dist_eval.statistics import Interval
 from dist_eval.stopping import FILE_REASON, STOP_FILE
 
-SCHEMA_VERSION = 1
 _PEER = re.compile(
     r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
 )  # with its address, or the identity alone

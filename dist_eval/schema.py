@@ -10,6 +10,9 @@ import sys
 from importlib import resources
 from typing import Any
 
+SCHEMA_VERSION = 1
+"""Counts changes of `results.json` that a reader could stumble over."""
+
 _FILE = "results.schema.json"
 
 
@@ -17,8 +20,8 @@ def results_schema() -> dict[str, Any]:
     """Returns the schema, for a validator of JSON.
 
     Examples:
-        >>> results_schema()["properties"]["schema_version"]["const"]
-        1
+        >>> results_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+        True
     """
     return json.loads(_text())
 

@@ -44,7 +44,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_every_public_name_has_its_place(pages: dict[str, str]) -> None:
     for module, page in pages.items():
-        names = importlib.import_module(module).__dict__.get("__all__") or ["results_schema"]
+        names = importlib.import_module(module).__dict__.get("__all__") or ["SCHEMA_VERSION", "results_schema"]
         for name in names:
             assert f'<section id="{name}"' in page, f"{module}.{name}"
     for field in dist_eval.EvaluationConfig.__dataclass_fields__:

@@ -19,7 +19,8 @@ from dist_eval.errors import RunError
 from dist_eval.journal import Fingerprint, Journal
 from dist_eval.metrics import Metrics, compute_metrics
 from dist_eval.predictions import BatchOutcome, Predictions
-from dist_eval.run_folder import SCHEMA_VERSION, RunFolder
+from dist_eval.run_folder import RunFolder
+from dist_eval.schema import SCHEMA_VERSION
 
 
 def files_in(folder: Path) -> set[str]:

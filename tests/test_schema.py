@@ -23,8 +23,8 @@ from conftest import results_of
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
 from dist_eval.config import EvaluationConfig
-from dist_eval.run_folder import SCHEMA_VERSION, RunFolder
-from dist_eval.schema import results_schema
+from dist_eval.run_folder import RunFolder
+from dist_eval.schema import SCHEMA_VERSION, results_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 

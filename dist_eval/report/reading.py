@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import DataError, RunError
 from dist_eval.report import PREDICTIONS, RESULTS, TIMELINE
+from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -24,8 +25,6 @@ def read_results(folder: Path) -> dict[str, Any]:
     Raises:
         RunError: the folder holds no complete run, or one of another version.
     """
-    from dist_eval.run_folder import SCHEMA_VERSION
-
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
