@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.mistakes import MOST, confident_mistakes
+from dist_eval.mistakes import MOST, confident_mistakes, worst_mistakes
 from dist_eval.predictions import Predictions
 from dist_eval.problems import MULTI_LABEL, REGRESSION
 
@@ -23,6 +23,7 @@ def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dist_eval.predictions._CELLS_IN_A_PIECE", cells)
         found = confident_mistakes(predictions, NAMES)
+        everything = worst_mistakes(predictions.pieces(), examples)
     expected = []
     for row in range(examples):
         label, guess = int(predictions.label[row]), int(predictions.prediction[row])
@@ -33,6 +34,8 @@ def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, 
             )
     expected.sort(key=lambda one: (-one["probability"], one["index"]))
     assert found == expected[:MOST]
+    assert everything.total == len(expected)
+    assert [one.index for one in everything.worst] == [one["index"] for one in expected]
 
 
 def test_with_several_labels_the_surest_wrong_answer_counts() -> None:
@@ -46,6 +49,10 @@ def test_with_several_labels_the_surest_wrong_answer_counts() -> None:
     assert second["probability"] == predictions.probabilities[2, 0]
 
 
-def test_a_regression_has_none() -> None:
-    predictions = Predictions.from_logits(np.arange(2), np.zeros((2, 1)), np.ones((2, 1)), REGRESSION)
+def test_a_regression_has_none_but_examples_with_the_largest_loss() -> None:
+    outputs = np.array([[1.0], [-3.0], [0.5], [3.0]])
+    predictions = Predictions.from_logits(np.arange(4) + 10, np.zeros((4, 1)), outputs, REGRESSION)
     assert confident_mistakes(predictions, ["score"]) is None
+    found = worst_mistakes(predictions.pieces(), 3)
+    assert found.total == 4
+    assert [(one.index, one.score) for one in found.worst] == [(11, 9.0), (13, 9.0), (10, 1.0)]

@@ -16,7 +16,7 @@ from dist_eval.metric_loading import made_up_predictions
 from dist_eval.metrics import compute_metrics
 from dist_eval.predictions import Predictions
 from dist_eval.problems import PROBLEMS
-from dist_eval.saved_predictions import SavedPredictions, read_predictions, write_predictions
+from dist_eval.saved_predictions import SavedPredictions, read_pieces, read_predictions, write_predictions
 from dist_eval.slices import Slicing
 
 
@@ -61,3 +61,18 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
         metrics = compute_metrics(one, names)
         texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analyse(one, metrics, view)]))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3)])
+def test_pieces_are_the_whole_in_order(
+    name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_predictions(tmp_path / "p.parquet", made_up_predictions(PROBLEMS[name], outputs))
+    monkeypatch.setattr("dist_eval.saved_predictions._CELLS_READ_AT_ONCE", 3)
+    whole = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
+    pieces = list(read_pieces(tmp_path / "p.parquet"))
+    assert len(pieces) > 2
+    for column in ("index", "label", "prediction", "loss", "probabilities"):
+        joined = np.concatenate([getattr(piece, column) for piece in pieces])
+        np.testing.assert_array_equal(joined, getattr(whole, column))
+        assert joined.dtype == getattr(whole, column).dtype
