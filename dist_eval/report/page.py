@@ -65,16 +65,16 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
 
 
 def report_on(folder: Path, wanted: str) -> None:
-    """Writes the report of a run that has just ended; whatever goes wrong with it, the numbers stand.
+    """Replaces the report of a run whose results are new; whatever goes wrong with it, the numbers stand.
 
     Args:
         folder: the run's folder.
         wanted: what `--report` says.
     """
-    if wanted == "none":
-        return
     try:
-        write_report(folder, Contents(texts=wanted == "texts"))
+        (folder / REPORT).unlink(missing_ok=True)  # it would tell of other results
+        if wanted != "none":
+            write_report(folder, Contents(texts=wanted == "texts"))
     except Exception as error:  # a full disk, a dataset that was moved meanwhile
         print_error(f"{REPORT} could not be written ({first_line(error)}); all numbers are in {RESULTS}.")
 

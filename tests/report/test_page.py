@@ -14,7 +14,7 @@ import pytest
 from conftest import results_of
 
 from dist_eval.errors import DataError
-from dist_eval.report.page import Contents, write_report
+from dist_eval.report.page import Contents, report_on, write_report
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
 KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]
@@ -338,3 +338,18 @@ def test_a_dataset_that_changed_since_is_refused(hostile_run: Path, tmp_path: Pa
     changed.write_text(changed.read_text().replace(" 17,", " 18,"))
     with pytest.raises(DataError, match=r"is not what .* was evaluated on: its texts or labels differ"):
         write_report(hostile_run, Contents(texts=True, dataset=str(changed)), tmp_path / "p")
+
+
+def test_new_results_do_not_stand_beside_an_old_page(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["multi"], folder)
+    report_on(folder, "numbers")
+    assert (folder / "report.html").exists()
+    report_on(folder, "texts")
+    assert not (folder / "report.html").exists()
+    assert "could not be written (There is no file test.csv." in capsys.readouterr().err
+    report_on(folder, "numbers")
+    report_on(folder, "none")
+    assert not (folder / "report.html").exists()
