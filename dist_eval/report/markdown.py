@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
-from dist_eval.report import figures_shown
-from dist_eval.report.sections import by_class, confusion, figure
+from dist_eval.report import figures_shown, group_lines
+from dist_eval.report.reading import without_path
+from dist_eval.report.sections import by_class, confusion, figure, slices
 
 _CONFUSIONS, _CLASSES = 5, 30
 
@@ -22,18 +24,21 @@ def summary(results: Mapping[str, Any], name: str) -> str:
     Returns:
         Markdown. Names out of the data stand in code spans: they make no markup, and mention nobody.
     """
-    coverage, data, speed = results["coverage"], results["data"], results["throughput"]
+    coverage, model, speed, ranks = (results[name] for name in ("coverage", "model", "throughput", "ranks"))
+    what, data = without_path(model["checkpoint"] or model["base"]), without_path(results["data"]["source"])
     names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
+    interval = f"{100 * results['config']['confidence']:g}% interval"
     lines = [
         f"### {code(name)}",
         "",
-        f"{code(results['model'].get('checkpoint') or results['model'].get('base') or '')} on {code(data['source'])}: "
+        f"{code(what)} on {code(data)}: "
         f"{coverage['seen']} of {coverage['expected']} examples, each exactly once"
         + (f"; {coverage['failed']} failed and are in no figure" if coverage["failed"] else "")
-        + f"; {speed['examples_per_second']:.1f} examples/s on {len(results['ranks'])} ranks.",
+        + f"; {speed['examples_per_second']:.1f} examples/s on {len(ranks)} rank{'s' if len(ranks) > 1 else ''}.",
         "",
-        *_table(("metric", "value", "interval"), (_figure_cells(figure(one, results)) for one in names)),
+        *_table(("metric", "value", interval), (_figure_cells(figure(one, results)) for one in names)),
     ]
+    lines += [line for note in group_lines(results["groups"]) for line in ("", code(note))]
     matrix = confusion(results)
     if matrix and matrix["pairs"]:
         pairs = matrix["pairs"][:_CONFUSIONS]
@@ -47,6 +52,11 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         lines += ["", "<details>", f"<summary>By {classes['what']}</summary>", ""]
         lines += _table((classes["what"], *classes["columns"]), rows)
         lines += ["", f"{more} more are in results.json."] if more else []
+        lines += ["", "</details>"]
+    for table in slices(results):
+        columns = [cell for one in table["names"] for cell in (one, interval)]
+        lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table['by'].split()))}</code></summary>", ""]
+        lines += _table(("slice", "examples", *columns), map(_slice_cells, table["rows"]))
         lines += ["", "</details>"]
     return "\n".join(lines) + "\n"
 
@@ -68,6 +78,10 @@ def _figure_cells(one: Mapping[str, Any]) -> list[str]:
     interval = one["interval"]
     words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "–"
     return [code(one["name"]), _number(one["value"]), words]
+
+
+def _slice_cells(row: Mapping[str, Any]) -> list[str]:
+    return [code(row["name"]), str(row["n"]), *(cell for one in row["figures"] for cell in _figure_cells(one)[1:])]
 
 
 def _number(value: float | None) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import RunError
 from dist_eval.problems import REGRESSION
 from dist_eval.report import figures_shown
+from dist_eval.report.reading import without_path
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 """Names of metrics on the hub, where they are other ones than here."""
@@ -32,10 +32,7 @@ def model_index(results: Mapping[str, Any], model_name: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    config, data = results["config"], results["data"]
-    source = str(data["source"])
-    is_on_hub = not Path(source).exists() and not Path(source).suffix and source.count("/") <= 1
-    dataset = source if is_on_hub else Path(source).name
+    config, dataset = results["config"], without_path(results["data"]["source"])
     is_regression = results["problem_type"] == REGRESSION.name
     values = results["metrics"]
     names = figures_shown(results["problem_type"], values, results["custom_metrics"])

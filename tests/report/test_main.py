@@ -79,6 +79,17 @@ def test_names_make_no_markup(text: str, span: str) -> None:
     assert code(text) == span
 
 
+def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs["sliced"]), "--markdown"]) == 0
+    printed, results = capsys.readouterr().out, results_of(runs["sliced"])
+    assert "`tuned` on `digits.jsonl`: 596 of 596 examples" in printed
+    assert "100 groups of 'document' are drawn whole" in printed
+    for one in (one for one in results["slices"] if one["by"] == "score"):
+        interval = one["intervals"]["accuracy"]
+        ends = f"{interval['low']:.4f} to {interval['high']:.4f}"
+        assert f"| `{one['value']}` | {one['n']} | {one['metrics']['accuracy']:.4f} | {ends} |" in printed
+
+
 def test_a_model_card_takes_the_metadata(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     from huggingface_hub import ModelCard
 
