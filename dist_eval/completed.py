@@ -14,7 +14,7 @@ from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError
 from dist_eval.metrics import compute_metrics
 from dist_eval.plan import Plan
-from dist_eval.report import PREDICTIONS, format_figures, format_slices, headline
+from dist_eval.report import PREDICTIONS, format_figures, format_slices, group_lines, headline
 from dist_eval.report.page import report_on
 from dist_eval.run_folder import RunFolder
 from dist_eval.saved_predictions import SavedPredictions, read_predictions
@@ -56,8 +56,8 @@ def present_complete(
         metrics = compute_metrics(predictions, [row["label"] for row in results["per_class"]])
         facts = analyse(predictions, metrics, View.of(config, data))
         folder.revise_view(facts)
-        slices = format_slices(facts["slices"], metrics.problem)
-        _tell([*format_figures(metrics.values, metrics.undefined, facts["intervals"]), *slices])
+        lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
+        _tell([*format_figures(metrics.values, metrics.undefined, facts["intervals"]), *lines])
     if own_metrics or config.slice_by or config.group_column:
         report_on(folder.path, config.report)
     return folder.results()["metrics"]
