@@ -17,7 +17,8 @@ import torch
 from dist_eval.audit import Audit, audited_batches
 from dist_eval.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.base import Base, Subject, subject_of
-from dist_eval.collectives import Board, Launch, process_group, require_agreement
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import process_group, require_agreement
 from dist_eval.combination import (
     combine,
     compare_all,

@@ -76,7 +76,7 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         was interrupted.
     """
     with no_garbage_expected():
-        from dist_eval.collectives import Board, Launch
+        from dist_eval.board import Board, Launch
         from dist_eval.report import print_error
 
         conduct, folder_class = load()

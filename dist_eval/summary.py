@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dist_eval.cluster.sweep import read_sweep
 from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.files import write_atomically
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
-from dist_eval.sweep import read_sweep
 
 _METRICS = {
     "single_label_classification": METRICS,
@@ -40,8 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; with --list the one "
                         "folder above them")  # fmt: skip
-    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see dist_eval.job): a run "
-                        "of it that left nothing is missing")  # fmt: skip
+    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see "
+                        "dist_eval.cluster.job): a run of it that left nothing is missing")  # fmt: skip
     parser.add_argument("--metric", nargs="+", metavar="NAME", help="figures to show (default: the usual ones)")
     parser.add_argument(
         "--write", nargs="+", type=Path, default=[], metavar="FILE", help="write it, too: .csv, .json or .md"

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.audit import Findings
-from dist_eval.collectives import Launch, all_gather, least_over_ranks
+from dist_eval.board import Launch
+from dist_eval.collectives import all_gather, least_over_ranks
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.forward import TextClassifier, predict_batches

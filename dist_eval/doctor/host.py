@@ -9,8 +9,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from dist_eval.cluster.hosts import address_towards, interfaces, is_loopback, outward, resolve
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.hosts import address_towards, interfaces, is_loopback, outward, resolve
 
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dist_eval.cluster.hosts import interface_of, is_loopback
 from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
-from dist_eval.hosts import interface_of, is_loopback
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
 """Seconds. Servers refuse the contact beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""

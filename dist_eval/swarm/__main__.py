@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_eval import slurm
 from dist_eval.chatter import silence_libraries
+from dist_eval.cluster import slurm
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
 from dist_eval.files import write_atomically
 from dist_eval.lifetime import temporary_files_in, workspace
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m dist_eval.swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
         "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
-        "server of a swarm that spans hosts, `identities` makes the keys for that.",
+        "server whose address and identity are known beforehand, as on Kubernetes, `identities` makes those.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="base model: folder or hub name")
@@ -42,22 +42,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
     )
     parser.add_argument(
-        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping"
-    )
+        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping; "
+        "with --part those of all parts"
+    )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address or name to listen at and to announce (default: 127.0.0.1)"
     )
-    parser.add_argument(
-        "--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="join this swarm instead of making one: give "
-        "the servers of each host other --blocks"
-    )  # fmt: skip
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
     parser.add_argument("--part", default="1/1", metavar="K/N", help="this is the K-th of N such commands, started on "
                         "several hosts with the same --peers-file on a folder that they share: it starts its share of "
-                        "the servers, which join those of the first one")  # fmt: skip
+                        "the servers, of which --servers is the number on each host; they join those of the first one")
+    # fmt: skip
     parser.add_argument(
         "--slurm", action="store_true", help="this is a task of a Slurm step: --part and --host follow from that"
     )
@@ -89,7 +87,7 @@ def start(arguments: argparse.Namespace) -> None:
     """
     from dist_eval.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
-    from dist_eval.swarm.private import PrivateSwarm, parse_spans, split_blocks
+    from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
     part, parts = _part(arguments.part)
     if arguments.slurm:
@@ -98,10 +96,11 @@ def start(arguments: argparse.Namespace) -> None:
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    spans = parse_spans(arguments.blocks or ())
-    if not spans:
-        spans = split_blocks(blocks, parts * arguments.servers)[(part - 1) * arguments.servers :]
-        spans = spans[: arguments.servers]
+    everywhere = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+    first, end = (len(everywhere) * number // parts for number in (part - 1, part))
+    if first == end:
+        raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(everywhere)}.")
+    spans = everywhere[first:end]
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
     if part == 1:
         _claim(arguments.peers_file)
@@ -115,7 +114,7 @@ def start(arguments: argparse.Namespace) -> None:
             spans=spans,
             torch_dtype=arguments.torch_dtype,
             host=host,
-            initial_peers=arguments.initial_peers if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
+            initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
         ) as swarm,
     ):
@@ -123,10 +122,7 @@ def start(arguments: argparse.Namespace) -> None:
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
             import_petals(sockets=own)
-            servers: int | None = len(spans) if arguments.blocks else parts * arguments.servers
-            if parts == 1 and (arguments.blocks or arguments.initial_peers):
-                servers = None  # the other blocks may be other hosts'
-            print(_look(swarm, arguments.timeout, servers).describe())
+            print(_look(swarm, len(everywhere), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         print("Ctrl-C ends the swarm." if parts == 1 else f"part {part} of {parts}, blocks {spans}", flush=True)
@@ -193,18 +189,15 @@ def status(arguments: argparse.Namespace) -> bool:
     return not any(coverage.missing for coverage in coverages)
 
 
-def _look(swarm: PrivateSwarm, timeout: float, servers: int | None) -> SwarmCoverage:
-    """Waits until the model is covered by so many servers; None: until those that were started here are online."""
+def _look(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
+    """Waits until the model is covered by so many servers, those of all parts."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_covered, wait_until_online
+    from dist_eval.swarm.coverage import wait_until_covered
 
     waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
     dht = join_swarm(swarm.initial_peers, timeout, **waiting)
     try:
-        if servers is not None:
-            return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
-        own = [address.rpartition("/p2p/")[2] for address in swarm.addresses]
-        return wait_until_online(dht, swarm.dht_prefix, swarm.num_blocks, own, timeout, **waiting)
+        return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
     finally:
         leave_swarm(dht)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dist_eval.collectives import Launch, all_gather, gather_predictions, sum_over_ranks
+from dist_eval.board import Launch
+from dist_eval.collectives import all_gather, gather_predictions, sum_over_ranks
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunStopped
 from dist_eval.forward import predict_batches

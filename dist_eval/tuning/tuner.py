@@ -13,8 +13,9 @@ import torch
 
 from dist_eval.backends import load_classifier, open_swarm
 from dist_eval.base import Base, read_base_config
+from dist_eval.board import Board, Launch
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import Board, Launch, process_group
+from dist_eval.collectives import process_group
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import ConfigError, RunError, RunStopped, first_line
 from dist_eval.evaluator import prepare_data

@@ -13,7 +13,7 @@ OPTIONS=(--config run.yaml --output /shared/run) # 3. of the run; the output on 
 
 MODULE=${1:-dist_eval} PORT=${PORT:-29500} LOGS=${LOGS:-logs} PYTHON=${PYTHON:-python}
 
-place=$("$PYTHON" -m dist_eval.hosts "${HOSTS[@]}")
+place=$("$PYTHON" -m dist_eval.cluster.hosts "${HOSTS[@]}")
 read -r node address interface head <<<"$place"
 export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-FATAL}
@@ -31,7 +31,7 @@ end() { kill -TERM "$torchrun" 2>/dev/null || true; }
 # shellcheck disable=SC2317,SC2329
 stop() {
     trap end HUP INT TERM USR1
-    if [[ $MODULE != dist_eval ]] || ! "$PYTHON" -m dist_eval.stop "${OPTIONS[@]}"; then end; fi
+    if [[ $MODULE != dist_eval ]] || ! "$PYTHON" -m dist_eval.cluster.stop "${OPTIONS[@]}"; then end; fi
 }
 trap stop HUP INT TERM USR1
 trap end EXIT

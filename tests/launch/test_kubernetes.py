@@ -349,7 +349,7 @@ def torchrun_options(
 ) -> argparse.Namespace:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert container["command"] == ["python", "-m", "dist_eval.agent"]
+    assert container["command"] == ["python", "-m", "dist_eval.cluster.agent"]
     return get_args_parser().parse_args([word.replace("$(POD_INDEX)", "1") for word in container["args"]])
 
 

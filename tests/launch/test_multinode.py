@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,18 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def peers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A swarm with a server on each host; the second joins the first."""
-    folder, known = tmp_path_factory.mktemp("swarm"), list[str]()
-    for host, span in zip(network.hosts, SPANS, strict=True):
-        file = folder / host.name
-        options = ["--model", str(demo.BASE_MODEL), "--blocks", span, "--host", host.address]
-        options += ["--peers-file", str(file), *(["--initial-peers", *known] if known else [])]
-        log = (folder / f"{host.name}.log").open("w")
-        swarm = host.start(sys.executable, "-m", "dist_eval.swarm", *options, stdout=log, env=ENVIRONMENT)
-        assert wait_for(lambda file=file, swarm=swarm: swarm.poll() is not None or _content(file)), host
-        assert swarm.poll() is None, Path(log.name).read_text()
-        known += _content(file).split()
-    return known
+def peers_file(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the peers stand of a swarm with a server on each host, each started as its part."""
+    folder = tmp_path_factory.mktemp("swarm")
+    file, logs, parts = folder / "peers.txt", [], []
+    for number, host in enumerate(network.hosts, start=1):
+        options = ["--model", str(demo.BASE_MODEL), "--blocks", *SPANS, "--part", f"{number}/{len(network.hosts)}"]
+        options += ["--host", host.address, "--peers-file", str(file)]
+        logs.append((folder / f"{host.name}.log").open("w"))
+        parts.append(host.start(sys.executable, "-m", "dist_eval.swarm", *options, stdout=logs[-1], env=ENVIRONMENT))
+    assert wait_for(lambda: any(part.poll() is not None for part in parts) or _content(file))
+    assert all(part.poll() is None for part in parts), [Path(log.name).read_text() for log in logs]
+    return file
 
 
 def _content(path: Path) -> str:
@@ -68,11 +67,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """A run on all hosts, by the script of launch/multinode with its three lines changed."""
 
-    def __init__(self, network: Network, folder: Path, peers: Sequence[str], data: Path) -> None:
+    def __init__(self, network: Network, folder: Path, peers_file: Path, data: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.network, self.output, self._folder, self._starts = network, folder / "out", folder, 0
         options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
-        options += ["--initial-peers", *peers, "--token-budget", "300", "--output", str(self.output)]
+        options += ["--peers-file", str(peers_file), "--token-budget", "300", "--output", str(self.output)]
         options += ["--request-timeout", "5", "--stop-grace", "2"]
         self.script = folder / "run.sh"
         text = (ROOT / "launch" / "multinode" / "run.sh").read_text()
@@ -129,10 +128,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(network: Network, peers: list[str], data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(network: Network, peers_file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With names as Debian gives them, on both hosts."""
     network.name_hosts(awkward=network.hosts)
-    run = Run(network, tmp_path_factory.mktemp("undisturbed"), peers, data)
+    run = Run(network, tmp_path_factory.mktemp("undisturbed"), peers_file, data)
     assert run.finish() == [0, 0], run.said(0) + run.said(1)
     network.name_hosts()
     return run
@@ -149,10 +148,10 @@ def test_a_run_spans_hosts_with_awkward_names(undisturbed: Run) -> None:
 
 
 def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
-    network: Network, peers: list[str], data: Path, tmp_path: Path
+    network: Network, peers_file: Path, data: Path, tmp_path: Path
 ) -> None:
     network.name_hosts(awkward=network.hosts)
-    run = Run(network, tmp_path, peers, data)
+    run = Run(network, tmp_path, peers_file, data)
     by_hand = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
     by_hand += [f"--master-addr={network.hosts[0].address}", "--master-port=29501"]
     words = ["-m", "dist_eval.doctor", *run.options, "--check-timeout", "8", "--expect-hosts", "2"]
@@ -177,10 +176,10 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
 
 
 def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
-    network: Network, peers: list[str], data: Path, undisturbed: Run, tmp_path: Path
+    network: Network, peers_file: Path, data: Path, undisturbed: Run, tmp_path: Path
 ) -> None:
     _, beta = network.hosts
-    run = Run(network, tmp_path, peers, data)
+    run = Run(network, tmp_path, peers_file, data)
     processes = run.start_until_in_the_middle(PATIENCE=str(PATIENCE))
     network.cut_off(beta)
     try:
@@ -208,13 +207,14 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
     assert not any(map(run.leftovers, network.hosts))
 
 
-def test_a_host_that_is_not_in_the_list_says_so(network: Network, peers: list[str], data: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_not_in_the_list_says_so(network: Network, peers_file: Path, data: Path, tmp_path: Path) -> None:
     alpha, beta = network.hosts
-    run = Run(network, tmp_path, peers, data)
+    run = Run(network, tmp_path, peers_file, data)
     run.script.write_text(run.script.read_text().replace(beta.address, "10.93.0.77"))
     started = beta.start(str(run.script), env={**ENVIRONMENT, "LOGS": str(run.logs)})
     said, _ = started.communicate(timeout=TIMEOUT)
     assert started.returncode == 1
     assert said == (
-        f"dist_eval.hosts: This host is none of {alpha.address}, 10.93.0.77: it has {beta.address} ({INTERFACE}).\n"
+        f"dist_eval.cluster.hosts: This host is none of {alpha.address}, 10.93.0.77: it has {beta.address} "
+        f"({INTERFACE}).\n"
     )

@@ -31,7 +31,7 @@ def test_the_pods_of_a_job_stop_together_when_one_is_told_to_end_and_the_next_on
         (port,) = free_ports("127.0.0.1", 1)
         where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
         return [
-            launcher.start("-m", "dist_eval.agent", *where, f"--node-rank={pod}", *evaluate("preempted"))
+            launcher.start("-m", "dist_eval.cluster.agent", *where, f"--node-rank={pod}", *evaluate("preempted"))
             for pod in (0, 1)
         ]
 

@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.cluster.hosts import (
+    address_towards,
+    find_place,
+    interface_of,
+    interfaces,
+    is_loopback,
+    main,
+    outward,
+    resolve,
+)
 from dist_eval.errors import RunError
-from dist_eval.hosts import address_towards, find_place, interface_of, interfaces, is_loopback, main, outward, resolve
 
 OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}
 NAMES = {"a": ["10.9.0.1"], "b": ["10.9.0.2"], "debian": ["127.0.1.1"], "both": ["127.0.1.1", "10.9.0.2"]}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import TIMEOUT, wait_for
 
-from dist_eval.job import judge
+from dist_eval.cluster.job import judge
 from dist_eval.outcome import Outcome
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -86,7 +86,10 @@ def test_a_command_that_evaluates_nothing_is_no_success() -> None:
 
 def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dist_eval.job", *map(str, arguments)], stderr=subprocess.PIPE, text=True, **kwargs
+        [sys.executable, "-m", "dist_eval.cluster.job", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+        **kwargs,
     )
 
 
@@ -171,6 +174,6 @@ def test_wrong_options_are_one_clear_message(arguments: list[str], words: str, t
 
 
 def test_it_starts_without_large_libraries() -> None:
-    program = "import sys, dist_eval.job, dist_eval.summary; print(*sys.modules)"
+    program = "import sys, dist_eval.cluster.job, dist_eval.summary; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {"numpy", "torch", "hivemind", "petals", "transformers"}.isdisjoint(done.stdout.split())

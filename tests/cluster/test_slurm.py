@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_eval import slurm
+from dist_eval.cluster import slurm
 from dist_eval.errors import ConfigError, RunError
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node-[07-09]"}

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
+"""`python -m dist_eval.cluster.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
 
 Starts the command that evaluates (or tunes), asks the run to stop in good order when the scheduler sends a signal, and
 ends with a status that says what became of it. With `--slurm` it also tells torchrun where to meet, and has the job
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from dist_eval import slurm
+from dist_eval.cluster import slurm
+from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
 from dist_eval.stopping import SIGNALS, STOP_FILE
-from dist_eval.sweep import read_sweep
 
 _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 90.0
 
@@ -32,7 +32,7 @@ _POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 90.0
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.job",
+        prog="python -m dist_eval.cluster.job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
         "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop in good order.",
@@ -207,7 +207,7 @@ def _requeued() -> str:
 
 
 def _say(words: str) -> None:
-    print(f"dist_eval.job: {words}", file=sys.stderr, flush=True)
+    print(f"dist_eval.cluster.job: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

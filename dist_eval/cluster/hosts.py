@@ -1,4 +1,4 @@
-"""`python -m dist_eval.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
+"""`python -m dist_eval.cluster.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
 
 What a script that starts torchrun on several hosts has to know, and what names alone do not tell: on many hosts their
 own name leads to a loopback address, which means another host everywhere else. Knows nothing of runs, and imports no
@@ -143,7 +143,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         The exit status: 1 if that cannot be said.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.hosts",
+        prog="python -m dist_eval.cluster.hosts",
         description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
         "network interface with that address, and the address of the first host.",
         allow_abbrev=False,
@@ -153,7 +153,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     try:
         place = find_place(hosts, interfaces())
     except EvaluationError as error:
-        print(f"dist_eval.hosts: {error}", file=sys.stderr)
+        print(f"dist_eval.cluster.hosts: {error}", file=sys.stderr)
         return 1
     print(place.node_rank, place.address, place.interface, place.head)
     return 0

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.agent`: torchrun, with an exit status that a scheduler can act on.
+"""`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
 torchrun ends with 1 whatever its ranks ended with, so that a scheduler cannot tell a wrong option from a run that
 stopped in good order. This is torchrun itself, with all of its options; only its end is different:
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _, failure = error.get_first_failure()
         return _SIGNALLED - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     except SignalException as error:
-        print(f"dist_eval.agent: ended by {error.sigval.name}", file=sys.stderr)
+        print(f"dist_eval.cluster.agent: ended by {error.sigval.name}", file=sys.stderr)
         return STOPPED
     except Exception as error:  # torchrun's rendezvous and its store raise whatever the network did to them
-        print(f"dist_eval.agent: the hosts did not come together: {first_line(error)}", file=sys.stderr)
+        print(f"dist_eval.cluster.agent: the hosts did not come together: {first_line(error)}", file=sys.stderr)
         return FAILED
     return 0
 
