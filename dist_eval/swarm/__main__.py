@@ -52,10 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="this is the K-th of N such commands, started on "
-                        "several hosts with the same --peers-file on a folder that they share: it starts its share of "
-                        "the servers, of which --servers is the number on each host; they join those of the first one")
-    # fmt: skip
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder "
+        "that they share: it starts its share of the servers (--servers is the number on each host), which join those "
+        "of the first one",
+    )
     parser.add_argument(
         "--slurm", action="store_true", help="this is a task of a Slurm step: --part and --host follow from that"
     )
