@@ -7,7 +7,8 @@ torch.distributed.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dist_eval.board import Board, Launch
-from dist_eval.errors import ExactnessError
+from dist_eval.errors import ExactnessError, LostRankError, first_line
 from dist_eval.files import allow_many_files
 from dist_eval.metrics import Totals
 from dist_eval.predictions import Collector, Predictions
@@ -32,6 +33,12 @@ _CALL_SECONDS = 6 * 3600.0
 
 _MEETING_SECONDS = 1800.0
 """Longest wait for all ranks to make a call, which some programs make on one rank only."""
+
+_LAST_WORDS_SECONDS, _POLL_SECONDS = 15.0, 0.1
+"""What a rank that fails may need until it says so: it leaves the swarm first."""
+
+_BROKEN_OFF = ("gloo", "connection", "socket", "timed out")
+"""What torch says when an exchange between ranks breaks off; its errors have no kind of their own."""
 
 _group: dist.ProcessGroup | None = None
 """What collectives go through, if it is not the default group."""
@@ -94,6 +101,32 @@ def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def giving_way(launch: Launch, board: Board, suspicion: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Lets the rank speak that knows why an exchange broke off: to the others its end looks like a lost connection.
+
+    Args:
+        launch: where this process stands.
+        board: the ranks' store.
+        suspicion: returns who is not heard of any more, if that is known.
+
+    Raises:
+        LostRankError: the exchange with another rank broke off; the message says who is suspected.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if launch.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
+            raise
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while time.monotonic() < deadline and not suspicion() and not board.failure():
+            time.sleep(_POLL_SECONDS)
+        raise LostRankError(
+            f"Rank {launch.rank} on {launch.host} cannot go on with the other ranks ({first_line(error)}): "
+            f"{suspicion() or 'one of them may have ended.'}"
+        ) from error
 
 
 def require_agreement(facts: Mapping[str, str]) -> None:

@@ -52,6 +52,15 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert "disagreement" not in known[0]
 
 
+def test_a_rank_that_stands_still_in_the_exchange_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    result = launcher.run(str(Path(WORKER).with_name("silent_worker.py")), str(said), ranks=2)
+    assert result.returncode == 0, result.stderr
+    assert "cannot go on with the other ranks" in said.read_text()
+    assert "no sign of rank 1 on " in said.read_text()
+    assert "(7 examples done, the last ones in batch 2)" in said.read_text()
+
+
 @pytest.mark.parametrize(("ranks", "labels"), [(1, 2), (4, 2), (64, 2), (1000, 2), (4, 100_000), (1000, 1000)])
 def test_a_round_is_worth_its_time_and_fits_into_memory(ranks: int, labels: int) -> None:
     rows = collectives._rows_of_a_rank(ranks, labels)
