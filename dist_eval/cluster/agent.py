@@ -1,9 +1,12 @@
 """`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
 torchrun ends with 1 whatever its ranks ended with, so that a scheduler cannot tell a wrong option from a run that
-stopped in good order. This is torchrun itself, with all of its options; only its end is different:
+stopped in good order. This is torchrun itself, with all of its options. But where this host's own name leads to a
+loopback address, as Debian and Ubuntu install it, the ranks take the address that leads to the other hosts instead, and
+its end is different:
 
     0         all ranks of this host were done
+    2         an option of torchrun is wrong
     75        it was told to end, or its ranks stopped in good order: start the same command again
     128 + n   the first rank of this host that failed was ended by signal n
     else      what the first rank of this host that failed ended with; 1 if there was no group of hosts
@@ -11,13 +14,16 @@ stopped in good order. This is torchrun itself, with all of its options; only it
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.errors import first_line
 from dist_eval.files import allow_many_files
-from dist_eval.outcome import FAILED, STOPPED
+from dist_eval.outcome import FAILED, STOPPED, WRONG_OPTIONS
 
 _SIGNALLED = 128
 
@@ -39,6 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     try:
+        torchrun.config_from_args(options)
+    except (ValueError, AssertionError) as error:
+        print(f"dist_eval.cluster.agent: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
+        return WRONG_OPTIONS
+    _be_reachable(options)
+    try:
         torchrun.run(options)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
@@ -50,6 +62,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist_eval.cluster.agent: the hosts did not come together: {first_line(error)}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _be_reachable(options: Any) -> None:
+    """Sets what a host with an awkward name has to say of itself, unless the caller has said it."""
+    if options.nnodes in ("1", "1:1") or not all(map(is_loopback, resolve(socket.gethostname()))):
+        return
+    endpoint, own = options.rdzv_endpoint or options.master_addr, interfaces()
+    address = options.local_addr or address_among(endpoint.rpartition(":")[0] or endpoint, own)
+    if address and (interface := interface_of(address, own)) and not is_loopback(address):
+        options.local_addr = address
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from dist_eval.errors import EvaluationError, RunError
 
+_ELSEWHERE = "192.0.2.1"
+"""An address that no host has (RFC 5737): the way to it is the way out."""
+
 Interfaces = Mapping[str, Sequence[str]]
 """IP addresses by the name of the network interface."""
 
@@ -85,6 +88,25 @@ def address_towards(target: str) -> str | None:
             return str(one.getsockname()[0])
     except OSError:
         return None
+
+
+def address_among(head: str, own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> str | None:
+    """Returns the address at which the other hosts of a group reach this one, where its own name does not tell.
+
+    Args:
+        head: name or IP address of the host where all meet.
+        own: the interfaces of this host.
+        addresses_of: finds the IP addresses of a name.
+
+    Returns:
+        The address of this host on the way to the head. On the head itself, where its name leads to a loopback address,
+        its only address, or that on the way out; None if it has none.
+    """
+    targets = [target for target in addresses_of(head) if not is_loopback(target)]
+    candidates = [address for addresses in outward(own).values() for address in addresses]
+    if targets:
+        return address_towards(targets[0])
+    return candidates[0] if len(candidates) == 1 else address_towards(_ELSEWHERE) if candidates else None
 
 
 def find_place(hosts: Sequence[str], own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> Place:

@@ -36,7 +36,7 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         "PET_MAX_RESTARTS": "0",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{nodes[0]}:{free_ports('0.0.0.0', 1)[0]}",
-        "PET_RDZV_ID": f"{_variable(environment, 'SLURM_JOB_ID')}.{environment.get('SLURM_RESTART_COUNT', 0)}",
+        "PET_RDZV_ID": f"{_variable(environment, 'SLURM_JOB_ID')}.{restarts(environment)}",
     }
 
 
@@ -48,6 +48,11 @@ def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
     """
     number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
     return int(number) + 1, int(count), _variable(environment, "SLURMD_NODENAME", "srun")
+
+
+def restarts(environment: Mapping[str, str]) -> int:
+    """Returns how often a job has been started again."""
+    return int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
 def requeue(environment: Mapping[str, str]) -> None:

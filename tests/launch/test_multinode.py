@@ -152,21 +152,27 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
 ) -> None:
     network.name_hosts(awkward=network.hosts)
     run = Run(network, tmp_path, peers_file, data)
-    by_hand = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
-    by_hand += [f"--master-addr={network.hosts[0].address}", "--master-port=29501"]
-    words = ["-m", "dist_eval.doctor", *run.options, "--check-timeout", "8", "--expect-hosts", "2"]
-    started = [
-        host.start(sys.executable, *by_hand, f"--node-rank={node}", *words, env=ENVIRONMENT)
-        for node, host in enumerate(network.hosts)
-    ]
-    said = " ".join(" ".join(process.communicate(timeout=TIMEOUT)[0] for process in started).split())
-    assert [process.returncode for process in started] == [1, 1], said
+
+    def by_hand(module: str, head: str) -> tuple[str, list[int]]:
+        where = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", f"--master-addr={head}", "--master-port=29501"]
+        words = ["-m", "dist_eval.doctor", *run.options, "--check-timeout", "8", "--expect-hosts", "2"]
+        started = [
+            host.start(sys.executable, "-m", module, *where, f"--node-rank={node}", *words, env=ENVIRONMENT)
+            for node, host in enumerate(network.hosts)
+        ]
+        said = " ".join(" ".join(process.communicate(timeout=TIMEOUT)[0] for process in started).split())
+        return said, [process.returncode for process in started]
+
+    said, statuses = by_hand("torch.distributed.run", network.hosts[0].address)
+    assert statuses == [1, 1], said
     for host in network.hosts:
         assert f"error names On {host.name} the host's own name leads to 127.0.1.1" in said
         cure = f"On {host.name}: export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun there with --local-addr="
         assert cure + host.address in said
     assert "The ranks do not come together in a process group" in said
     assert "fine swarm 2 servers hold all 4 blocks of base" in said
+    said, statuses = by_hand("dist_eval.cluster.agent", network.hosts[0].name)  # which means alpha itself, on alpha
+    assert statuses == [0, 0], said
     assert run.finish("dist_eval.doctor") == [0, 0], run.said(0, "dist_eval.doctor")
     found = run.said(0, "dist_eval.doctor")
     assert "2 ranks (1 on alpha, 1 on beta) come together" in found
@@ -194,7 +200,7 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
 
     processes = run.start_until_in_the_middle()
     processes[beta].send_signal(signal.SIGTERM)  # to the script, on one of the hosts
-    assert [process.wait(TIMEOUT) != 0 for process in processes.values()] == [True, True]
+    assert [process.wait(TIMEOUT) for process in processes.values()] == [75, 75]
     assert run.results["status"] == "incomplete", run.said(0)
     assert f"there is a file {run.output / 'STOP'}" in run.results["error"]["message"]
 

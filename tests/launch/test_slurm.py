@@ -166,7 +166,7 @@ def test_an_array_evaluates_each_line_and_its_summary_names_what_failed(slurm: R
 def submit_swarm(slurm: RealSlurm, output: Path) -> str:
     config = slurm.folder / "swarm.yaml"
     config.write_text(f"checkpoint: {demo.CHECKPOINT}\ndataset: {demo.TEST_DATA}\n")
-    options = ("--gpus-per-task=0", "--ntasks-per-node=1", *SMALL)
+    options = ("--gpus-per-task=0", "--ntasks=2", "--ntasks-per-node=1", *SMALL)
     names = {"RUN": str(output), "CONFIG": str(config), "MODEL": str(demo.BASE_MODEL), "DTYPE": "float32"}
     return slurm.submit(SCRIPTS / "swarm.sbatch", options=options, **names)
 
