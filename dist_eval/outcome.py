@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMPLETE, FAILED, WRONG_OPTIONS, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
-"""Exit statuses; 75 is what sysexits.h has for "try again"."""
+COMPLETE, FAILED, WRONG_OPTIONS, STOPPED_BY_A_PERSON, STOPPED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+"""Exit statuses; 75 is what sysexits.h has for "try again", which after 3 is for whoever stopped the run to decide."""
 
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")

@@ -77,7 +77,7 @@ from dist_eval.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics import Metrics
 from dist_eval.predictions import Predictions
 from dist_eval.report import CHANGES, PREDICTIONS, RESULTS, print_error, write_predictions
-from dist_eval.stopping import FILE_REASON, STOP_FILE
+from dist_eval.stopping import STOP_FILE, asked_by_a_person
 
 SCHEMA_VERSION = 1
 LOCK_FILE, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "lock", 5.0, 0.2
@@ -274,7 +274,7 @@ class RunFolder:
     ) -> bool:
         """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
         (self.path / STOP_FILE).touch()
-        transient = transient and FILE_REASON not in message
+        transient = transient and not asked_by_a_person(message)
         error = {"message": message, "rank": rank, "host": host, "transient": transient}
         return self._end("incomplete", error, coverage)
 

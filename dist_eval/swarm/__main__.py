@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.chatter import silence_libraries
 from dist_eval.cluster import slurm
+from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
 from dist_eval.files import write_atomically
 from dist_eval.lifetime import temporary_files_in, workspace
 from dist_eval.swarm import member
+from dist_eval.swarm.daemon import may_listen
 from dist_eval.swarm.member import DTYPES
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
     from dist_eval.swarm.private import PrivateSwarm
 
-_WATCH_SECONDS = 0.5
+_WATCH_SECONDS, _KNOCK_SECONDS = 0.5, 2.0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address or name to listen at and to announce (default: 127.0.0.1)"
+        "--host",
+        default="127.0.0.1",
+        help="address or name to listen at and to announce; with --part one at which the other hosts reach this one "
+        "(default: 127.0.0.1)",
     )
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
@@ -97,6 +102,8 @@ def start(arguments: argparse.Namespace) -> None:
     if arguments.slurm:
         part, parts, arguments.host = slurm.task(os.environ)
     host = _address(arguments.host)
+    if parts > 1 and is_loopback(host):
+        host = _reachable_instead(arguments.host, host, from_slurm=arguments.slurm)
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
@@ -107,7 +114,7 @@ def start(arguments: argparse.Namespace) -> None:
     spans = everywhere[first:end]
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
     if part == 1:
-        _claim(arguments.peers_file)
+        _claim(arguments.peers_file, first_peers)
     with (
         workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as own,
         temporary_files_in(own),
@@ -135,24 +142,34 @@ def start(arguments: argparse.Namespace) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-def _claim(file: Path) -> None:
+def _claim(file: Path, first_peers: Path) -> None:
+    """Makes a peers file this swarm's own; of one that was killed, what it told its other parts is removed."""
     try:
         file.open("x").close()
+        first_peers.unlink(missing_ok=True)
     except FileExistsError as error:
         raise ConfigError(
-            f"--peers-file {file} exists: it may be that of another swarm. Remove it or choose another."
+            f"--peers-file {file} exists: it may be that of another swarm, or one that was killed left it. Remove it "
+            "or choose another."
         ) from error
     except OSError as error:
         raise ConfigError(f"--peers-file {file} cannot be written: {error.strerror}.") from error
 
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
-    deadline = time.monotonic() + timeout
+    """Waits until the first part of the swarm has told its addresses, and listens at one of them."""
+    deadline, peers = time.monotonic() + timeout, []
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
-            if peers := file.read_text(encoding="utf-8").split():
+            peers = file.read_text(encoding="utf-8").split()
+            if any(may_listen(peer, _KNOCK_SECONDS) for peer in peers):
                 return peers
         time.sleep(_WATCH_SECONDS)
+    if peers:
+        raise SwarmError(
+            f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a swarm that was killed left it, "
+            "and the first part has not been started again, or this host does not reach the first part's."
+        )
     raise SwarmError(
         f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or does this host not see its "
         "folder? A longer wait is set with --timeout."
@@ -216,6 +233,29 @@ def _address(host: str) -> str:
     address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
     require_address(address)
     return address
+
+
+def _reachable_instead(host: str, address: str, *, from_slurm: bool) -> str:
+    """Returns what to use in place of a loopback address, at which the other parts would reach themselves only.
+
+    Slurm's own addresses are taken as they are, and where it has a name instead, the only one that others reach.
+
+    Raises:
+        ConfigError: a person named the address, or there is not exactly one in its place.
+    """
+    if from_slurm and host == address:
+        return address
+    others = [one for addresses in outward(interfaces()).values() for one in addresses]
+    others = [one for one in others if ":" not in one] or others
+    if from_slurm and len(others) == 1:
+        return others[0]
+    leads = "is" if host == address else f"leads here to {address},"
+    raise ConfigError(
+        f"{'The NodeAddr that Slurm has' if from_slurm else '--host'} {host} {leads} an address at which every host "
+        "reaches itself: the parts of a swarm would not find each other. Start each with "
+        f"{'--part and ' if from_slurm else ''}the --host that the others reach it at: this host has "
+        f"{', '.join(others) or 'none'}."
+    )
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -200,7 +200,7 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
 
     processes = run.start_until_in_the_middle()
     processes[beta].send_signal(signal.SIGTERM)  # to the script, on one of the hosts
-    assert [process.wait(TIMEOUT) for process in processes.values()] == [75, 75]
+    assert [process.wait(TIMEOUT) for process in processes.values()] == [3, 3]
     assert run.results["status"] == "incomplete", run.said(0)
     assert f"there is a file {run.output / 'STOP'}" in run.results["error"]["message"]
 
