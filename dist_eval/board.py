@@ -148,8 +148,9 @@ class Board:
         key, rank = f"{_STARTED}/{self._launch.rank}", self._launch.rank
         if self._own is not None:
             return
+        was_known = self._known  # read first: another thread of this rank may be making itself known
         if not store.check([key]):
-            if self._known:
+            if was_known:
                 raise LostRankError(
                     f"Rank {rank} on {self._launch.host} gave up: its ranks' store was replaced by another start's."
                 )

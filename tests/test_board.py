@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from dist_eval.board import Board, Launch
 from dist_eval.errors import RunError
+from dist_eval.limited_store import LimitedStore
 
 
 def test_without_torchrun_the_process_is_the_only_rank() -> None:
@@ -104,6 +105,20 @@ def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(
     with pytest.raises(RunError, match="another rank failed"):
         stayed.wait_for("never", 5.0)
     assert (stayed.failure() or {})["rank"] == 1
+
+
+def test_two_threads_of_a_rank_may_make_it_known_at_once(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    board, check = board_of(1), LimitedStore.check
+
+    def check_while_another_thread_connects(self: LimitedStore, keys: list[str]) -> bool:
+        answer = check(self, keys)
+        monkeypatch.setattr(LimitedStore, "check", check)
+        board.publish("from the other thread", "")
+        return answer
+
+    monkeypatch.setattr(LimitedStore, "check", check_while_another_thread_connects)
+    board.publish("from this thread", "")
+    assert store.check(["dist_eval/run/0/from this thread", "dist_eval/run/0/from the other thread"])
 
 
 def test_a_rank_does_not_go_on_with_the_store_of_another_start(

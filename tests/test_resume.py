@@ -15,7 +15,6 @@ from conftest import TIMEOUT, Launcher, run_here, wait_for
 
 from dist_eval import demo
 
-STOPPED = 75
 ROWS_REPEATED = 7
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 

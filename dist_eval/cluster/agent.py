@@ -7,7 +7,8 @@ its end is different:
 
     0         all ranks of this host were done
     2         an option of torchrun is wrong
-    75        it was told to end, or its ranks stopped in good order: start the same command again
+    3         its ranks stopped in good order, because of a file STOP
+    75        it was told to end, or its ranks stopped in good order otherwise: start the same command again
     128 + n   the first rank of this host that failed was ended by signal n
     else      what the first rank of this host that failed ended with; 1 if there was no group of hosts
 """
