@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 from dist_eval import collectives
-from dist_eval.collectives import Board, Launch, all_gather, process_group
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import all_gather, process_group
 from dist_eval.lifetime import die_with_parent
 
 _TIMEOUT, _ROUNDS = 120.0, 10

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.base import Base, Subject
-from dist_eval.collectives import Board, Launch
+from dist_eval.board import Board, Launch
 from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.full_model import FullClassifier, FullModel, load_full_model, local_device

@@ -11,10 +11,10 @@ from typing import Any
 from dist_eval.checkpoint import BASE_PREFIX, TunedCheckpoint
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.errors import CheckpointError, ConfigError, first_line
+from dist_eval.files import samples_of
 from dist_eval.full_model import FullModel
 
 _LONGEST_TEXT = 1 << 20
-_PIECES, _PIECE_BYTES = 64, 4096
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 _POSITIONS_AFTER_PAD = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
@@ -95,12 +95,9 @@ class Base:
             values.pop(name, None)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}".encode())
-            with path.open("rb") as file:
-                for piece in range(_PIECES):
-                    file.seek(piece * max(0, size - _PIECE_BYTES) // (_PIECES - 1))
-                    digest.update(file.read(_PIECE_BYTES))
+            digest.update(f"{path.name} ".encode())
+            for sample in samples_of(path):
+                digest.update(sample)
         return digest.hexdigest()
 
     def facts(self, tuned: Subject) -> dict[str, Any]:

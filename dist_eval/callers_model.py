@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dist_eval.backbone import SwarmBackbone
-from dist_eval.collectives import Launch
+from dist_eval.board import Launch
 from dist_eval.config import MAX_TOKEN_BUDGET
 from dist_eval.errors import ConfigError, DataError, EvaluationError, ModelOutputError
 from dist_eval.in_flight import map_in_flight

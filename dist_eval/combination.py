@@ -12,7 +12,8 @@ import numpy as np
 
 from dist_eval.audit import Findings
 from dist_eval.backend_comparison import Comparison, compare_backends
-from dist_eval.collectives import Board, Launch, all_gather, gather_predictions, sum_over_ranks
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import all_gather, gather_predictions, sum_over_ranks
 from dist_eval.custom_metrics import Combined as CombinedMetrics
 from dist_eval.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
 from dist_eval.data import TokenizedDataset

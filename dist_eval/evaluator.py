@@ -17,7 +17,8 @@ from dist_eval.analysis import View, analyse, columns_asked_for
 from dist_eval.audit import Audit, audited_batches
 from dist_eval.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.base import Base, Subject, subject_of
-from dist_eval.collectives import Board, Launch, process_group, require_agreement
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import giving_way, process_group, require_agreement
 from dist_eval.combination import (
     combine,
     compare_all,
@@ -134,7 +135,8 @@ def evaluate_run(
                 stop.in_order()
                 brought = work.do_all(launch, config.collective_timeout)
                 backends = local and compare_all(local, data, plan, journal, brought, stop, board)
-                combined = combine(work, brought, launch, classifier, own_metrics, plan)
+                with giving_way(launch, board, lambda: stop.reason):
+                    combined = combine(work, brought, launch, classifier, own_metrics, plan)
         if not launch.is_leader:
             if launch.hosts > 1 and launch.is_host_leader:  # a host that ends well is not started again for the leader
                 board.wait_for(_REPORTED, _PREPARATION_SECONDS)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from dist_eval.board import Launch
 from dist_eval.callers_model import (
     evaluation_mode,
     fingerprint_of,
@@ -28,14 +29,7 @@ from dist_eval.callers_model import (
     texts_of,
     without_wrapper,
 )
-from dist_eval.collectives import (
-    Launch,
-    all_gather,
-    gather_predictions,
-    group_of_program,
-    require_agreement,
-    sum_over_ranks,
-)
+from dist_eval.collectives import all_gather, gather_predictions, group_of_program, require_agreement, sum_over_ranks
 from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
 from dist_eval.loaders import LoaderShard, shard_loader
 from dist_eval.metrics import Totals, compute_metrics, require_same_totals

@@ -7,12 +7,14 @@ torchrun ends with 1 whatever its ranks say, so that the status of a whole run f
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMPLETE, FAILED, WRONG_OPTIONS, STOPPED, INTERRUPTED = 0, 1, 2, 75, 130
-"""Exit statuses; 75 is what sysexits.h has for "try again"."""
+COMPLETE, FAILED, WRONG_OPTIONS, STOPPED_BY_A_PERSON, STOPPED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+"""Exit statuses; 75 is what sysexits.h has for "try again", which after 3 is for whoever stopped the run to decide."""
 
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")
@@ -54,7 +56,8 @@ def read_outcome(folder: Path) -> Outcome:
     """Reads what a run's folder says; whatever is wrong with it is an outcome too."""
     path = next((folder / name for name in _RESULTS if (folder / name).exists()), folder / _RESULTS[0])
     try:
-        stat, results = path.stat(), json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:  # opened first: a network folder looks afresh only then
+            stat, results = os.fstat(file.fileno()), json.load(file)
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
@@ -74,5 +77,9 @@ def read_outcome(folder: Path) -> Outcome:
 
 
 def _progress(folder: Path) -> frozenset[tuple[str, int, int]]:
-    stats = {path.name: path.stat() for pattern in _FINISHED for path in (folder / "journal").glob(pattern)}
-    return frozenset((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    found = set()
+    for path in (path for pattern in _FINISHED for path in (folder / "journal").glob(pattern)):
+        with suppress(OSError):  # a new start may just be removing it
+            stat = path.stat()
+            found.add((path.name, stat.st_size, stat.st_mtime_ns))
+    return frozenset(found)

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from dist_eval.board import Launch
 from dist_eval.callers_model import (
     evaluation_mode,
     is_on_swarm,
@@ -26,7 +27,7 @@ from dist_eval.callers_model import (
     texts_of,
     without_wrapper,
 )
-from dist_eval.collectives import Launch, all_gather, group_of_program
+from dist_eval.collectives import all_gather, group_of_program
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.loop import told_to_all
 from dist_eval.tuned_model import load_layers, save_layers

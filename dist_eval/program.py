@@ -18,8 +18,8 @@ from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
 from dist_eval.imports import no_garbage_expected
 from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
-from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, WRONG_OPTIONS
-from dist_eval.stopping import Stop
+from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
+from dist_eval.stopping import Stop, asked_by_a_person
 
 if TYPE_CHECKING:
     from dist_eval.run_folder import RunFolder
@@ -72,11 +72,11 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         load: imports what the run needs.
 
     Returns:
-        The exit status: 0 when the run is complete, 1 when it failed, 75 when it was stopped in good order, 130 when it
-        was interrupted.
+        The exit status: 0 when the run is complete, 1 when it failed, 75 when it was stopped in good order, 3 when a
+        person did so, 130 when it was interrupted. Ranks that stop together have the same one.
     """
     with no_garbage_expected():
-        from dist_eval.collectives import Board, Launch
+        from dist_eval.board import Board, Launch
         from dist_eval.report import print_error
 
         conduct, folder_class = load()
@@ -93,7 +93,7 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
     except RunStopped as error:
         if launch is not None and launch.is_leader:  # all ranks stop together
             print_error(str(error))
-        return STOPPED
+        return STOPPED_BY_A_PERSON if asked_by_a_person(str(error)) else STOPPED
     except EvaluationError as error:
         message, code, transient = str(error), FAILED, error.transient
         details = traceback.format_exc() if config.verbose else ""

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_eval.collectives import Board, Launch
+from dist_eval.board import Board, Launch
 from dist_eval.errors import LostRankError, first_line
 from dist_eval.stopping import Stop
 

@@ -31,7 +31,7 @@ from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, pr
 from dist_eval.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 from dist_eval.statistics import Interval
-from dist_eval.stopping import FILE_REASON, STOP_FILE
+from dist_eval.stopping import STOP_FILE, asked_by_a_person
 
 _PEER = re.compile(
     r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
@@ -203,7 +203,7 @@ class RunFolder:
     ) -> bool:
         """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
         (self.path / STOP_FILE).touch()
-        transient = transient and FILE_REASON not in message
+        transient = transient and not asked_by_a_person(message)
         error = {"message": message, "rank": rank, "host": host, "transient": transient}
         return self._end("incomplete", error, coverage)
 

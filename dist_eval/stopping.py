@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 STOP_FILE = "STOP"
-FILE_REASON = "there is a file"
+_FILE_REASON = "there is a file"
 """How the reason begins where a person asked, not whatever ends processes."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_SECONDS = 2.0
 """A terminal's Ctrl-C reaches a rank twice, the second time from torchrun."""
+
+
+def asked_by_a_person(reason: str) -> bool:
+    """Returns whether a reason to stop, or a message that tells it, is a person's: then nothing goes on by itself."""
+    return _FILE_REASON in reason
+
+
+def common_reason(reasons: Sequence[str]) -> str:
+    """Finds the one reason that all ranks name, from what each of them knows; empty if none is to stop.
+
+    Args:
+        reasons: `Stop.reason` of each rank.
+
+    Returns:
+        A person's if there is one, else that of the first rank that has one.
+    """
+    known = [reason.replace("this rank", f"rank {rank}") for rank, reason in enumerate(reasons) if reason]
+    return max(known, key=asked_by_a_person, default="")
 
 
 class Stop:
@@ -43,7 +62,7 @@ class Stop:
     def look_for_file(self, folder: Path) -> None:
         """Asks the run to stop if its folder holds a file named STOP."""
         if not self.requested and (folder / STOP_FILE).exists():
-            self.request(f"{FILE_REASON} {folder / STOP_FILE}")
+            self.request(f"{_FILE_REASON} {folder / STOP_FILE}")
 
     def handle_signals(self) -> None:
         """Takes over the signals by which a run is asked to stop; from the main thread."""

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dist_eval.cluster.sweep import read_sweep
 from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.files import write_atomically
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
-from dist_eval.sweep import read_sweep
 
 _METRICS = {
     "single_label_classification": METRICS,
@@ -40,8 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; with --list the one "
                         "folder above them")  # fmt: skip
-    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see dist_eval.job): a run "
-                        "of it that left nothing is missing")  # fmt: skip
+    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see "
+                        "dist_eval.cluster.job): a run of it that left nothing is missing")  # fmt: skip
     parser.add_argument("--metric", nargs="+", metavar="NAME", help="figures to show (default: the usual ones)")
     parser.add_argument(
         "--write", nargs="+", type=Path, default=[], metavar="FILE", help="write it, too: .csv, .json or .md"
@@ -156,22 +156,26 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> None:
-    """Writes the summary to a file, in the format that its name says.
+    """Writes the summary to a file, in the format that its name says; makes its folder, as no run may have done.
 
     Raises:
-        ConfigError: no format has such names.
         RunError: it cannot be written.
     """
-    if path.suffix not in _KINDS:
-        raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
     if path.suffix == ".md":
         text = format_markdown(rows, figures)
     else:
         text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=2, allow_nan=False) + "\n"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, text.encode())
     except OSError as error:
         raise RunError(f"--write {path}: cannot be written ({error.strerror}).") from error
+
+
+def _require_kinds(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.suffix not in _KINDS:
+            raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
@@ -186,15 +190,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
     options = build_parser().parse_args(arguments)
     try:
+        _require_kinds(options.write)
         outcomes = [read_outcome(folder) for folder in _folders(options)]
         figures = figures_of(outcomes, options.metric)
         rows = rows_of(outcomes, figures)
+        print(format_table(rows, figures), flush=True)
         for path in options.write:
             write(path, rows, figures)
     except EvaluationError as error:
         print(f"dist_eval.summary: {error}", file=sys.stderr)
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
-    print(format_table(rows, figures))
     return exit_status(outcomes)
 
 

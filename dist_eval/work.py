@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.audit import Findings
-from dist_eval.collectives import Launch, all_gather, least_over_ranks
+from dist_eval.board import Launch
+from dist_eval.collectives import all_gather, least_over_ranks
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.forward import TextClassifier, predict_batches
@@ -23,7 +24,7 @@ from dist_eval.plan import Plan, shard_batches
 from dist_eval.predictions import Collector, Coverage, Predictions
 from dist_eval.problems import problem_of
 from dist_eval.progress import Progress
-from dist_eval.stopping import Stop
+from dist_eval.stopping import Stop, common_reason
 from dist_eval.timeline import Timeline
 from dist_eval.window import Window
 
@@ -100,12 +101,13 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
     Raises:
         RunStopped: some rank has; on all ranks.
     """
-    everybody = all_gather((left, finished, failed))
+    everybody = all_gather((left, finished, failed, stop.reason))
     if any(left for left, *_ in everybody):
-        seen = before + sum(finished for _, finished, _ in everybody)
-        given_up = sum(failed for *_, failed in everybody)
+        seen = before + sum(finished for _, finished, *_ in everybody)
+        given_up = sum(failed for *_, failed, _ in everybody)
+        why = common_reason([reason for *_, reason in everybody])
         raise RunStopped(
-            f"Stopped, because {stop.reason}: {seen} of {examples} examples are in the journal. Start the same command "
+            f"Stopped, because {why}: {seen} of {examples} examples are in the journal. Start the same command "
             "again to go on.",
             Coverage(examples, seen, duplicates=0, missing=examples - seen, failed=given_up),
         )

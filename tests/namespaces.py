@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,13 @@ class Host:
         name: its host name.
         address: its IP address.
         namespace: the network namespace.
+        temporary: where its programs put temporary files, also those that are killed before they remove them.
     """
 
     name: str
     address: str
     namespace: str
+    temporary: Path
 
     @property
     def port(self) -> str:
@@ -63,7 +66,8 @@ class Host:
     def start(self, *words: str, **kwargs: Any) -> subprocess.Popen[str]:
         """Starts a program on this host."""
         kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **kwargs}
-        return subprocess.Popen(self.command(*words), **kwargs)
+        environment = {**kwargs.pop("env", os.environ), "TMPDIR": str(self.temporary)}
+        return subprocess.Popen(self.command(*words), env=environment, **kwargs)
 
 
 class Network:
@@ -76,8 +80,10 @@ class Network:
     def __init__(self, names: Sequence[str]) -> None:
         prefix = f"de-{uuid.uuid4().hex[:6]}"
         self._switch = f"{prefix}-switch"
+        self._temporary = Path(tempfile.mkdtemp(prefix=f"{prefix}-"))
         self.hosts = [
-            Host(name, f"10.93.0.{number}", f"{prefix}-{name}") for number, name in enumerate(names, start=11)
+            Host(name, f"10.93.0.{number}", f"{prefix}-{name}", self._temporary)
+            for number, name in enumerate(names, start=11)
         ]
 
     def __enter__(self) -> Network:
@@ -99,6 +105,7 @@ class Network:
         for namespace in (self._switch, *(host.namespace for host in self.hosts)):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
             shutil.rmtree(_NETNS / namespace, ignore_errors=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
         with contextlib.suppress(OSError):
             _NETNS.rmdir()
 

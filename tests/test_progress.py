@@ -15,7 +15,7 @@ import torch.distributed as dist
 from conftest import wait_for
 
 from dist_eval import progress
-from dist_eval.collectives import Board, Launch
+from dist_eval.board import Board, Launch
 from dist_eval.errors import RunError
 from dist_eval.progress import Progress
 from dist_eval.stopping import STOP_FILE, Stop

@@ -14,7 +14,6 @@ from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 
-STOPPED = 75
 ROWS_REPEATED = 7
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dist_eval import stopping
-from dist_eval.stopping import SIGNALS, STOP_FILE, Stop
+from dist_eval.stopping import SIGNALS, STOP_FILE, Stop, asked_by_a_person, common_reason
 
 
 @pytest.fixture
@@ -57,3 +57,15 @@ def test_a_file_asks_too_and_the_first_reason_counts(stop: Stop, tmp_path: Path)
     assert str(tmp_path / STOP_FILE) in stop.reason
     stop.request("another reason")
     assert str(tmp_path / STOP_FILE) in stop.reason
+
+
+def test_the_ranks_agree_on_one_reason_and_a_persons_comes_first(tmp_path: Path) -> None:
+    (tmp_path / STOP_FILE).touch()
+    by_file = Stop()
+    by_file.look_for_file(tmp_path)
+    signalled = "this rank got SIGTERM"
+    assert common_reason(["", ""]) == ""
+    assert common_reason(["", signalled, signalled]) == "rank 1 got SIGTERM"
+    assert common_reason([signalled, by_file.reason, ""]) == by_file.reason
+    assert asked_by_a_person(f"Stopped, because {by_file.reason}: 3 of 5 examples are in the journal.")
+    assert not asked_by_a_person(signalled)

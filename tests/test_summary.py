@@ -84,7 +84,6 @@ def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest
     [
         (["--metric", "speed"], 2, "There is no metric 'speed'; the runs have accuracy"),
         (["--write", "a.xlsx"], 2, "the name must end with one of .csv, .json, .md"),
-        (["--write", "/no/such/folder/a.csv"], 1, "cannot be written (No such file or directory)"),
         (["more", "--list", "runs.txt"], 2, "With --list, name one folder"),
     ],
 )
@@ -95,3 +94,22 @@ def test_wrong_options_are_said(
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
+
+
+def test_where_no_run_left_anything_its_files_have_a_folder_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs.txt").write_text("lost\n")
+    written = tmp_path / "no" / "runs" / "summary.csv"
+    assert main([str(written.parent), "--list", str(tmp_path / "runs.txt"), "--write", str(written)]) == 1
+    assert "0 of 1 runs are complete" in capsys.readouterr().out
+    with written.open(newline="") as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["missing"]
+
+
+def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "file").touch()
+    assert main([str(runs / "good"), "--write", str(runs / "file" / "a.csv")]) == 1
+    said = capsys.readouterr()
+    assert "1 of 1 runs are complete" in said.out
+    assert f"--write {runs / 'file' / 'a.csv'}: cannot be written (" in said.err

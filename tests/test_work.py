@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from samples import tokenized_digits
 
 from dist_eval import work
-from dist_eval.collectives import Board, Launch, process_group
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import process_group
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.journal import Journal

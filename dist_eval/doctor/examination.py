@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dist_eval.base import Base
-from dist_eval.collectives import Board, Launch
+from dist_eval.board import Board, Launch
 from dist_eval.doctor import report
 from dist_eval.doctor.checks import examine
 from dist_eval.doctor.config import DoctorConfig, split_address

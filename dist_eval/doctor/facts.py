@@ -46,7 +46,8 @@ class RankFacts:
         way_to_head: address of this host that packets to it carry.
         rendezvous: without torchrun, what there is at --rendezvous.
         versions: of Python and of the libraries that results depend on; `dist_eval source` is a hash of our code.
-        open_files: how many files the process may have open; 0 for no limit.
+        open_files: how many files a rank may have open; it raises its limit as far as the system lets it.
+        launcher_files: the same of torchrun on the first host, which has the ranks' store; None for no limit.
         memory: bytes of memory that are available to this host's ranks.
         gpu: index, name, free and total bytes of the GPU that the rank would use.
         clock: seconds since 1970 at a moment that is the same on all ranks, to about 0.2 s.
@@ -87,6 +88,7 @@ class RankFacts:
     rendezvous: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
     open_files: int | None = None
+    launcher_files: int | None = None
     memory: int | None = None
     gpu: dict[str, Any] | None = None
     clock: float | None = None

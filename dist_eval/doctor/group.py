@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from dist_eval.collectives import Board, Launch, all_gather, process_group, sum_vectors
+from dist_eval.board import Board, Launch
+from dist_eval.collectives import all_gather, process_group, sum_vectors
 from dist_eval.doctor.facts import RankFacts
 
 _ROUNDS = 5

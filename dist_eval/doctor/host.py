@@ -9,8 +9,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from dist_eval.cluster.hosts import address_towards, interfaces, is_loopback, outward, resolve
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.hosts import address_towards, interfaces, is_loopback, outward, resolve
+from dist_eval.files import most_open_files
 
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
@@ -34,9 +35,18 @@ def collect_host(facts: RankFacts, environment: Mapping[str, str] = os.environ) 
         facts.way_to_head = next((way for way in ways if way is not None), None)
     counts = [environment[name] for name in _SCHEDULER_HOSTS if environment.get(name, "").isdigit()]
     facts.scheduler_hosts = int(counts[0]) if counts else None
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    facts.open_files = 0 if limit == resource.RLIM_INFINITY else limit
+    facts.open_files = most_open_files()
+    facts.launcher_files = _limit_of_torchrun() if "TORCHELASTIC_RUN_ID" in environment and facts.rank == 0 else None
     facts.memory = available_memory()
+
+
+def _limit_of_torchrun() -> int | None:
+    """The open files of the process that has the ranks' store; unlike a rank, torchrun itself does not ask for more."""
+    try:
+        limit, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+    except OSError:  # another user's, or gone
+        return None
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def collect_versions(facts: RankFacts) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dist_eval.cluster.hosts import interface_of, is_loopback
 from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
-from dist_eval.hosts import interface_of, is_loopback
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
 """Seconds. Servers refuse the contact beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
 
-_FILES_OF_A_PROCESS, _FILES_FOR_A_RANK = 256, 3
-"""Files that a process has open: libraries, sockets of the swarm; and with each other rank: gloo, torchrun's store."""
+_FILES_OF_A_PROCESS, _FILES_FOR_A_RANK, _FILES_OF_STORE_FOR_A_RANK = 256, 1, 3
+"""Files that a process has open: libraries, sockets of the swarm; with each other rank gloo; in torchrun, its store."""
 
 _FULL = 0.9
 _DIFFERENCES_SHOWN = 5
@@ -176,22 +176,29 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
 def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Limits of open files that many ranks would reach."""
     known = [one for one in leaders(list(ranks)) if one.open_files is not None]
-    low = [one for one in known if one.open_files and one.open_files < _files_needed(one)]
+    needed = _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * ranks[0].world_size
+    of_store = _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * ranks[0].world_size
+    low = [one for one in known if (one.open_files or 0) < needed]
     if low:
         yield Finding(
             "error",
             "open files",
-            f"{low[0].host} lets a process have {low[0].open_files} files open; with {low[0].world_size} ranks about "
-            f"{_files_needed(low[0])} are needed.",
-            f"Before torchrun on each host: ulimit -n {2 * _files_needed(low[0])}.",
+            f"{low[0].host} lets a process have {low[0].open_files} files open at most; a rank of "
+            f"{low[0].world_size} needs about {needed}.",
+            "Have the hard limit there raised (`ulimit -Hn` shows it).",
         )
-    elif known:
-        limits = [one.open_files for one in known if one.open_files]
-        yield Finding("fine", "open files", f"a process may have {min(limits)}" if limits else "unlimited")
-
-
-def _files_needed(one: RankFacts) -> int:
-    return _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * one.world_size
+    launcher = ranks[0].launcher_files
+    if launcher is not None and launcher < of_store:
+        yield Finding(
+            "error",
+            "open files",
+            f"On {ranks[0].host} torchrun may have {launcher} files open; with the store of {ranks[0].world_size} "
+            f"ranks it needs about {of_store}.",
+            f"Before torchrun there: ulimit -n {2 * of_store}. Or put `python -m dist_eval.cluster.agent` in its "
+            "place, which does that itself.",
+        )
+    elif known and not low:
+        yield Finding("fine", "open files", f"a rank may have {min(one.open_files or 0 for one in known)}")
 
 
 def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from typing import Any
 from dist_eval.base import Base, Subject, subject_of
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
+from dist_eval.files import samples_of
 from dist_eval.full_model import FullModel, local_device
 from dist_eval.readers import open_rows
 
-_CHUNK_BYTES = 1 << 22
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
 """What a rank and a server use besides weights: measured, see the README's "Speed"."""
@@ -39,15 +39,15 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> Base:
 
 def collect_needs(facts: RankFacts, config: DoctorConfig, base: Base, tuned: Subject) -> None:
     """Notes the memory that this rank will need, and the GPU that it would use."""
-    weights = stored_parameters(base.name) * _FLOAT_BYTES
     is_local = config.backend == "local" or config.compare_backends
+    weights = parameters_of(base) * _FLOAT_BYTES if is_local or config.starts_swarm else 0
     facts.memory_needed = _RANK_BYTES
     if config.uses_swarm and not isinstance(tuned, FullModel):
         # a client holds the embeddings, and its final norm
         facts.memory_needed += base.config.vocab_size * base.config.hidden_size * _FLOAT_BYTES
-    if is_local and weights and not _collect_gpu(facts, weights):
+    if is_local and not _collect_gpu(facts, weights):
         facts.memory_needed += weights
-    if config.starts_swarm and weights:
+    if config.starts_swarm:
         facts.servers_needed = weights + config.servers * _SERVER_BYTES
 
 
@@ -65,8 +65,23 @@ def _collect_gpu(facts: RankFacts, weights: int) -> bool:
     return True
 
 
+def parameters_of(base: Base) -> int:
+    """Counts the parameters of a model; of one of a hub, which is not here yet, those that its config speaks of."""
+    return stored_parameters(base.name) or described_parameters(base.config)
+
+
+def described_parameters(config: Any) -> int:
+    """Counts the parameters of the model that a `transformers` config describes, without its head; needs no memory."""
+    import torch
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def stored_parameters(model: str) -> int:
-    """Counts the parameters of a model in a folder; 0 for one of a hub, which is not there yet.
+    """Counts the parameters in a folder's files; 0 where it is no folder, or has no safetensors.
 
     Source: the header of the safetensors format, 8 bytes of its length and then JSON.
     """
@@ -98,9 +113,8 @@ def collect_dataset(facts: RankFacts, config: DoctorConfig) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
+    """Returns a SHA-256 of a file's size and samples: to read a large one takes longer than a check may."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    for sample in samples_of(path):
+        digest.update(sample)
     return digest.hexdigest()

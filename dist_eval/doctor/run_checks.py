@@ -128,7 +128,7 @@ def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             )
     names = dict.fromkeys(name for one in ranks for name in one.digests)
     if names and not faults:
-        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", equal on all ranks" if ranks[1:] else ""))
+        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", alike on all ranks" if ranks[1:] else ""))
 
 
 def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:

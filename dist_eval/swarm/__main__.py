@@ -13,19 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_eval import slurm
 from dist_eval.chatter import silence_libraries
+from dist_eval.cluster import slurm
+from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
 from dist_eval.files import write_atomically
 from dist_eval.lifetime import temporary_files_in, workspace
 from dist_eval.swarm import member
+from dist_eval.swarm.daemon import may_listen
 from dist_eval.swarm.member import DTYPES
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
     from dist_eval.swarm.private import PrivateSwarm
 
-_WATCH_SECONDS = 0.5
+_WATCH_SECONDS, _KNOCK_SECONDS = 0.5, 2.0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m dist_eval.swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
         "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
-        "server of a swarm that spans hosts, `identities` makes the keys for that.",
+        "server whose address and identity are known beforehand, as on Kubernetes, `identities` makes those.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="base model: folder or hub name")
@@ -42,22 +44,27 @@ def build_parser() -> argparse.ArgumentParser:
         "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
     )
     parser.add_argument(
-        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping"
-    )
+        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping; "
+        "with --part those of all parts"
+    )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address or name to listen at and to announce (default: 127.0.0.1)"
+        "--host",
+        default="127.0.0.1",
+        help="address or name to listen at and to announce; with --part one at which the other hosts reach this one "
+        "(default: 127.0.0.1)",
     )
-    parser.add_argument(
-        "--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="join this swarm instead of making one: give "
-        "the servers of each host other --blocks"
-    )  # fmt: skip
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
                         "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="this is the K-th of N such commands, started on "
-                        "several hosts with the same --peers-file on a folder that they share: it starts its share of "
-                        "the servers, which join those of the first one")  # fmt: skip
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder "
+        "that they share: it starts its share of the servers (--servers is the number on each host), which join those "
+        "of the first one",
+    )
     parser.add_argument(
         "--slurm", action="store_true", help="this is a task of a Slurm step: --part and --host follow from that"
     )
@@ -89,22 +96,25 @@ def start(arguments: argparse.Namespace) -> None:
     """
     from dist_eval.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
-    from dist_eval.swarm.private import PrivateSwarm, parse_spans, split_blocks
+    from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
     part, parts = _part(arguments.part)
     if arguments.slurm:
         part, parts, arguments.host = slurm.task(os.environ)
     host = _address(arguments.host)
+    if parts > 1 and is_loopback(host):
+        host = _reachable_instead(arguments.host, host, from_slurm=arguments.slurm)
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    spans = parse_spans(arguments.blocks or ())
-    if not spans:
-        spans = split_blocks(blocks, parts * arguments.servers)[(part - 1) * arguments.servers :]
-        spans = spans[: arguments.servers]
+    everywhere = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+    first, end = (len(everywhere) * number // parts for number in (part - 1, part))
+    if first == end:
+        raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(everywhere)}.")
+    spans = everywhere[first:end]
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
     if part == 1:
-        _claim(arguments.peers_file)
+        _claim(arguments.peers_file, first_peers)
     with (
         workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as own,
         temporary_files_in(own),
@@ -115,7 +125,7 @@ def start(arguments: argparse.Namespace) -> None:
             spans=spans,
             torch_dtype=arguments.torch_dtype,
             host=host,
-            initial_peers=arguments.initial_peers if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
+            initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
         ) as swarm,
     ):
@@ -123,10 +133,7 @@ def start(arguments: argparse.Namespace) -> None:
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
             import_petals(sockets=own)
-            servers: int | None = len(spans) if arguments.blocks else parts * arguments.servers
-            if parts == 1 and (arguments.blocks or arguments.initial_peers):
-                servers = None  # the other blocks may be other hosts'
-            print(_look(swarm, arguments.timeout, servers).describe())
+            print(_look(swarm, len(everywhere), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         print("Ctrl-C ends the swarm." if parts == 1 else f"part {part} of {parts}, blocks {spans}", flush=True)
@@ -135,24 +142,34 @@ def start(arguments: argparse.Namespace) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-def _claim(file: Path) -> None:
+def _claim(file: Path, first_peers: Path) -> None:
+    """Makes a peers file this swarm's own; of one that was killed, what it told its other parts is removed."""
     try:
         file.open("x").close()
+        first_peers.unlink(missing_ok=True)
     except FileExistsError as error:
         raise ConfigError(
-            f"--peers-file {file} exists: it may be that of another swarm. Remove it or choose another."
+            f"--peers-file {file} exists: it may be that of another swarm, or one that was killed left it. Remove it "
+            "or choose another."
         ) from error
     except OSError as error:
         raise ConfigError(f"--peers-file {file} cannot be written: {error.strerror}.") from error
 
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
-    deadline = time.monotonic() + timeout
+    """Waits until the first part of the swarm has told its addresses, and listens at one of them."""
+    deadline, peers = time.monotonic() + timeout, []
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
-            if peers := file.read_text(encoding="utf-8").split():
+            peers = file.read_text(encoding="utf-8").split()
+            if any(may_listen(peer, _KNOCK_SECONDS) for peer in peers):
                 return peers
         time.sleep(_WATCH_SECONDS)
+    if peers:
+        raise SwarmError(
+            f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a swarm that was killed left it, "
+            "and the first part has not been started again, or this host does not reach the first part's."
+        )
     raise SwarmError(
         f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or does this host not see its "
         "folder? A longer wait is set with --timeout."
@@ -193,18 +210,15 @@ def status(arguments: argparse.Namespace) -> bool:
     return not any(coverage.missing for coverage in coverages)
 
 
-def _look(swarm: PrivateSwarm, timeout: float, servers: int | None) -> SwarmCoverage:
-    """Waits until the model is covered by so many servers; None: until those that were started here are online."""
+def _look(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
+    """Waits until the model is covered by so many servers, those of all parts."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_covered, wait_until_online
+    from dist_eval.swarm.coverage import wait_until_covered
 
     waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
     dht = join_swarm(swarm.initial_peers, timeout, **waiting)
     try:
-        if servers is not None:
-            return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
-        own = [address.rpartition("/p2p/")[2] for address in swarm.addresses]
-        return wait_until_online(dht, swarm.dht_prefix, swarm.num_blocks, own, timeout, **waiting)
+        return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
     finally:
         leave_swarm(dht)
 
@@ -219,6 +233,29 @@ def _address(host: str) -> str:
     address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
     require_address(address)
     return address
+
+
+def _reachable_instead(host: str, address: str, *, from_slurm: bool) -> str:
+    """Returns what to use in place of a loopback address, at which the other parts would reach themselves only.
+
+    Slurm's own addresses are taken as they are, and where it has a name instead, the only one that others reach.
+
+    Raises:
+        ConfigError: a person named the address, or there is not exactly one in its place.
+    """
+    if from_slurm and host == address:
+        return address
+    others = [one for addresses in outward(interfaces()).values() for one in addresses]
+    others = [one for one in others if ":" not in one] or others
+    if from_slurm and len(others) == 1:
+        return others[0]
+    leads = "is" if host == address else f"leads here to {address},"
+    raise ConfigError(
+        f"{'The NodeAddr that Slurm has' if from_slurm else '--host'} {host} {leads} an address at which every host "
+        "reaches itself: the parts of a swarm would not find each other. Start each with "
+        f"{'--part and ' if from_slurm else ''}the --host that the others reach it at: this host has "
+        f"{', '.join(others) or 'none'}."
+    )
 
 
 def _part(text: str) -> tuple[int, int]:

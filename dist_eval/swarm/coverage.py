@@ -257,48 +257,6 @@ def wait_until_covered(
         time.sleep(_POLL_SECONDS)
 
 
-def wait_until_online(
-    dht: Any,
-    dht_prefix: str,
-    num_blocks: int,
-    servers: Sequence[str],
-    timeout: float,
-    *,
-    check: Callable[[], None] = lambda: None,
-    timeout_option: str = "--swarm-timeout",
-) -> SwarmCoverage:
-    """Waits until certain servers are online, whatever blocks they hold.
-
-    Args:
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the blocks are announced.
-        num_blocks: blocks of the model.
-        servers: their identities.
-        timeout: seconds.
-        check: called at every look; raises when waiting has become pointless.
-        timeout_option: the option that sets the time, for the message.
-
-    Returns:
-        The coverage, in which blocks that others are to hold may be missing.
-
-    Raises:
-        SwarmError: some are not online after `timeout`.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        check()
-        coverage = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
-        online = {server.peer_id for server in coverage.servers if server.state == "online"}
-        if online.issuperset(servers):
-            return coverage
-        if time.monotonic() > deadline:
-            raise SwarmError(
-                f"Only {len(online.intersection(servers))} of {len(servers)} servers of {dht_prefix} are online after "
-                f"{timeout:g} s. Wait longer with {timeout_option}."
-            )
-        time.sleep(_POLL_SECONDS)
-
-
 def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
     prefix, total = coverage.dht_prefix, coverage.num_blocks
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):

@@ -77,7 +77,7 @@ def serve(arguments: argparse.Namespace) -> None:
         SwarmError: the server has ended; the message has its last words.
     """
     from dist_eval.base import default_dht_prefix, read_base_config
-    from dist_eval.swarm.private import PrivateSwarm, parse_spans, require_address, split_blocks
+    from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
 
     require_address(arguments.host)
     if not 0 < arguments.port < 1 << 16:
@@ -90,7 +90,7 @@ def serve(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
-    spans = parse_spans(arguments.blocks) if arguments.blocks else split_blocks(blocks, arguments.servers)
+    spans = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
     with PrivateSwarm(
         arguments.model,
         num_blocks=blocks,

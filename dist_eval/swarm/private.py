@@ -64,9 +64,7 @@ class PrivateSwarm:
         identities: Sequence[Path] | None = None,
         initial_peers: Sequence[str] = (),
     ) -> None:
-        for start, end in spans:
-            if not 0 <= start < end <= num_blocks:
-                raise ConfigError(f"A server cannot hold blocks {start}:{end} of a model with {num_blocks} blocks.")
+        _require_in_model(spans, num_blocks)
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
         self.torch_dtype, self.echo, self.host = torch_dtype, echo, host
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
@@ -190,19 +188,35 @@ def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def parse_spans(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Reads spans of blocks as a person types them, such as 0:4.
+def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None) -> list[tuple[int, int]]:
+    """Returns the blocks of each server of a swarm, from command line options.
+
+    Args:
+        num_blocks: blocks of the model.
+        servers: number of servers, which get equal shares.
+        texts: spans instead of these, as a person types them, such as 0:4.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: a text is no span, or outside the model; blocks are in none of them; more servers than blocks.
     """
+    if not texts:
+        return split_blocks(num_blocks, servers)
     spans = []
     for text in texts:
         first, _, last = text.partition(":")
         if not (first.isdigit() and last.isdigit()):
             raise ConfigError(f"--blocks: {text!r} is no span of blocks. It should look like 0:4.")
         spans.append((int(first), int(last)))
+    _require_in_model(spans, num_blocks)
+    if missing := sorted(set(range(num_blocks)).difference(*(range(*span) for span in spans))):
+        raise ConfigError(f"--blocks: block {missing[0]} is in none of these spans; the model has {num_blocks} blocks.")
     return spans
+
+
+def _require_in_model(spans: Sequence[tuple[int, int]], num_blocks: int) -> None:
+    for start, end in spans:
+        if not 0 <= start < end <= num_blocks:
+            raise ConfigError(f"A server cannot hold blocks {start}:{end} of a model with {num_blocks} blocks.")
 
 
 def require_address(host: str) -> None:

@@ -315,7 +315,7 @@ class SwarmRequests:
         others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
         if not is_optional and self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
             return self.timeout
-        return min(self.timeout, max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies)))
+        return max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies))
 
     def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
         found = [span for span in spans if span.start <= block and span.end >= end]

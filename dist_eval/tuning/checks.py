@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dist_eval.collectives import Launch, all_gather, gather_predictions, sum_over_ranks
+from dist_eval.board import Launch
+from dist_eval.collectives import all_gather, gather_predictions, sum_over_ranks
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import RunStopped
 from dist_eval.forward import predict_batches
@@ -14,7 +15,7 @@ from dist_eval.metrics import Metrics, Totals, compute_metrics, require_same_tot
 from dist_eval.model import Classifier
 from dist_eval.plan import Plan, shard_batches
 from dist_eval.predictions import Predictions, prove_coverage
-from dist_eval.stopping import Stop
+from dist_eval.stopping import Stop, common_reason
 from dist_eval.window import Window
 
 
@@ -71,11 +72,7 @@ def require_no_stop(stop: Stop, when: str) -> None:
         stop: this rank's.
         when: how far the run is, for the message.
     """
-    reasons = [
-        reason.replace("this rank", f"rank {rank}") for rank, reason in enumerate(all_gather(stop.reason)) if reason
-    ]
-    if reasons:
-        stop.request(reasons[0])
-        raise RunStopped(
-            f"stopped {when}, because {reasons[0]}: start the same command again to go on from there", None
-        )
+    reason = common_reason(all_gather(stop.reason))
+    if reason:
+        stop.request(reason)
+        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to go on from there", None)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from dist_eval.base import Base
+from dist_eval.board import Launch
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import Launch, all_gather, require_agreement
+from dist_eval.collectives import all_gather, require_agreement
 from dist_eval.data import TokenizedDataset
 from dist_eval.evaluator import window_for
 from dist_eval.metrics import Metrics

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from dist_eval.board import Launch
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import Launch, sum_vectors
+from dist_eval.collectives import sum_vectors
 from dist_eval.data import TokenizedDataset
 from dist_eval.errors import EvaluationError, ModelOutputError
 from dist_eval.in_flight import map_in_flight

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch
 
 from dist_eval.backends import load_classifier, open_swarm
 from dist_eval.base import Base, read_base_config
+from dist_eval.board import Board, Launch
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import Board, Launch, process_group
+from dist_eval.collectives import giving_way, process_group
 from dist_eval.data import TokenizedDataset
-from dist_eval.errors import ConfigError, RunError, RunStopped, first_line
+from dist_eval.errors import ConfigError, RunStopped
 from dist_eval.evaluator import prepare_data
 from dist_eval.journal import Fingerprint
 from dist_eval.labels import find_classes
@@ -30,12 +30,6 @@ from dist_eval.tuning.folder import TuningFolder
 from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_of
 
 _OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0
-_LAST_WORDS_SECONDS, _POLL_SECONDS = 15.0, 0.1
-"""What a rank that fails may need until it says so: it leaves the swarm first."""
-
-_BROKEN_OFF = ("gloo", "connection", "socket", "timed out")
-"""What torch says when an exchange between ranks breaks off; its errors have no kind of their own."""
-
 _CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
 _FOLLOWED = (
     *("tuning_mode", "pre_seq_len", "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay"),
@@ -114,27 +108,6 @@ def noting_a_stop(folder: TuningFolder, launch: Launch) -> Iterator[None]:
             with suppress(OSError):  # a full disk: the state is what counts
                 folder.stop(str(error), rank=launch.rank, host=launch.host)
         raise
-
-
-@contextmanager
-def giving_way(launch: Launch, board: Board) -> Iterator[None]:
-    """Lets the rank speak that knows why: to the others its end looks like a connection that broke off.
-
-    Raises:
-        RunError: the exchange with another rank broke off.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if launch.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
-            raise
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while time.monotonic() < deadline and not board.failure():
-            time.sleep(_POLL_SECONDS)
-        raise RunError(
-            f"Rank {launch.rank} on {launch.host} cannot go on with the other ranks ({first_line(error)}): one of them "
-            "may have ended."
-        ) from error
 
 
 def device_of(config: TuningConfig, launch: Launch) -> torch.device:

@@ -142,7 +142,13 @@ ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
         on_host_1,
         {"open_files": 64},
         "error",
-        ["host-1 lets a process have 64 files open", "ulimit -n"],
+        ["host-1 lets a process have 64 files open at most; a rank of 4 needs about 260", "ulimit -Hn"],
+    ),
+    "few open files for the store": (
+        everywhere,
+        {"launcher_files": 264},
+        "error",
+        ["On host-0 torchrun may have 264 files open", "ulimit -n 536", "dist_eval.cluster.agent"],
     ),
     "too little memory": (
         on_host_1,

@@ -46,7 +46,7 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     found = " | ".join(messages(output, "fine"))
     assert "2 ranks (2 on" in found
     assert "can be written, seen by all 2 ranks" in found
-    assert "tuned checkpoint, base model, dataset: readable, equal on all ranks" in found
+    assert "tuned checkpoint, base model, dataset: readable, alike on all ranks" in found
     assert "2 servers hold all 4 blocks of base" in found
     assert not any(peer in (output / "doctor.json").read_text() for peer in demo_swarm.initial_peers)
     for one in report_of(output)["ranks"]:

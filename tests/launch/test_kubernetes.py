@@ -22,8 +22,9 @@ from torch.distributed.run import get_args_parser
 
 from dist_eval.commandline import parse_args
 from dist_eval.config import EvaluationConfig
+from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
-from dist_eval.program import FAILED, STOPPED
+from dist_eval.outcome import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 from dist_eval.swarm.__main__ import main as swarm_main
 from dist_eval.swarm.__main__ import parse_args as parse_swarm
 
@@ -349,7 +350,7 @@ def torchrun_options(
 ) -> argparse.Namespace:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert container["command"] == ["python", "-m", "dist_eval.agent"]
+    assert container["command"] == ["python", "-m", "dist_eval.cluster.agent"]
     return get_args_parser().parse_args([word.replace("$(POD_INDEX)", "1") for word in container["args"]])
 
 
@@ -414,6 +415,47 @@ def test_the_servers_command_line_is_one_that_dist_eval_understands(launch: Path
     assert key["subPathExpr"] == "$(POD_NAME).key"
 
 
+def test_no_pod_begins_afresh_where_another_one_was_replaced(objects: list[Object]) -> None:
+    _, container = ranks_of(objects)
+    assert not [word for word in container["args"] if "overwrite" in word]
+    assert "overwrite" not in yaml.safe_load(find(objects, "ConfigMap", "run")["data"]["run.yaml"])
+
+
+def test_the_readmes_commands_find_the_pods_of_every_kind_of_job(objects: list[Object]) -> None:
+    selectors = re.findall(r"logs .*-l (\w+)=(\w+)", README)
+    assert len(selectors) == 2
+    template, _ = ranks_of(objects)
+    assert all(template["metadata"]["labels"][name] == value for name, value in selectors)
+
+
+def test_the_namespace_is_made_before_anything_in_it() -> None:
+    steps = [README.index(words) for words in ("create namespace", "create secret", "apply -k")]
+    assert steps == sorted(steps)
+
+
+def test_the_doctor_takes_the_place_of_the_run_by_the_readmes_edit(
+    objects: list[Object], launch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = next(one["kind"] for one in objects if one["kind"] in ("Job", "JobSet", "TrainJob"))
+    edits = re.findall(r"-e '(s/[^']+)'", README)
+    assert len(edits) == 2
+    command = ["sed", "-E", *(word for edit in edits for word in ("-e", edit))]
+    text = yaml.safe_dump(find(objects, kind))  # in block style, as kustomize writes it
+    edited = yaml.safe_load(subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout)
+    _, container = ranks_of([edited])
+    given = {} if kind != "TrainJob" else {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "4"}
+    options = torchrun_options(container, given, monkeypatch)
+    assert options.training_script == "dist_eval.doctor"
+    limits = {"Job": ["backoffLimit"], "JobSet": ["maxRestarts", "backoffLimit"], "TrainJob": []}[kind]
+    found = re.findall(r"(backoffLimit|maxRestarts): (\d+)", yaml.safe_dump(edited, sort_keys=False))
+    assert sorted(found) == sorted((name, "0") for name in limits), "the doctor would come again and again"
+    run = tmp_path / "run.yaml"
+    run.write_text((launch / "run.yaml").read_text().replace("/etc/dist_eval", f"{launch}/identities"))
+    words = [word.replace("/etc/dist_eval/run.yaml", str(run)) for word in options.training_script_args]
+    config = parse_args(words, DOCTOR)
+    assert (config.dataset, str(config.output)) == ("/models/test.csv", "/runs/evaluation")
+
+
 def test_every_variable_in_a_command_line_is_set(objects: list[Object]) -> None:
     for template in pod_templates(objects).values():
         for container in template["spec"]["containers"]:
@@ -424,18 +466,27 @@ def test_every_variable_in_a_command_line_is_set(objects: list[Object]) -> None:
 def test_policies_know_the_exit_statuses_of_a_run(launch: Path) -> None:
     rules = find(kustomized(launch), "Job")["spec"]["podFailurePolicy"]["rules"]
     by_status = {status: rule["action"] for rule in rules for status in rule.get("onExitCodes", {}).get("values", ())}
-    wrong_option = 2
-    assert by_status == {wrong_option: "FailJob", STOPPED: "Ignore"}
+    final = [WRONG_OPTIONS, STOPPED_BY_A_PERSON]
+    assert by_status == {**dict.fromkeys(final, "FailJob"), STOPPED: "Ignore"}
     assert FAILED not in by_status, "it may be another pod's end that made a rank fail"
     jobset = find(kustomized(launch, "jobset"), "JobSet")["spec"]
     (job,) = jobset["replicatedJobs"]
     rules = job["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule] == [[wrong_option, STOPPED]]
-    fatal = next(rule for rule in jobset["failurePolicy"]["rules"] if rule["action"] == "FailJobSet")
+    assert [rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule] == [final]
+
+    def action(message: str) -> str:
+        """What becomes of the group once a pod failed its job with this message, as Kubernetes words it."""
+        rules = jobset["failurePolicy"]["rules"]
+        return next(rule["action"] for rule in rules if re.search(rule["onJobFailureMessagePatterns"][0], message))
+
     said = "Container ranks for pod dist-eval/evaluate-1 failed with exit code {} matching FailJob rule at index 0"
-    (pattern,) = fatal["onJobFailureMessagePatterns"]
-    assert re.search(pattern, said.format(wrong_option))
-    assert not any(re.search(pattern, said.format(status)) for status in (STOPPED, FAILED, 20, 12, 128 + 2))
+    assert [action(said.format(status)) for status in final] == ["FailJobSet"] * 2
+    preempted = "Pod dist-eval/evaluate-3 has condition DisruptionTarget matching FailJob rule at index 1"
+    assert action(preempted) == "RestartJobSetAndIgnoreMaxRestarts"
+    for status in (STOPPED, FAILED, 20, 12, 13, 30, 128 + 2):
+        with pytest.raises(StopIteration):
+            action(said.format(status))
+    assert all(rule["onJobFailureReasons"] == ["PodFailurePolicy"] for rule in jobset["failurePolicy"]["rules"])
 
 
 def test_pods_have_the_time_that_a_stop_takes(objects: list[Object]) -> None:

@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,18 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def peers(network: Network, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A swarm with a server on each host; the second joins the first."""
-    folder, known = tmp_path_factory.mktemp("swarm"), list[str]()
-    for host, span in zip(network.hosts, SPANS, strict=True):
-        file = folder / host.name
-        options = ["--model", str(demo.BASE_MODEL), "--blocks", span, "--host", host.address]
-        options += ["--peers-file", str(file), *(["--initial-peers", *known] if known else [])]
-        log = (folder / f"{host.name}.log").open("w")
-        swarm = host.start(sys.executable, "-m", "dist_eval.swarm", *options, stdout=log, env=ENVIRONMENT)
-        assert wait_for(lambda file=file, swarm=swarm: swarm.poll() is not None or _content(file)), host
-        assert swarm.poll() is None, Path(log.name).read_text()
-        known += _content(file).split()
-    return known
+def peers_file(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the peers stand of a swarm with a server on each host, each started as its part."""
+    folder = tmp_path_factory.mktemp("swarm")
+    file, logs, parts = folder / "peers.txt", [], []
+    for number, host in enumerate(network.hosts, start=1):
+        options = ["--model", str(demo.BASE_MODEL), "--blocks", *SPANS, "--part", f"{number}/{len(network.hosts)}"]
+        options += ["--host", host.address, "--peers-file", str(file)]
+        logs.append((folder / f"{host.name}.log").open("w"))
+        parts.append(host.start(sys.executable, "-m", "dist_eval.swarm", *options, stdout=logs[-1], env=ENVIRONMENT))
+    assert wait_for(lambda: any(part.poll() is not None for part in parts) or _content(file))
+    assert all(part.poll() is None for part in parts), [Path(log.name).read_text() for log in logs]
+    return file
 
 
 def _content(path: Path) -> str:
@@ -68,11 +67,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """A run on all hosts, by the script of launch/multinode with its three lines changed."""
 
-    def __init__(self, network: Network, folder: Path, peers: Sequence[str], data: Path) -> None:
+    def __init__(self, network: Network, folder: Path, peers_file: Path, data: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.network, self.output, self._folder, self._starts = network, folder / "out", folder, 0
         options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
-        options += ["--initial-peers", *peers, "--token-budget", "300", "--output", str(self.output)]
+        options += ["--peers-file", str(peers_file), "--token-budget", "300", "--output", str(self.output)]
         options += ["--request-timeout", "5", "--stop-grace", "2"]
         self.script = folder / "run.sh"
         text = (ROOT / "launch" / "multinode" / "run.sh").read_text()
@@ -129,10 +128,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(network: Network, peers: list[str], data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(network: Network, peers_file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With names as Debian gives them, on both hosts."""
     network.name_hosts(awkward=network.hosts)
-    run = Run(network, tmp_path_factory.mktemp("undisturbed"), peers, data)
+    run = Run(network, tmp_path_factory.mktemp("undisturbed"), peers_file, data)
     assert run.finish() == [0, 0], run.said(0) + run.said(1)
     network.name_hosts()
     return run
@@ -149,25 +148,31 @@ def test_a_run_spans_hosts_with_awkward_names(undisturbed: Run) -> None:
 
 
 def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
-    network: Network, peers: list[str], data: Path, tmp_path: Path
+    network: Network, peers_file: Path, data: Path, tmp_path: Path
 ) -> None:
     network.name_hosts(awkward=network.hosts)
-    run = Run(network, tmp_path, peers, data)
-    by_hand = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
-    by_hand += [f"--master-addr={network.hosts[0].address}", "--master-port=29501"]
-    words = ["-m", "dist_eval.doctor", *run.options, "--check-timeout", "8", "--expect-hosts", "2"]
-    started = [
-        host.start(sys.executable, *by_hand, f"--node-rank={node}", *words, env=ENVIRONMENT)
-        for node, host in enumerate(network.hosts)
-    ]
-    said = " ".join(" ".join(process.communicate(timeout=TIMEOUT)[0] for process in started).split())
-    assert [process.returncode for process in started] == [1, 1], said
+    run = Run(network, tmp_path, peers_file, data)
+
+    def by_hand(module: str, head: str) -> tuple[str, list[int]]:
+        where = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", f"--master-addr={head}", "--master-port=29501"]
+        words = ["-m", "dist_eval.doctor", *run.options, "--check-timeout", "8", "--expect-hosts", "2"]
+        started = [
+            host.start(sys.executable, "-m", module, *where, f"--node-rank={node}", *words, env=ENVIRONMENT)
+            for node, host in enumerate(network.hosts)
+        ]
+        said = " ".join(" ".join(process.communicate(timeout=TIMEOUT)[0] for process in started).split())
+        return said, [process.returncode for process in started]
+
+    said, statuses = by_hand("torch.distributed.run", network.hosts[0].address)
+    assert statuses == [1, 1], said
     for host in network.hosts:
         assert f"error names On {host.name} the host's own name leads to 127.0.1.1" in said
         cure = f"On {host.name}: export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun there with --local-addr="
         assert cure + host.address in said
     assert "The ranks do not come together in a process group" in said
     assert "fine swarm 2 servers hold all 4 blocks of base" in said
+    said, statuses = by_hand("dist_eval.cluster.agent", network.hosts[0].name)  # which means alpha itself, on alpha
+    assert statuses == [0, 0], said
     assert run.finish("dist_eval.doctor") == [0, 0], run.said(0, "dist_eval.doctor")
     found = run.said(0, "dist_eval.doctor")
     assert "2 ranks (1 on alpha, 1 on beta) come together" in found
@@ -177,10 +182,10 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
 
 
 def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
-    network: Network, peers: list[str], data: Path, undisturbed: Run, tmp_path: Path
+    network: Network, peers_file: Path, data: Path, undisturbed: Run, tmp_path: Path
 ) -> None:
     _, beta = network.hosts
-    run = Run(network, tmp_path, peers, data)
+    run = Run(network, tmp_path, peers_file, data)
     processes = run.start_until_in_the_middle(PATIENCE=str(PATIENCE))
     network.cut_off(beta)
     try:
@@ -195,7 +200,7 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
 
     processes = run.start_until_in_the_middle()
     processes[beta].send_signal(signal.SIGTERM)  # to the script, on one of the hosts
-    assert [process.wait(TIMEOUT) != 0 for process in processes.values()] == [True, True]
+    assert [process.wait(TIMEOUT) for process in processes.values()] == [3, 3]
     assert run.results["status"] == "incomplete", run.said(0)
     assert f"there is a file {run.output / 'STOP'}" in run.results["error"]["message"]
 
@@ -208,13 +213,14 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
     assert not any(map(run.leftovers, network.hosts))
 
 
-def test_a_host_that_is_not_in_the_list_says_so(network: Network, peers: list[str], data: Path, tmp_path: Path) -> None:
+def test_a_host_that_is_not_in_the_list_says_so(network: Network, peers_file: Path, data: Path, tmp_path: Path) -> None:
     alpha, beta = network.hosts
-    run = Run(network, tmp_path, peers, data)
+    run = Run(network, tmp_path, peers_file, data)
     run.script.write_text(run.script.read_text().replace(beta.address, "10.93.0.77"))
     started = beta.start(str(run.script), env={**ENVIRONMENT, "LOGS": str(run.logs)})
     said, _ = started.communicate(timeout=TIMEOUT)
     assert started.returncode == 1
     assert said == (
-        f"dist_eval.hosts: This host is none of {alpha.address}, 10.93.0.77: it has {beta.address} ({INTERFACE}).\n"
+        f"dist_eval.cluster.hosts: This host is none of {alpha.address}, 10.93.0.77: it has {beta.address} "
+        f"({INTERFACE}).\n"
     )

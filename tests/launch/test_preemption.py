@@ -10,13 +10,14 @@ from pathlib import Path
 from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
-from dist_eval.program import STOPPED
+from dist_eval.outcome import STOPPED, STOPPED_BY_A_PERSON
+from dist_eval.stopping import STOP_FILE
 from dist_eval.swarm.private import free_ports
 
 COPIES = 6
 
 
-def test_the_pods_of_a_job_stop_together_when_one_is_told_to_end_and_the_next_ones_go_on(
+def test_the_pods_of_a_job_stop_together_and_tell_a_preemption_from_a_person_and_the_next_ones_go_on(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     header, _, lines = demo.TEST_DATA.read_text().partition("\n")
@@ -31,7 +32,7 @@ def test_the_pods_of_a_job_stop_together_when_one_is_told_to_end_and_the_next_on
         (port,) = free_ports("127.0.0.1", 1)
         where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
         return [
-            launcher.start("-m", "dist_eval.agent", *where, f"--node-rank={pod}", *evaluate("preempted"))
+            launcher.start("-m", "dist_eval.cluster.agent", *where, f"--node-rank={pod}", *evaluate("preempted"))
             for pod in (0, 1)
         ]
 
@@ -43,16 +44,25 @@ def test_the_pods_of_a_job_stop_together_when_one_is_told_to_end_and_the_next_on
     def results(output: str) -> dict:
         return json.loads((tmp_path / output / "results.json").read_text())
 
-    pods = start_pods()
-    journal = tmp_path / "preempted" / "journal"
-    assert wait_for(
-        lambda: any(path.stat().st_size for path in journal.glob("*.batches")) or pods[0].poll() is not None
-    )
+    def journal_size() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "preempted" / "journal").glob("*.batches"))
+
+    def pods_under_way() -> list[subprocess.Popen[str]]:
+        before, pods = journal_size(), start_pods()
+        assert wait_for(lambda: journal_size() > before or pods[0].poll() is not None)
+        return pods
+
+    pods = pods_under_way()
     pods[1].send_signal(signal.SIGTERM)
     assert end_of(pods) == [STOPPED, STOPPED]
     assert results("preempted")["status"] == "incomplete"
     done = results("preempted")["coverage"]["seen"]
     assert 0 < done < COPIES * 596
+
+    pods = pods_under_way()
+    (tmp_path / "preempted" / STOP_FILE).touch()
+    assert end_of(pods) == [STOPPED_BY_A_PERSON, STOPPED_BY_A_PERSON]
+    assert results("preempted")["coverage"]["seen"] > done
 
     assert end_of(start_pods()) == [0, 0]
     resumed = results("preempted")

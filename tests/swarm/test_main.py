@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
-from dist_eval.swarm.__main__ import main
+from dist_eval.errors import ConfigError
+from dist_eval.swarm import private
+from dist_eval.swarm.__main__ import _claim, _wait_for_peers, main
 from dist_eval.swarm.private import PrivateSwarm
 
 
@@ -43,6 +47,9 @@ def _content(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+ELSEWHERE = ["--host", "203.0.113.7"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -50,12 +57,17 @@ def _content(path: Path) -> str:
         (["--peers-file", "/nowhere/peers.txt"], "--peers-file /nowhere/peers.txt cannot be written"),
         (["--peers-file", __file__], "exists: it may be that of another swarm"),
         (["--blocks", "0-4"], "'0-4' is no span of blocks"),
+        (["--blocks", "0:2", "3:4"], "block 2 is in none of these spans; the model has 4 blocks"),
+        (["--blocks", "0:5"], "A server cannot hold blocks 0:5 of a model with 4 blocks"),
+        (["--blocks", "0:4", "--part", "1/2", *ELSEWHERE], "--part 1/2 has no server to start: --blocks names only 1"),
         (["--servers", "9"], "9 servers cannot share 4 blocks"),
-        (["--servers", "2", "--part", "1/3"], "6 servers cannot share 4 blocks"),
+        (["--servers", "2", "--part", "1/3", *ELSEWHERE], "6 servers cannot share 4 blocks"),
         (["--part", "3/2"], "'3/2' is no part of a swarm"),
         (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is no IP address, and no name"),
         (["--slurm"], "there is no variable SLURM_PROCID"),
-        (["--part", "2/2", "--timeout", "0.1"], "The first part of the swarm wrote no"),
+        (["--part", "2/2", "--timeout", "0.1", *ELSEWHERE], "The first part of the swarm wrote no"),
+        (["--part", "2/3"], "--host 127.0.0.1 is an address at which every host reaches itself"),
+        (["--part", "1/2", "--host", "localhost"], "--host localhost leads here to 127.0.0.1, an address at which"),
     ],
 )
 def test_options_that_make_no_sense_are_one_clear_message(
@@ -97,3 +109,74 @@ def test_a_model_that_does_not_exist_is_one_clear_message(launcher: Launcher, tm
     assert str(tmp_path / "nothing") in swarm.stderr
     assert len(swarm.stderr.strip().splitlines()) == 1
     assert not launcher.leftovers()
+
+
+OUTWARD = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"]}
+
+
+@pytest.mark.parametrize(
+    ("own", "node_address", "used"),
+    [
+        (OUTWARD, "203.0.113.7", "203.0.113.7"),
+        (OUTWARD, "127.0.0.2", "127.0.0.2"),  # an address is Slurm's own matter, as where all nodes are on one host
+        (OUTWARD, "localhost", "10.9.0.2"),
+        ({**OUTWARD, "docker0": ["172.17.0.1"]}, "localhost", None),
+        ({"lo": ["127.0.0.1"]}, "localhost", None),
+    ],
+)
+def test_under_slurm_a_part_listens_where_slurm_reaches_its_node(
+    own: dict[str, list[str]],
+    node_address: str,
+    used: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho NodeName=n1 NodeAddr={node_address} NodeHostName=n1\n")
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURMD_NODENAME": "n1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("dist_eval.swarm.__main__.interfaces", lambda: own)
+    started: list[str] = []
+
+    def start_nothing(*_: object, host: str, **__: object) -> None:
+        started.append(host)
+        raise ConfigError("as far as this test goes")
+
+    monkeypatch.setattr(private, "PrivateSwarm", start_nothing)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        options = ["--slurm", "--servers", "1", "--peers-file", str(tmp_path / "peers.txt")]
+        assert main(["--model", str(demo.BASE_MODEL), *options]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert started == ([used] if used else [])
+    said = capsys.readouterr().err
+    if not used:
+        assert "The NodeAddr that Slurm has localhost leads here to 127.0.0.1, an address" in said
+        assert all(address in said for address in ("10.9.0.2", "172.17.0.1")) or "this host has none" in said
+
+
+def test_what_a_killed_swarm_told_its_parts_misleads_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peer = "/ip4/127.0.0.1/tcp/{}/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+    peers_file, first = tmp_path / "peers.txt", tmp_path / "peers.txt.first"
+    first.write_text(peer.format(9))
+    part = ["--model", str(demo.BASE_MODEL), "--servers", "1", "--part", "2/2", *ELSEWHERE]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main([*part, "--peers-file", str(peers_file), "--timeout", "0.1"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert f"Nothing listens at the addresses in {first} ({peer.format(9)})" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peers = [peer.format(9), peer.format(server.getsockname()[1])]
+        timer = threading.Timer(0.5, lambda: first.write_text("\n".join(peers)))
+        timer.start()
+        assert _wait_for_peers(first, TIMEOUT) == peers
+    _claim(peers_file, first)
+    assert peers_file.exists()
+    assert not first.exists()
+    with pytest.raises(ConfigError, match="one that was killed left it"):
+        _claim(peers_file, first)

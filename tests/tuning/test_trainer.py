@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from dist_eval import demo
 from dist_eval.base import read_base_config
+from dist_eval.board import Board, Launch
 from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import Board, Launch, process_group
+from dist_eval.collectives import process_group
 from dist_eval.errors import ModelOutputError
 from dist_eval.model import Classifier, load_locally
 from dist_eval.tuning import trainer as trainer_module

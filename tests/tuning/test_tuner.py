@@ -20,7 +20,7 @@ from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
 
 ROWS, EVALUATED, EPOCHS = 90, 40, 2
-STOPPED = 75
+STOPPED = {"SIGUSR1": 75, "STOP": 3}
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     if how == "SIGKILL":
         assert wait_for(lambda: not launcher.processes())
     else:
-        assert process.returncode == STOPPED, err
+        assert process.returncode == STOPPED[how], err
         assert noted(output)["status"] == "incomplete"
         assert "start the same command again to go on" in err
     assert run_here(*arguments) == 0

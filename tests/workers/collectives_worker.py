@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from dist_eval import collectives
+from dist_eval.board import Board, Launch
 from dist_eval.collectives import (
-    Board,
-    Launch,
     all_gather,
     gather_predictions,
     least_over_ranks,

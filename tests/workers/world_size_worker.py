@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from dist_eval import demo
+from dist_eval.board import Board, Launch
 from dist_eval.chatter import silence_libraries
-from dist_eval.collectives import Board, Launch
 from dist_eval.config import EvaluationConfig
 from dist_eval.evaluator import evaluate_run
 from dist_eval.lifetime import workspace

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.cluster.sweep import Entry, read_sweep
 from dist_eval.errors import ConfigError
-from dist_eval.sweep import Entry, read_sweep
 
 LIST = """\
 # name   options

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
+"""`python -m dist_eval.cluster.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
 
 Starts the command that evaluates (or tunes), asks the run to stop in good order when the scheduler sends a signal, and
 ends with a status that says what became of it. With `--slurm` it also tells torchrun where to meet, and has the job
@@ -20,19 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from dist_eval import slurm
+from dist_eval.cluster import slurm
+from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
 from dist_eval.stopping import SIGNALS, STOP_FILE
-from dist_eval.sweep import read_sweep
 
-_POLL_SECONDS, _PATIENCE_SECONDS = 0.5, 90.0
+_POLL_SECONDS, _PATIENCE_SECONDS, _NEWS_SECONDS = 0.5, 90.0, 10.0
+_DOCTOR = "dist_eval.doctor"
+"""Looks only: its own status says what it has found."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.job",
+        prog="python -m dist_eval.cluster.job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
         "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop in good order.",
@@ -78,7 +80,9 @@ class Verdict:
     words: str
 
 
-def judge(before: Outcome, after: Outcome, command_status: int | None, asked: int | None) -> Verdict:
+def judge(
+    before: Outcome, after: Outcome, command_status: int | None, asked: int | None, *, is_first: bool = True
+) -> Verdict:
     """Judges a start of a run by what its folder said before and after.
 
     Args:
@@ -86,12 +90,16 @@ def judge(before: Outcome, after: Outcome, command_status: int | None, asked: in
         after: what it says now.
         command_status: exit status of the command; None if it did not end in time.
         asked: the signal by which the job was asked to stop, if it was.
+        is_first: whether this was the first start of the job.
 
     Returns:
-        A start that ended on its own goes on only if it finished something: otherwise the next one would end as it did.
-        After SIGUSR1, which comes before a time limit, it goes on; after other signals whoever sent them decides.
+        A start goes on only if it finished something: otherwise the next one would end as it did. After SIGUSR1, which
+        comes before a time limit, a first start goes on in any case; after other signals whoever sent them decides.
     """
     told = asked is not None
+    if asked == signal.SIGUSR1 and not is_first and after.progress == before.progress and after.status != "complete":
+        words = f"{after.folder} got no further within the time limit, for the second time: give the job a longer one"
+        return Verdict(FAILED, False, words)
     ended = "did not end in time" if command_status is None else f"ended with status {command_status}"
     if after.version == before.version and command_status != 0:
         if told:
@@ -173,10 +181,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return COMPLETE
         folder, further = found
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
+        is_first = not (options.slurm and slurm.restarts(os.environ))
+        if not is_first:  # what this very job has finished is not to be thrown away
+            further = [*further, "--no-overwrite"]
         job = Job([*options.command, "--output", str(folder), *further], folder, environment)
         before = read_outcome(folder)
         command_status = job.run(options.patience if options.slurm else math.inf)
-        verdict = judge(before, read_outcome(folder), command_status, job.asked)
+        if _DOCTOR in options.command:
+            return FAILED if command_status is None else command_status
+        verdict = judge(
+            before, _read_news(folder, before, command_status), command_status, job.asked, is_first=is_first
+        )
         _say(verdict.words)
         if options.slurm and verdict.goes_on:
             for number in SIGNALS:  # requeueing ends this very script
@@ -186,6 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return verdict.exit_status
+
+
+def _read_news(folder: Path, before: Outcome, command_status: int | None) -> Outcome:
+    """Reads what became of the run: of another host's writing a network folder may tell some seconds later."""
+    deadline = time.monotonic() + _NEWS_SECONDS
+    after = read_outcome(folder)
+    is_news_due = command_status == COMPLETE and before.status != "complete"
+    while is_news_due and after.version == before.version and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        after = read_outcome(folder)
+    return after
 
 
 def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
@@ -207,7 +233,7 @@ def _requeued() -> str:
 
 
 def _say(words: str) -> None:
-    print(f"dist_eval.job: {words}", file=sys.stderr, flush=True)
+    print(f"dist_eval.cluster.job: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

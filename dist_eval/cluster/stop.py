@@ -1,4 +1,4 @@
-"""`python -m dist_eval.stop` and the options of a run: stops that run in good order, on all of its hosts.
+"""`python -m dist_eval.cluster.stop` and the options of a run: stops that run in good order, on all of its hosts.
 
 For scripts that are told to end and must pass it on: where the run's folder is follows from its options.
 """

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
+"""`python -m dist_eval.cluster.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
 
 What a script that starts torchrun on several hosts has to know, and what names alone do not tell: on many hosts their
 own name leads to a loopback address, which means another host everywhere else. Knows nothing of runs, and imports no
@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_eval.errors import EvaluationError, RunError
+
+_ELSEWHERE = "192.0.2.1"
+"""An address that no host has (RFC 5737): the way to it is the way out."""
 
 Interfaces = Mapping[str, Sequence[str]]
 """IP addresses by the name of the network interface."""
@@ -87,6 +90,25 @@ def address_towards(target: str) -> str | None:
         return None
 
 
+def address_among(head: str, own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> str | None:
+    """Returns the address at which the other hosts of a group reach this one, where its own name does not tell.
+
+    Args:
+        head: name or IP address of the host where all meet.
+        own: the interfaces of this host.
+        addresses_of: finds the IP addresses of a name.
+
+    Returns:
+        The address of this host on the way to the head. On the head itself, where its name leads to a loopback address,
+        its only address, or that on the way out; None if it has none.
+    """
+    targets = [target for target in addresses_of(head) if not is_loopback(target)]
+    candidates = [address for addresses in outward(own).values() for address in addresses]
+    if targets:
+        return address_towards(targets[0])
+    return candidates[0] if len(candidates) == 1 else address_towards(_ELSEWHERE) if candidates else None
+
+
 def find_place(hosts: Sequence[str], own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> Place:
     """Finds this host in a list of hosts.
 
@@ -143,7 +165,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         The exit status: 1 if that cannot be said.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.hosts",
+        prog="python -m dist_eval.cluster.hosts",
         description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
         "network interface with that address, and the address of the first host.",
         allow_abbrev=False,
@@ -153,7 +175,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     try:
         place = find_place(hosts, interfaces())
     except EvaluationError as error:
-        print(f"dist_eval.hosts: {error}", file=sys.stderr)
+        print(f"dist_eval.cluster.hosts: {error}", file=sys.stderr)
         return 1
     print(place.node_rank, place.address, place.interface, place.head)
     return 0

@@ -5,6 +5,7 @@ Reads the variables that Slurm sets, and asks `scontrol`; nothing is guessed whe
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 
@@ -36,18 +37,30 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
         "PET_MAX_RESTARTS": "0",
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{nodes[0]}:{free_ports('0.0.0.0', 1)[0]}",
-        "PET_RDZV_ID": f"{_variable(environment, 'SLURM_JOB_ID')}.{environment.get('SLURM_RESTART_COUNT', 0)}",
+        "PET_RDZV_ID": f"{_variable(environment, 'SLURM_JOB_ID')}.{restarts(environment)}",
     }
 
 
 def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """Returns which task of a step this process is (from 1), of how many, and the name of its node.
+    """Returns which task of a step this process is (from 1), of how many, and its node's address, or a name for it.
+
+    The address is the one that Slurm itself uses (NodeAddr): the node's name may lead to loopback on the node.
 
     Raises:
         ConfigError: this is no task that srun started.
+        RunError: Slurm does not say where the node is.
     """
     number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
-    return int(number) + 1, int(count), _variable(environment, "SLURMD_NODENAME", "srun")
+    node = _variable(environment, "SLURMD_NODENAME", "srun")
+    address = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", "-o", node))
+    if address is None:
+        raise RunError(f"Slurm does not say at what address the node {node} is (scontrol show node).")
+    return int(number) + 1, int(count), address[1]
+
+
+def restarts(environment: Mapping[str, str]) -> int:
+    """Returns how often a job has been started again."""
+    return int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
 def requeue(environment: Mapping[str, str]) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.cluster.hosts import (
+    address_among,
+    address_towards,
+    find_place,
+    interface_of,
+    interfaces,
+    is_loopback,
+    main,
+    outward,
+    resolve,
+)
 from dist_eval.errors import RunError
-from dist_eval.hosts import address_towards, find_place, interface_of, interfaces, is_loopback, main, outward, resolve
 
 OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}
 NAMES = {"a": ["10.9.0.1"], "b": ["10.9.0.2"], "debian": ["127.0.1.1"], "both": ["127.0.1.1", "10.9.0.2"]}
@@ -44,6 +56,16 @@ def test_a_list_that_would_mislead_is_refused(hosts: list[str], words: str) -> N
 def test_one_host_alone_may_call_itself_by_loopback() -> None:
     place = find_place(["127.0.0.1"], OWN, addresses_of)
     assert (place.node_rank, place.interface, place.head) == (0, "lo", "127.0.0.1")
+
+
+def test_a_host_whose_name_tells_nothing_takes_the_address_that_leads_to_the_others() -> None:
+    own = interfaces()
+    assert address_among("10.9.0.1", OWN, addresses_of) == address_towards("10.9.0.1")
+    only = {"lo": ["127.0.0.1"], "eth0": ["10.9.0.2"]}
+    assert address_among("debian", only, addresses_of) == "10.9.0.2"
+    assert address_among("debian", {"lo": ["127.0.0.1"]}, addresses_of) is None
+    assert address_among("debian", OWN, addresses_of) == address_towards("192.0.2.1")
+    assert address_among("127.0.0.1", own, addresses_of) in {None, *itertools.chain(*outward(own).values())}
 
 
 def test_this_host_knows_its_own_interfaces(capsys: pytest.CaptureFixture[str]) -> None:

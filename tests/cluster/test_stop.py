@@ -1,4 +1,4 @@
-"""`python -m dist_eval.stop`: asks the run that these options name, and no other."""
+"""`python -m dist_eval.cluster.stop`: asks the run that these options name, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_eval.stop import main
+from dist_eval.cluster.stop import main
 from dist_eval.stopping import STOP_FILE
 
 

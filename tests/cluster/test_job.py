@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from conftest import TIMEOUT, wait_for
 
-from dist_eval.job import judge
+from dist_eval.cluster.job import judge
+from dist_eval.commandline import EVALUATION, parse_args
 from dist_eval.outcome import Outcome
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
@@ -73,6 +75,16 @@ def test_each_end_is_judged(after: Outcome, command: int | None, asked: int | No
     assert str(RUN) in verdict.words
 
 
+def test_a_time_limit_that_is_too_short_to_finish_anything_is_no_endless_loop() -> None:
+    def again(after: Outcome, command: int | None) -> tuple[int, bool]:
+        verdict = judge(BEFORE, after, command, USR1, is_first=False)
+        return verdict.exit_status, verdict.goes_on
+
+    assert again(outcome("incomplete", 2, 1), 1) == again(outcome("running", 2, 1), None) == (75, True)
+    assert again(outcome("complete", 2), 0) == (0, False)
+    assert again(outcome("incomplete", 2), 1) == again(outcome("running", 2), None) == again(BEFORE, 1) == (1, False)
+
+
 def test_what_an_earlier_start_has_completed_does_not_hide_an_error() -> None:
     complete = outcome("complete")
     assert judge(complete, complete, 0, None).exit_status == 0
@@ -86,7 +98,10 @@ def test_a_command_that_evaluates_nothing_is_no_success() -> None:
 
 def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "dist_eval.job", *map(str, arguments)], stderr=subprocess.PIPE, text=True, **kwargs
+        [sys.executable, "-m", "dist_eval.cluster.job", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+        **kwargs,
     )
 
 
@@ -139,6 +154,26 @@ def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
     assert ("not complete" in err) == (patience < 1)
 
 
+def test_a_job_that_was_started_again_throws_nothing_away(in_slurm: dict[str, str], tmp_path: Path) -> None:
+    program = "import json, sys; json.dump(sys.argv[2:], open(sys.argv[1], 'w'))"
+    for count, further in ((None, []), ("0", []), ("2", ["--no-overwrite"])):
+        environment = {**in_slurm, **({} if count is None else {"SLURM_RESTART_COUNT": count})}
+        command = (sys.executable, "-c", program, tmp_path / "got", "--overwrite")
+        job = start("--slurm", "--output", "run", "--", *command, env=environment, cwd=tmp_path)
+        job.communicate(timeout=TIMEOUT)
+        assert json.loads((tmp_path / "got").read_text()) == ["--overwrite", "--output", "run", *further]
+    run = ["--model", "m", "--checkpoint", "c", "--dataset", "d", "--backend", "local", "--overwrite", "--no-overwrite"]
+    assert parse_args(run, EVALUATION).overwrite is False
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_doctors_own_status_is_that_of_its_job(status: int, tmp_path: Path) -> None:
+    command = ("sh", "-c", f"exit {status}", "dist_eval.doctor")
+    job = start("--output", tmp_path / "run", "--", *command)
+    assert job.communicate(timeout=TIMEOUT)[1] == ""
+    assert job.returncode == status
+
+
 def test_the_list_says_which_run_this_is(tmp_path: Path) -> None:
     listed = tmp_path / "runs.txt"
     listed.write_text("# name\nb --checkpoint 'tuned b'\n")
@@ -171,6 +206,6 @@ def test_wrong_options_are_one_clear_message(arguments: list[str], words: str, t
 
 
 def test_it_starts_without_large_libraries() -> None:
-    program = "import sys, dist_eval.job, dist_eval.summary; print(*sys.modules)"
+    program = "import sys, dist_eval.cluster.job, dist_eval.summary; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {"numpy", "torch", "hivemind", "petals", "transformers"}.isdisjoint(done.stdout.split())

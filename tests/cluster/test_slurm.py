@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dist_eval import slurm
+from dist_eval.cluster import slurm
 from dist_eval.errors import ConfigError, RunError
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node-[07-09]"}
@@ -63,5 +63,17 @@ def test_a_task_of_an_array_is_requeued_alone(scontrol: Path, tmp_path: Path) ->
     assert (tmp_path / "asked").read_text() == "requeue 17\n"
 
 
-def test_a_task_knows_its_part() -> None:
-    assert slurm.task({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURMD_NODENAME": "n7"}) == (1, 4, "n7")
+TASK = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURMD_NODENAME": "n7"}
+
+
+@pytest.mark.parametrize("address", ["10.9.0.7", "n7-ib"])
+def test_a_task_knows_its_part_and_its_address(address: str, scontrol: Path) -> None:
+    said = f"NodeName=n7 Arch=x86_64 CoresPerSocket=1 NodeAddr={address} NodeHostName=n7 Version=22.05.8"
+    answers(scontrol, f'[ "$*" = "show node -o n7" ] && echo "{said}"')
+    assert slurm.task(TASK) == (1, 4, address)
+
+
+def test_a_node_without_an_address_is_no_place_for_a_server(scontrol: Path) -> None:
+    answers(scontrol, "echo NodeName=n7 State=DOWN")
+    with pytest.raises(RunError, match="at what address the node n7 is"):
+        slurm.task(TASK)
