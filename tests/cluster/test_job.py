@@ -155,7 +155,7 @@ def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
 
 
 def test_a_job_that_was_started_again_throws_nothing_away(in_slurm: dict[str, str], tmp_path: Path) -> None:
-    program = "import json, sys; json.dump(sys.argv[2:], open(sys.argv[1], 'w'))"
+    program = "import json, sys; json.dump(sys.argv[2:], open(sys.argv[1], 'w')); sys.exit(1)"
     for count, further in ((None, []), ("0", []), ("2", ["--no-overwrite"])):
         environment = {**in_slurm, **({} if count is None else {"SLURM_RESTART_COUNT": count})}
         command = (sys.executable, "-c", program, tmp_path / "got", "--overwrite")

@@ -59,7 +59,7 @@ def _nothing_is_left(slurm: RealSlurm, jobs: Launcher) -> Iterator[None]:
 
 def processes_of(jobs: Launcher) -> list[str]:
     """Processes that are not Slurm's own."""
-    own = ("slurmctld", "slurmd", "unshare", "bash -c mount")
+    own = ("slurmctld", ": slurmscriptd", "slurmd", "unshare", "bash -c mount")
     return [command for command in jobs.processes().values() if not command.startswith(own)]
 
 
