@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.capacity_inputs import Measured, measure_inputs
 from benchmarks.combine_rank import LABELS
 from benchmarks.program import run_program
-from dist_eval import board, collectives, progress
+from dist_eval.ranks import board, collectives, progress
 
 QUESTION = "What does a large run need, in time, bytes, memory, files and collectives, and what gives way first?"
 _HOUR, _GIB, _TERA = 3600.0, float(1 << 30), 1e12

@@ -16,9 +16,9 @@ from benchmarks import ranks
 from benchmarks.combine_rank import LABELS, share_of
 from benchmarks.ranks import Meter
 from dist_eval import demo
-from dist_eval.journal import Journal
-from dist_eval.plan import plan_batches
-from dist_eval.predictions import BatchOutcome, prove_coverage
+from dist_eval.data.plan import plan_batches
+from dist_eval.evaluation.journal import Journal
+from dist_eval.metrics.predictions import BatchOutcome, prove_coverage
 
 _PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _LENGTHS = (10, 60)
@@ -108,7 +108,7 @@ def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
 def _measure_tokenizing(own: Path, copies: int) -> tuple[float, float]:
     from transformers import AutoTokenizer
 
-    from dist_eval.data import tokenize_dataset
+    from dist_eval.data.dataset import tokenize_dataset
 
     tokenizer, folder = AutoTokenizer.from_pretrained(str(demo.BASE_MODEL)), own / "tokens"
     folder.mkdir()
@@ -151,8 +151,8 @@ def _measure_journal(own: Path, records: int) -> tuple[float, float]:
 
 def _measure_tail(own: Path, rows: int) -> tuple[dict[str, float], float, float]:
     """Measures what rank 0 does alone: seconds and bytes for a prediction."""
-    from dist_eval.metrics import Totals, compute_metrics
-    from dist_eval.saved_predictions import write_predictions
+    from dist_eval.metrics.computing import Totals, compute_metrics
+    from dist_eval.report.saved_predictions import write_predictions
     from dist_eval.statistics import metric_intervals
 
     few = share_of(0, 1, 100)

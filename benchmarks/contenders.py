@@ -21,7 +21,7 @@ from benchmarks.harness import Report
 from benchmarks.models import Model
 from benchmarks.program import BenchmarkError
 from benchmarks.text import Corpus
-from dist_eval.lifetime import end_session
+from dist_eval.process.lifetime import end_session
 
 _ROOT = Path(__file__).parents[1]
 _TIMEOUT = 1800.0

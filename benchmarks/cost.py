@@ -21,8 +21,8 @@ from benchmarks.load import drive, made_up_batches, made_up_checkpoint
 from benchmarks.models import MEDIUM, PROMPT_TOKENS, SMALL, TINY, WIDE, Model, Size, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
+from dist_eval.model.window import Window
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.window import Window
 
 QUESTION = "Where does the processor time of an evaluation go, on a swarm of this host and without one?"
 LOCAL, ALL = "local, no swarm", "swarm: all parts"
@@ -99,7 +99,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def _round(report: harness.Report, group: str, swarm: PrivateSwarm, model: Model, count: int) -> None:
     from transformers import AutoConfig
 
-    from dist_eval.model import load_locally, load_on_swarm
+    from dist_eval.model.classifier import load_locally, load_on_swarm
     from dist_eval.swarm.client import join_swarm
 
     config = AutoConfig.from_pretrained(model.base)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from dist_eval.lifetime import die_with_parent
+from dist_eval.process.lifetime import die_with_parent
 
 _READY = b"ready\n"
 _ROOT = Path(__file__).parents[1]

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.chatter import silence_libraries
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 
 STAGES = 2
 LOSS = nn.CrossEntropyLoss()

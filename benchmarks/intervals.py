@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.clusters import OURS, cover_groups
 from benchmarks.program import run_program
-from dist_eval.predictions import Predictions
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
 from dist_eval.statistics.classification import statistics_of
 from dist_eval.statistics.confusion import margins, metrics_of_margins

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.model import base_fingerprint, load_locally
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import base_fingerprint, load_locally
 
 SEED = 20240302
 PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from dist_eval.chatter import silence_libraries
 from dist_eval.errors import EvaluationError
-from dist_eval.lifetime import adopt_orphans, temporary_files_in, workspace
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.lifetime import adopt_orphans, temporary_files_in, workspace
 
 INTERRUPTED = 130
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.program import BenchmarkError
-from dist_eval.lifetime import end_session
+from dist_eval.process.lifetime import end_session
 
 MEBIBYTE = 1 << 20
 _LINES_SHOWN = 20

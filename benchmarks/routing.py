@@ -24,9 +24,9 @@ from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
+from dist_eval.model.window import Window
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.routes import Routes, Span
-from dist_eval.window import Window
 
 QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
 GROUP = "one replica five times slower"
@@ -118,8 +118,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int) -> None:
     from transformers import AutoConfig
 
-    from dist_eval.backbone import SwarmBackbone
-    from dist_eval.model import load_on_swarm
+    from dist_eval.model.backbone import SwarmBackbone
+    from dist_eval.model.classifier import load_on_swarm
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.requests import SwarmRequests

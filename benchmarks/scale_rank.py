@@ -17,16 +17,16 @@ from unittest import mock
 import torch
 
 from benchmarks.ranks import Meter
-from dist_eval import combination, evaluator, journal, run_folder, work
 from dist_eval.__main__ import run
-from dist_eval.backbone import Backbone
-from dist_eval.chatter import silence_libraries
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.commandline import parse_args
-from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
-from dist_eval.model import Classifier
+from dist_eval.evaluation import combination, evaluator, journal, run_folder, work
+from dist_eval.model.backbone import Backbone
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.ranks.timeline import Timeline
 from dist_eval.swarm.routes import Trip
-from dist_eval.timeline import Timeline
 
 PHASES = {
     "tokenizing": (evaluator, "prepare_data"),

@@ -16,29 +16,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dist_eval.checkpoint import TunedCheckpoint
     from dist_eval.config import EvaluationConfig
     from dist_eval.errors import EvaluationError
     from dist_eval.loop import evaluate
-    from dist_eval.metrics import Metrics, compute_metrics
+    from dist_eval.metrics.computing import Metrics, compute_metrics
+    from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
+    from dist_eval.model.checkpoint import TunedCheckpoint
+    from dist_eval.model.petals_classifier import open_petals_classifier
     from dist_eval.pipeline import PetalsPipeline
-    from dist_eval.predictions import Coverage, Predictions, prove_coverage
-    from dist_eval.swarm.petals_classifier import open_petals_classifier
     from dist_eval.swarm.private import PrivateSwarm
 
 _HOMES = {
-    "Coverage": "predictions",
+    "Coverage": "metrics.predictions",
     "EvaluationConfig": "config",
     "EvaluationError": "errors",
-    "Metrics": "metrics",
+    "Metrics": "metrics.computing",
     "PetalsPipeline": "pipeline",
-    "Predictions": "predictions",
+    "Predictions": "metrics.predictions",
     "PrivateSwarm": "swarm.private",
-    "TunedCheckpoint": "checkpoint",
-    "compute_metrics": "metrics",
+    "TunedCheckpoint": "model.checkpoint",
+    "compute_metrics": "metrics.computing",
     "evaluate": "loop",
-    "open_petals_classifier": "swarm.petals_classifier",
-    "prove_coverage": "predictions",
+    "open_petals_classifier": "model.petals_classifier",
+    "prove_coverage": "metrics.predictions",
 }
 
 __all__ = [

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from dist_eval import program
 from dist_eval.commandline import parse_args
 from dist_eval.config import EvaluationConfig
-from dist_eval.stopping import Stop
+from dist_eval.ranks.stopping import Stop
 
 if TYPE_CHECKING:
-    from dist_eval.run_folder import RunFolder
+    from dist_eval.evaluation.run_folder import RunFolder
 
 
 def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
@@ -20,8 +20,8 @@ def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
 
 
 def _load() -> tuple[program.Conduct, type[RunFolder]]:
-    from dist_eval.evaluator import evaluate_run
-    from dist_eval.run_folder import RunFolder
+    from dist_eval.evaluation.evaluator import evaluate_run
+    from dist_eval.evaluation.run_folder import RunFolder
 
     return evaluate_run, RunFolder
 

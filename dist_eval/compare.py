@@ -78,7 +78,7 @@ class Run:
         import pyarrow as pa
         from pyarrow import parquet
 
-        from dist_eval.problems import SINGLE_LABEL
+        from dist_eval.data.problems import SINGLE_LABEL
         from dist_eval.report import PREDICTIONS
         from dist_eval.report.reading import read_results
 

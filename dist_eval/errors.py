@@ -70,7 +70,7 @@ class CoverageError(ExactnessError):
 
     Args:
         message: what is wrong.
-        coverage: the counts, a `dist_eval.predictions.Coverage`.
+        coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
     """
 
     def __init__(self, message: str, coverage: object) -> None:
@@ -93,7 +93,7 @@ class RunStopped(EvaluationError):
 
     Args:
         message: why, and how far it came.
-        coverage: the counts, a `dist_eval.predictions.Coverage`.
+        coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
     """
 
     def __init__(self, message: str, coverage: object) -> None:

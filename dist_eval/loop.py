@@ -17,8 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from dist_eval.board import Launch
-from dist_eval.callers_model import (
+from dist_eval.data.loaders import LoaderShard, shard_loader
+from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
+from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.model.callers_model import (
     evaluation_mode,
     fingerprint_of,
     is_on_swarm,
@@ -29,11 +32,14 @@ from dist_eval.callers_model import (
     texts_of,
     without_wrapper,
 )
-from dist_eval.collectives import all_gather, gather_predictions, group_of_program, require_agreement, sum_over_ranks
-from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
-from dist_eval.loaders import LoaderShard, shard_loader
-from dist_eval.metrics import Totals, compute_metrics, require_same_totals
-from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.ranks.board import Launch
+from dist_eval.ranks.collectives import (
+    all_gather,
+    gather_predictions,
+    group_of_program,
+    require_agreement,
+    sum_over_ranks,
+)
 
 Result = TypeVar("Result")
 

@@ -18,8 +18,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dist_eval.board import Launch
-from dist_eval.callers_model import (
+from dist_eval.errors import ConfigError, DataError
+from dist_eval.loop import told_to_all
+from dist_eval.model.callers_model import (
     evaluation_mode,
     is_on_swarm,
     logits_from_swarm,
@@ -27,10 +28,9 @@ from dist_eval.callers_model import (
     texts_of,
     without_wrapper,
 )
-from dist_eval.collectives import all_gather, group_of_program
-from dist_eval.errors import ConfigError, DataError
-from dist_eval.loop import told_to_all
-from dist_eval.tuned_model import load_layers, save_layers
+from dist_eval.model.tuned_model import load_layers, save_layers
+from dist_eval.ranks.board import Launch
+from dist_eval.ranks.collectives import all_gather, group_of_program
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -131,11 +131,11 @@ class PetalsPipeline:
         return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
 
     def save_state_dict(self, folder: str | Path) -> list[Path]:
-        """Writes the tuned tensors, one file per layer (see `dist_eval.tuned_model.save_layers`)."""
+        """Writes the tuned tensors, one file per layer (see `dist_eval.model.tuned_model.save_layers`)."""
         return save_layers(without_wrapper(self.module), folder)
 
     def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-        """Reads tuned tensors, all layers or some (see `dist_eval.tuned_model.load_layers`)."""
+        """Reads tuned tensors, all layers or some (see `dist_eval.model.tuned_model.load_layers`)."""
         return load_layers(without_wrapper(self.module), folder, layers)
 
     def _loss(self, outputs: Tensors, labels: Any) -> Any:

@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from dist_eval.chatter import silence_libraries
 from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
-from dist_eval.imports import no_garbage_expected
-from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
-from dist_eval.stopping import Stop, asked_by_a_person
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.imports import no_garbage_expected
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.ranks.stopping import Stop, asked_by_a_person
 
 if TYPE_CHECKING:
-    from dist_eval.run_folder import RunFolder
+    from dist_eval.evaluation.run_folder import RunFolder
 
 Config = TypeVar("Config", bound=RunConfig)
 Conduct = Callable[..., Any]
@@ -76,7 +76,7 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         person did so, 130 when it was interrupted. Ranks that stop together have the same one.
     """
     with no_garbage_expected():
-        from dist_eval.board import Board, Launch
+        from dist_eval.ranks.board import Board, Launch
         from dist_eval.report import print_error
 
         conduct, folder_class = load()

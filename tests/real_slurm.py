@@ -16,7 +16,7 @@ from pathlib import Path
 
 from conftest import TIMEOUT, wait_for
 
-from dist_eval.swarm.private import free_ports
+from dist_eval.process.ports import free_ports
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "unshare")
 NODES = {"n1": "127.0.0.1", "n2": "127.0.0.2"}

@@ -10,10 +10,10 @@ from conftest import results_of
 from samples import FACTS, PEER_ID, config_for
 
 from dist_eval.analysis import View, analyse
-from dist_eval.metrics import compute_metrics
-from dist_eval.predictions import Predictions
-from dist_eval.problems import MULTI_LABEL, SINGLE_LABEL, Problem
-from dist_eval.run_folder import RunFolder
+from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem
+from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
 
 
 def timelines(ranks: int) -> list[dict[str, Any]]:

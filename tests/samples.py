@@ -11,11 +11,11 @@ import numpy as np
 
 from dist_eval import demo
 from dist_eval.analysis import View, analyse
+from dist_eval.analysis.slices import Slicing
 from dist_eval.config import EvaluationConfig
-from dist_eval.data import TokenizedDataset, tokenize_dataset
-from dist_eval.metrics import Metrics, compute_metrics
-from dist_eval.predictions import Predictions
-from dist_eval.slices import Slicing
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.metrics.computing import Metrics, compute_metrics
+from dist_eval.metrics.predictions import Predictions
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"

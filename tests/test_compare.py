@@ -15,9 +15,9 @@ from samples import FACTS, config_for
 
 from dist_eval.compare import Run, compare, main
 from dist_eval.errors import RunError
-from dist_eval.metrics import compute_metrics
-from dist_eval.predictions import Predictions
-from dist_eval.run_folder import RunFolder
+from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import holm, metric_intervals, paired_differences
 
 NAMES = ["neg", "neutral", "pos"]

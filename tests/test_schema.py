@@ -23,7 +23,7 @@ from conftest import results_of
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
 from dist_eval.config import EvaluationConfig
-from dist_eval.run_folder import RunFolder
+from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.schema import SCHEMA_VERSION, results_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(results_schema())

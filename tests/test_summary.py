@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.run_folder import RunFolder
+from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.summary import main
 
 

@@ -20,8 +20,8 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from dist_eval.chatter import silence_libraries
-from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.swarm.petals_classifier import open_petals_classifier
 
 _Answer = TypeVar("_Answer")

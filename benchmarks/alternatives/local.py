@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternatives.common import Result, Spec, main, timed
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.config import MAX_TOKEN_BUDGET
-from dist_eval.data import tokenize_dataset
-from dist_eval.model import load_locally
-from dist_eval.plan import plan_batches
+from dist_eval.data.dataset import tokenize_dataset
+from dist_eval.data.plan import plan_batches
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import load_locally
 
 
 def evaluate(spec: Spec, own: Path) -> Result:

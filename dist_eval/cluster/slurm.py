@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 
 from dist_eval.errors import ConfigError, RunError
-from dist_eval.swarm.private import free_ports
+from dist_eval.process.ports import free_ports
 
 _ASKING_SECONDS = 60.0
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dist_eval.commandline import EVALUATION, parse_args
 from dist_eval.errors import ConfigError
-from dist_eval.stopping import STOP_FILE
+from dist_eval.ranks.stopping import STOP_FILE
 
 _RESULTS = "results.json"
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.demo import digits
-from dist_eval.model import load_locally
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import load_locally
 
 SEED = 20240229
 HIDDEN, LAYERS, HEADS, POSITIONS = 96, 4, 4, 512

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_eval.chatter import silence_libraries
 from dist_eval.commandline import parse_args
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
-from dist_eval.imports import no_garbage_expected
-from dist_eval.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.imports import no_garbage_expected
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 
 WRONG_OPTIONS, INTERRUPTED = 2, 130
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dist_eval.cluster.hosts import address_towards, interfaces, is_loopback, outward, resolve
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.files import most_open_files
+from dist_eval.process.files import most_open_files
 
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
@@ -51,7 +51,7 @@ def _limit_of_torchrun() -> int | None:
 
 def collect_versions(facts: RankFacts) -> None:
     """Notes the versions of Python and of the libraries that results depend on."""
-    from dist_eval.environment import environment
+    from dist_eval.evaluation.environment import environment
 
     found = environment()
     facts.versions = {"python": found["python"], **found["packages"], "dist_eval source": source_digest()}

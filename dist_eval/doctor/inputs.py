@@ -8,12 +8,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base import Base, Subject, subject_of
+from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.files import samples_of
-from dist_eval.full_model import FullModel, local_device
-from dist_eval.readers import open_rows
+from dist_eval.model.base import Base, Subject, subject_of
+from dist_eval.model.full_model import FullModel, local_device
+from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dist_eval.doctor.facts import Finding, RankFacts
-from dist_eval.files import write_atomically
+from dist_eval.process.files import write_atomically
 
 DOCTOR = "doctor.json"
 SCHEMA_VERSION = 1

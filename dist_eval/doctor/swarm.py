@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dist_eval.base import Base
 from dist_eval.config import RunConfig
 from dist_eval.doctor.facts import RankFacts
+from dist_eval.model.base import Base
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 

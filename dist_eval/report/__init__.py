@@ -1,4 +1,8 @@
-"""What a person gets from a run: the names of its files, and the table that is printed."""
+"""What a person gets from a run: the names of its files, and the table that is printed.
+
+`page` makes `report.html` out of its `sections` and `charts`, `markdown` and `model_card` are for other places,
+`figures` draws the confusion matrix, and `saved_predictions` writes and reads the predictions.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.figures import RELIABILITY, figure_name
-from dist_eval.metrics import Metrics
-from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.regression import FIGURES
-from dist_eval.slices import FIGURES as FIGURES_OF_SLICES
+from dist_eval.analysis.slices import FIGURES as FIGURES_OF_SLICES
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.regression import FIGURES
+from dist_eval.report.figures import RELIABILITY, figure_name
 from dist_eval.statistics.resampling import FEW_UNITS
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"

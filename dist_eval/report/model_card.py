@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dist_eval.data.problems import REGRESSION
 from dist_eval.errors import RunError
-from dist_eval.problems import REGRESSION
 from dist_eval.report import figures_shown
 from dist_eval.report.reading import without_path
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
+from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
 from dist_eval.errors import first_line
-from dist_eval.files import write_atomically
-from dist_eval.mistakes import Mistakes, worst_mistakes
-from dist_eval.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.process.files import write_atomically
 from dist_eval.report import REPORT, RESULTS, group_lines, print_error, sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.reading import FinishedRun

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dist_eval.saved_predictions import SavedPredictions
+    from dist_eval.report.saved_predictions import SavedPredictions
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class FinishedRun:
         """
         import pyarrow as pa
 
-        from dist_eval.saved_predictions import read_pieces
+        from dist_eval.report.saved_predictions import read_pieces
 
         try:
             yield from read_pieces(self.folder / PREDICTIONS)
@@ -129,8 +129,8 @@ class FinishedRun:
         Raises:
             DataError: the dataset cannot be read, or is another one by now.
         """
-        from dist_eval.data import read_texts
-        from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+        from dist_eval.data.dataset import read_texts
+        from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 
         config = self.results["config"]
         place = dataset or config["dataset"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.regression import FIGURES
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.regression import FIGURES
 from dist_eval.report import figures_of_slices, figures_shown, slice_name
 from dist_eval.report.charts import interval_bar, reliability
 

@@ -1,7 +1,7 @@
 """Statistics of an evaluation: intervals for metrics, and paired tests for comparing models. Pure, and seeded.
 
-`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.metrics.compute_metrics`. Other metrics take
-part as a `Statistic`: `Sums` where they depend on sums over examples, `OfRows` where they are any function at all.
+`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.compute_metrics`. Other metrics take part as
+a `Statistic`: `Sums` where they depend on sums over examples, `OfRows` where they are any function at all.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
+from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
 from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
 from dist_eval.statistics.resampling import Statistic, Sums, Units
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dist_eval.metrics import Metrics
-from dist_eval.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.computing import Metrics
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.intervals import Interval, gather_evidence, wilson

@@ -1,6 +1,6 @@
 """Metrics of a confusion matrix, for many matrices at once: from hits, examples and predictions of each class.
 
-The definitions are those of `dist_eval.metrics.compute_metrics`, also of what is undefined.
+The definitions are those of `dist_eval.metrics.computing.compute_metrics`, also of what is undefined.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Labelled(Protocol):
 
 
 def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statistic]:
-    """Yields what the figures of `dist_eval.multilabel` are as statistics, but for the average precision.
+    """Yields what the figures of `dist_eval.metrics.multilabel` are as statistics, but for the average precision.
 
     Args:
         predictions: at least one example.

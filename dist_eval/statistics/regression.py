@@ -31,7 +31,7 @@ class Regressed(Protocol):
 
 
 def statistics_of_regression(predictions: Regressed, units: Units) -> Iterator[Statistic]:
-    """Yields what the figures of `dist_eval.regression` are as statistics; each is a mean over the outputs.
+    """Yields what the figures of `dist_eval.metrics.regression` are as statistics; each is a mean over the outputs.
 
     Args:
         predictions: at least one example.

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.chatter import silence_libraries
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
-from dist_eval.files import write_atomically
-from dist_eval.lifetime import temporary_files_in, workspace
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.files import write_atomically
+from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.swarm import member
 from dist_eval.swarm.daemon import may_listen
 from dist_eval.swarm.member import DTYPES
@@ -94,7 +94,7 @@ def start(arguments: argparse.Namespace) -> None:
     The first part tells the others its addresses at once, in a file beside `--peers-file`; that one is written when all
     parts together cover the model.
     """
-    from dist_eval.base import default_dht_prefix, read_base_config
+    from dist_eval.model.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
     from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
@@ -182,7 +182,7 @@ def status(arguments: argparse.Namespace) -> bool:
     Returns:
         Whether every block of every model looked for has a server.
     """
-    from dist_eval.base import default_dht_prefix, read_base_config
+    from dist_eval.model.base import default_dht_prefix, read_base_config
     from dist_eval.swarm.bridge import import_petals
 
     with workspace() as own, temporary_files_in(own):

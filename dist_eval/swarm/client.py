@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_eval.errors import SwarmError
-from dist_eval.lifetime import helpers_die_with_us
+from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.swarm.daemon import knock_before_dialling, may_listen
 
 _POLL_SECONDS, _LEAST_KNOCK_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 0.1, 5.0, 16

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dist_eval.lifetime import die_with_parent
+from dist_eval.process.lifetime import die_with_parent
 from dist_eval.swarm.failures import Failure, classify
 
 _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}

@@ -6,9 +6,7 @@ import contextlib
 import ipaddress
 import itertools
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.lifetime import adopt_orphans, end_session, workspace
+from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
+from dist_eval.process.ports import free_ports
 from dist_eval.swarm.daemon import may_listen
 
 _LOG_LINES_SHOWN, _END_SECONDS, _KNOCK_SECONDS = 1, 10.0, 0.5
-_PORTS = range(12_000, 32_000)
 _ANNOUNCED_THROUGHPUT = "1"
 """In requests per second; "auto" would measure for a minute and call out to the network."""
 
@@ -241,23 +239,3 @@ def _peer_id(identity: Path) -> str:
     if not identity.exists():
         P2P.generate_identity(str(identity))
     return PeerID.from_identity(identity.read_bytes()).to_base58()
-
-
-def free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that nobody listens on at the moment, all different.
-
-    They are not reserved, and a server takes seconds until it uses one. So they lie below those that the system gives
-    to connections: there somebody else is much less likely to be faster, which would show as the server's error.
-    """
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket(_family(host)) as one, contextlib.suppress(OSError):
-            one.bind((host, port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise SwarmError(f"There are not {count} free ports on {host} from {_PORTS.start} to {_PORTS.stop - 1}.")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dist_eval.ranks.timeline import Timeline
 from dist_eval.swarm.failures import Failure
-from dist_eval.timeline import Timeline
 
 if TYPE_CHECKING:
-    from dist_eval.audit import Findings
+    from dist_eval.evaluation.audit import Findings
 
 _MEMORY_REQUESTS = 10.0
 """How many requests the estimate of a server's speed looks back on."""

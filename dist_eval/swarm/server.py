@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from dist_eval.lifetime import die_with_parent, helpers_die_with_us
+from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us
 
 WAIT_SECONDS = 120.0
 _RETRY_SECONDS = 0.5

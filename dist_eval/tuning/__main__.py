@@ -10,7 +10,7 @@ from dist_eval.commandline import parse_args
 from dist_eval.tuning.config import COMMAND, TuningConfig
 
 if TYPE_CHECKING:
-    from dist_eval.run_folder import RunFolder
+    from dist_eval.evaluation.run_folder import RunFolder
 
 
 def parse(arguments: Sequence[str]) -> TuningConfig:

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from dist_eval.base import read_base_config
-from dist_eval.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.errors import CheckpointError, EvaluationError, first_line
+from dist_eval.model.base import read_base_config
+from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.report import print_error
 
 PROGRAM = "python -m dist_eval.tuning.convert"

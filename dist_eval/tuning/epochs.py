@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_eval.base import Base
-from dist_eval.board import Launch
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import all_gather, require_agreement
-from dist_eval.data import TokenizedDataset
-from dist_eval.evaluator import window_for
-from dist_eval.metrics import Metrics
-from dist_eval.model import Classifier
-from dist_eval.plan import plan_batches
-from dist_eval.stopping import Stop
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import plan_batches
+from dist_eval.evaluation.evaluator import window_for
+from dist_eval.metrics.computing import Metrics
+from dist_eval.model.base import Base
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.window import Window
+from dist_eval.ranks.board import Launch
+from dist_eval.ranks.collectives import all_gather, require_agreement
+from dist_eval.ranks.stopping import Stop
 from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, TuningConfig
@@ -28,7 +29,6 @@ from dist_eval.tuning.display import Display
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
 from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
-from dist_eval.window import Window
 
 
 @dataclass

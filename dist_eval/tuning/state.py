@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dist_eval.errors import RunError
-from dist_eval.files import write_atomically
+from dist_eval.process.files import write_atomically
 
 _HEADER = "state"
 

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dist_eval.board import Launch
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import sum_vectors
-from dist_eval.data import TokenizedDataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import plan_batches
 from dist_eval.errors import EvaluationError, ModelOutputError
-from dist_eval.in_flight import map_in_flight
-from dist_eval.model import Classifier
-from dist_eval.plan import plan_batches
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.in_flight import map_in_flight
+from dist_eval.model.window import Window
+from dist_eval.ranks.board import Launch
+from dist_eval.ranks.collectives import sum_vectors
 from dist_eval.tuning.config import TuningConfig
-from dist_eval.window import Window
 
 _MOST_SKIPPED = 20
 """Updates in a row without a finite gradient, after which it is no matter of scaling any more."""

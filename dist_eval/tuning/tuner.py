@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
-from dist_eval.backends import load_classifier, open_swarm
-from dist_eval.base import Base, read_base_config
-from dist_eval.board import Board, Launch
-from dist_eval.checkpoint import TunedCheckpoint
-from dist_eval.collectives import giving_way, process_group
-from dist_eval.data import TokenizedDataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labels import find_classes
+from dist_eval.data.readers import open_rows
 from dist_eval.errors import ConfigError, RunStopped
-from dist_eval.evaluator import prepare_data
-from dist_eval.journal import Fingerprint
-from dist_eval.labels import find_classes
-from dist_eval.model import Classifier, base_fingerprint
-from dist_eval.readers import open_rows
-from dist_eval.stopping import Stop
+from dist_eval.evaluation.evaluator import prepare_data
+from dist_eval.evaluation.journal import Fingerprint
+from dist_eval.model.backends import load_classifier, open_swarm
+from dist_eval.model.base import Base, read_base_config
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, base_fingerprint
+from dist_eval.ranks.board import Board, Launch
+from dist_eval.ranks.collectives import giving_way, process_group
+from dist_eval.ranks.stopping import Stop
 from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.epochs import Epochs

@@ -11,7 +11,7 @@ import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 
 from benchmarks.combine_rank import share_of
-from dist_eval.predictions import Predictions, prove_coverage
+from dist_eval.metrics.predictions import Predictions, prove_coverage
 
 WAYS = ("dist_eval", "all_gather of padded tensors", "all_gather_object of dictionaries")
 CASES = ("100,000 predictions on 4 ranks", "800 predictions on 8 ranks")

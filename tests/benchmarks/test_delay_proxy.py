@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.delay_proxy import DelayProxy
-from dist_eval.swarm.private import free_ports
+from dist_eval.process.ports import free_ports
 
 HOST = "127.0.0.1"
 ROUND_TRIP = 0.08

@@ -11,8 +11,8 @@ from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
 from dist_eval.outcome import STOPPED, STOPPED_BY_A_PERSON
-from dist_eval.stopping import STOP_FILE
-from dist_eval.swarm.private import free_ports
+from dist_eval.process.ports import free_ports
+from dist_eval.ranks.stopping import STOP_FILE
 
 COPIES = 6
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
-from dist_eval.metrics import compute_metrics
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.report import format_results, print_error
 from dist_eval.statistics import metric_intervals
 

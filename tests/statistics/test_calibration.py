@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dist_eval.metrics import compute_metrics
-from dist_eval.predictions import Predictions
-from dist_eval.problems import MULTI_LABEL
+from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, wilson
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.classification import values_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sk
 
-from dist_eval.metrics import compute_metrics
-from dist_eval.predictions import Predictions
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import AreasUnderCurves, OfRows, Statistic, Units, metric_intervals, wilson
 from dist_eval.statistics.classification import PROPORTIONS, statistics_of, values_of
 

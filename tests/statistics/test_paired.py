@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.metrics import compute_metrics
-from dist_eval.predictions import Predictions
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import bonett_price, holm, mcnemar, paired_differences
 
 

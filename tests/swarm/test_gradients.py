@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import FAMILIES, HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
 
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import EvaluationError, OutageError
-from dist_eval.model import Classifier, load_locally
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.wire import Wire
 

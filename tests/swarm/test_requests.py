@@ -14,10 +14,10 @@ import pytest
 import torch
 from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
 
-from dist_eval.backbone import SwarmBackbone
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
-from dist_eval.model import Classifier, load_on_swarm
+from dist_eval.model.backbone import SwarmBackbone
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, load_on_swarm
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import _LEAST_PATIENCE, SwarmRequests

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from dist_eval import demo
-from dist_eval.checkpoint import TunedCheckpoint
 from dist_eval.errors import CheckpointError
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.tuning.convert import convert
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 96, 4, 5, 3

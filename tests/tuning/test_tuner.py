@@ -16,7 +16,7 @@ import torch
 from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
-from dist_eval.checkpoint import TunedCheckpoint
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
 
 ROWS, EVALUATED, EPOCHS = 90, 40, 2

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from dist_eval.lifetime import helpers_die_with_us, workspace
+from dist_eval.process.lifetime import helpers_die_with_us, workspace
 
 SLEEP = "import sys, time; time.sleep(600)"
 

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from dist_eval import demo
-from dist_eval.board import Board, Launch
-from dist_eval.chatter import silence_libraries
 from dist_eval.config import EvaluationConfig
-from dist_eval.evaluator import evaluate_run
-from dist_eval.lifetime import workspace
+from dist_eval.evaluation.evaluator import evaluate_run
+from dist_eval.process.chatter import silence_libraries
+from dist_eval.process.lifetime import workspace
+from dist_eval.ranks.board import Board, Launch
 
 TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 

@@ -1,0 +1,115 @@
+"""Mistakes, the worst first: those that a classifier was surest of are often wrong labels, or not understood. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.predictions import Scored
+
+MOST = 20
+"""How many are listed in `results.json`."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An example that was predicted wrongly; in a regression any example.
+
+    Attributes:
+        index: its position in the dataset.
+        label: what is right: an int64, or of several labels or outputs an array.
+        prediction: what was predicted.
+        score: by which mistakes are ordered, the largest first.
+    """
+
+    index: int
+    label: Any
+    prediction: Any
+    score: float
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The worst mistakes.
+
+    Attributes:
+        total: how many there are.
+        worst: the first of them.
+    """
+
+    total: int
+    worst: list[Mistake]
+
+
+def worst_mistakes(pieces: Iterable[Scored], most: int) -> Mistakes:
+    """Finds the worst mistakes, of equally bad ones the first.
+
+    Args:
+        pieces: all predictions, in dataset order.
+        most: how many are wanted.
+
+    Returns:
+        Mistakes by the probability of what was predicted; with several labels each by that of the surest wrong one of
+        the answers, yes or no. In a regression, whose outputs are no probabilities, the examples by their loss.
+    """
+    total, columns = 0, None
+    for piece in pieces:
+        wrong, score = _wrong(piece)
+        total += len(wrong)
+        found = [piece.index[wrong], piece.label[wrong], piece.prediction[wrong], score]
+        columns = found if columns is None else [np.concatenate(pair) for pair in zip(columns, found, strict=True)]
+        kept = np.argsort(-columns[-1], kind="stable")[:most]
+        columns = [column[kept] for column in columns]
+    rows = zip(*columns, strict=True) if columns else ()
+    return Mistakes(total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows])
+
+
+def confident_mistakes(
+    predictions: Scored, label_names: Sequence[str], most: int = MOST
+) -> list[dict[str, Any]] | None:
+    """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`).
+
+    Args:
+        predictions: in dataset order.
+        label_names: of the classes or labels.
+        most: how many.
+
+    Returns:
+        For each its position in the dataset, the names of its true and its predicted class, and that one's probability.
+        With several labels each, `label` and `prediction` are lists. None for a regression.
+    """
+    if predictions.problem is REGRESSION:
+        return None
+    return [
+        {
+            "index": one.index,
+            "label": _names(one.label, label_names),
+            "prediction": _names(one.prediction, label_names),
+            "probability": one.score,
+        }
+        for one in worst_mistakes(predictions.pieces(), most).worst
+    ]
+
+
+def _wrong(piece: Scored) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places of the mistakes, and their scores."""
+    label, prediction = piece.label, piece.prediction
+    if piece.problem is REGRESSION:
+        return np.arange(len(piece)), piece.loss
+    probabilities = piece.probabilities
+    if piece.problem is SINGLE_LABEL:
+        wrong = np.flatnonzero(label != prediction)
+        return wrong, probabilities[wrong, prediction[wrong]]
+    sure = np.where(label == prediction, 0.0, np.maximum(probabilities, 1 - probabilities)).max(axis=1)
+    wrong = np.flatnonzero(sure)
+    return wrong, sure[wrong]
+
+
+def _names(label: Any, names: Sequence[str]) -> str | list[str]:
+    if np.ndim(label) == 0:
+        return names[int(label)]
+    return [names[number] for number in np.flatnonzero(label).tolist()]

@@ -1,0 +1,227 @@
+"""Slices of a dataset: metrics of the examples that share a value of a column, or have about the same length. Pure.
+
+Numbers of many values are cut at quantiles into ranges of about as many examples each; every other value is a slice of
+its own, the most frequent ones if they are many. A missing value is a value like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Scored
+from dist_eval.statistics import Interval, metric_intervals
+from dist_eval.statistics.resampling import FEW_UNITS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LENGTH = "length"
+"""The name that stands for the number of tokens instead of a column."""
+
+FIGURES = {
+    SINGLE_LABEL.name: ("accuracy", "f1_macro", "balanced_accuracy", "mcc", "loss"),
+    MULTI_LABEL.name: ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
+    REGRESSION.name: ("mae", "rmse", "r2", "pearson"),
+}
+"""The metrics of a slice by `problem_type`, those that say most first."""
+
+MOST_VALUES = 50
+"""Values of a column that have a slice each; all others make up one more."""
+
+_RANGES, _MOST_NUMBERS = 5, 20
+_RESAMPLES = 1_999
+_TOO_FEW = f"fewer than {FEW_UNITS} {{}}: too few for the bootstrap"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the examples of a slice have in common.
+
+    Attributes:
+        kind: "value", "missing", "range" (of numbers) or "rest" (the values that have no slice of their own).
+        value: in words; None where it is missing.
+        low: smallest number of a range, None for other kinds.
+        high: largest number of a range.
+    """
+
+    kind: str
+    value: str | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """A dataset cut into slices.
+
+    Attributes:
+        by: the column's name, or `LENGTH`.
+        parts: what they are.
+        part_of: the slice that each row of the dataset belongs to, int64 of shape [rows].
+    """
+
+    by: str
+    parts: list[Part]
+    part_of: np.ndarray
+
+    @classmethod
+    def of_lengths(cls, lengths: np.ndarray) -> Slicing:
+        """Cuts by the number of tokens, int32 of shape [rows]."""
+        values, number_of = np.unique(lengths, return_inverse=True)
+        parts, part_of_value = _ranges(values.astype(np.float64), np.bincount(number_of), " tokens")
+        return cls(LENGTH, parts, part_of_value[number_of])
+
+    @classmethod
+    def of_column(cls, by: str, column: pa.Array) -> Slicing:
+        """Cuts by a column.
+
+        Args:
+            by: its name.
+            column: its values as text, null where they are missing.
+        """
+        encoded = column.dictionary_encode()
+        values: pa.Array = encoded.dictionary
+        number_of = encoded.indices.fill_null(len(values)).to_numpy()  # the missing value comes last
+        counts = np.bincount(number_of, minlength=len(values) + 1)
+        numbers = _numbers(values)
+        known = np.zeros(0) if numbers is None else numbers[~np.isnan(numbers)]
+        if numbers is not None and len(np.unique(known)) > _MOST_NUMBERS:
+            parts, part_of_value = _ranges(numbers, counts[:-1])
+        else:
+            parts, part_of_value = _values(values.to_pylist(), counts[:-1], numbers)
+        if counts[-1]:
+            parts = [*parts, Part("missing", None)]
+        return cls(by, parts, np.append(part_of_value, len(parts) - 1)[number_of])
+
+
+def _numbers(values: pa.Array) -> np.ndarray | None:
+    """Returns the numbers that texts write, NaN for blank ones; None if another one is no finite number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(values)
+    try:
+        numbers = pc.cast(pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed), pa.float64())
+    except pa.ArrowInvalid:
+        return None
+    found = numbers.to_numpy(zero_copy_only=False)
+    blank = numbers.is_null().to_numpy(zero_copy_only=False)
+    return np.asarray(found, dtype=np.float64) if np.isfinite(found[~blank]).all() and not blank.all() else None
+
+
+def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[list[Part], np.ndarray]:
+    """Cuts numbers into ranges of about as many rows each; equal numbers are never apart.
+
+    Args:
+        numbers: the values, float64 of shape [values]; NaN for a blank one.
+        counts: rows with each value, int64 of shape [values].
+        unit: what stands behind the numbers in words.
+
+    Returns:
+        The ranges, and the range of each value, int64 of shape [values].
+    """
+    order = np.argsort(numbers, kind="stable")  # NaN last
+    order = order[~np.isnan(numbers[order])]
+    upto = np.cumsum(counts[order])
+    # where the rows before a value end is what decides: a range begins with the first value after its quantile
+    place = np.minimum((upto - counts[order]) * _RANGES // upto[-1], _RANGES - 1)
+    same = np.concatenate([[False], np.diff(numbers[order]) == 0])  # written in two ways, as 1 and 1.0
+    place = np.maximum.accumulate(np.where(same, 0, place))
+    found, range_of = np.unique(place, return_inverse=True)
+    parts = []
+    for number in range(len(found)):
+        inside = numbers[order[range_of == number]]
+        low, high = float(inside[0]), float(inside[-1])
+        words = _plain(low) if low == high else f"{_plain(low)} to {_plain(high)}"
+        parts.append(Part("range", words + unit, low, high))
+    part_of = np.full(len(numbers), len(parts), dtype=np.int64)
+    part_of[order] = range_of
+    if len(order) < len(numbers):
+        parts.append(Part("value", ""))
+    return parts, part_of
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) and abs(number) < 1e15 else f"{number:.6g}"
+
+
+def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -> tuple[list[Part], np.ndarray]:
+    """Gives each value a slice, numbers in their order, others by how frequent they are."""
+    order = sorted(range(len(values)), key=lambda number: (-int(counts[number]), values[number]))
+    shown, others = order[:MOST_VALUES], order[MOST_VALUES:]
+    if numbers is not None:
+        shown = sorted(shown, key=lambda number: (np.isnan(numbers[number]), numbers[number], values[number]))
+    parts = [Part("value", values[number]) for number in shown]
+    part_of = np.full(len(values), len(parts), dtype=np.int64)
+    part_of[shown] = np.arange(len(shown))
+    if others:
+        parts.append(Part("rest", f"{len(others)} other values"))
+    return parts, part_of
+
+
+def slice_facts(
+    predictions: Scored,
+    slicing: Slicing,
+    label_names: Sequence[str],
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """Computes the entries of a slicing in the section `slices` of `results.json`.
+
+    Args:
+        predictions: at least one example.
+        slicing: of the dataset that they are of.
+        label_names: of the classes, labels or outputs.
+        confidence: level of the intervals. Small slices have Wilson's only.
+        groups: what examples belong together (see `metric_intervals`), of shape [n].
+
+    Returns:
+        One for each slice, in their order, also for those whose examples have all failed.
+    """
+    part_of = slicing.part_of[predictions.index]
+    entries = []
+    for number, part in enumerate(slicing.parts):
+        places = np.flatnonzero(part_of == number)
+        figures = _figures(predictions, places, label_names, confidence, groups)
+        what = {"kind": part.kind, "value": part.value, "low": part.low, "high": part.high}
+        entries.append({"by": slicing.by, **what, "n": len(places), **figures})
+    return entries
+
+
+def _figures(
+    predictions: Scored, places: np.ndarray, label_names: Sequence[str], confidence: float, groups: np.ndarray | None
+) -> dict[str, Any]:
+    names = FIGURES[predictions.problem.name]
+    if not len(places):
+        why = "no example of it has a prediction"
+        nothing = Interval(confidence, reason=why).facts()
+        return {
+            "metrics": dict.fromkeys(names),
+            "undefined": dict.fromkeys(names, why),
+            "intervals": dict.fromkeys(names, nothing),
+        }
+    inside = predictions.at(places)
+    metrics = compute_metrics(inside, label_names)
+    metrics = replace(
+        metrics,
+        values={name: metrics.values[name] for name in names},
+        undefined={name: why for name, why in metrics.undefined.items() if name in names},
+    )
+    own_groups = None if groups is None else groups[places]
+    intervals = metric_intervals(inside, metrics, confidence=confidence, groups=own_groups, most=_RESAMPLES)
+    units = len(places) if own_groups is None else len(np.unique(own_groups))
+    if units < FEW_UNITS:
+        too_few = Interval(confidence, reason=_TOO_FEW.format("examples" if own_groups is None else "groups"))
+        intervals = {name: too_few if one.resamples else one for name, one in intervals.items()}
+    return {
+        "metrics": metrics.values,
+        "undefined": metrics.undefined,
+        "intervals": {name: one.facts() for name, one in intervals.items()},
+    }

@@ -1,0 +1,345 @@
+"""A dataset → tokenized examples with stable positions, labels mapped to ids.
+
+One rank of each host tokenizes, in chunks, into a folder that the others map into memory: an Arrow file with the token
+ids, and two arrays. So no rank holds rows as Python objects, however many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Container, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.data.columns import ColumnWriter, read_column
+from dist_eval.data.label_columns import open_labels
+from dist_eval.data.problems import SINGLE_LABEL, Problem
+from dist_eval.data.readers import open_rows
+from dist_eval.errors import DataError
+
+_TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
+_ROWS_KEPT_MAPPED = 128
+"""The system maps 64 KiB around each row that is read; what was mapped for this many is let go together."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What is worth knowing of a tokenized dataset.
+
+    Attributes:
+        source: what the dataset is called.
+        examples: number of rows.
+        truncated: rows whose text was cut to `max_length` tokens.
+        longest: tokens of the longest text, before it was cut.
+        multiline: rows with a text of several lines; an odd quote in a CSV file makes such rows, and swallows others.
+        blank: rows whose text has no token of its own, only those that the tokenizer adds to every text.
+        unknown: rows whose tokens are all unknown to the tokenizer.
+        max_length: most tokens kept of a text.
+        digest: hash of the token ids and labels.
+        text_digest: hash of the texts and labels, whatever the tokenizer.
+        tokenizer_digest: hash of the tokenizer.
+    """
+
+    source: str
+    examples: int
+    truncated: int
+    longest: int
+    multiline: int
+    blank: int
+    unknown: int
+    max_length: int
+    digest: str
+    text_digest: str
+    tokenizer_digest: str
+
+
+class TokenizedDataset:
+    """Tokenized examples in files, mapped into memory.
+
+    Args:
+        folder: what `tokenize_dataset` wrote.
+
+    Attributes:
+        facts: what is worth knowing.
+        lengths: tokens of each example, int32 of shape [examples].
+        labels: of each example, of the shape and dtype of the problem's (see `dist_eval.data.problems`).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.facts = DataFacts(**json.loads((folder / _FACTS_FILE).read_text(encoding="utf-8")))
+        self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
+        self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
+        with (folder / _TOKENS_FILE).open("rb") as file:
+            self._tokens = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        chunks = pa.ipc.open_file(pa.py_buffer(self._tokens)).read_all().column("input_ids").chunks
+        self._chunk_starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
+        self._values = [chunk.values.to_numpy() for chunk in chunks]
+        self._unmap()  # opening the file has touched all of its chunks
+
+    def __len__(self) -> int:
+        return self.facts.examples
+
+    def column(self, name: str) -> pa.Array:
+        """Returns one of the further columns that were kept, as text: strings, null where a value is missing."""
+        return read_column(self._folder, name)
+
+    def input_ids(self, index: int) -> np.ndarray:
+        """Returns the token ids of one example, int32 of shape [length]."""
+        chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
+        row = index - int(self._chunk_starts[chunk])
+        begin, end = self._offsets[chunk][row], self._offsets[chunk][row + 1]
+        return self._values[chunk][begin:end]
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Puts examples into one batch, padded on the right with id 0.
+
+        The padding id does not matter: attention is causal, and the last real token is found by the length.
+
+        Args:
+            indices: positions in the dataset, int64 of shape [batch].
+
+        Returns:
+            Token ids, int64 of shape [batch, longest], and lengths, int64 of shape [batch].
+        """
+        lengths = np.asarray(self.lengths[indices], dtype=np.int64)
+        batch = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
+        for row, index in enumerate(indices):
+            batch[row, : lengths[row]] = self.input_ids(int(index))
+        self._rows_mapped += len(indices)
+        if self._rows_mapped > _ROWS_KEPT_MAPPED:
+            self._unmap()
+        return batch, lengths
+
+    def _unmap(self) -> None:
+        """Lets go of what was read: else a rank would come to hold the whole file, which the system caches anyway."""
+        self._tokens.madvise(mmap.MADV_DONTNEED)
+        self._rows_mapped = 0
+
+
+def tokenize_dataset(
+    dataset: str,
+    folder: Path,
+    *,
+    tokenizer: Any,
+    text_columns: Sequence[str],
+    label_column: str,
+    label_names: Sequence[str],
+    max_length: int,
+    vocab_size: int | None = None,
+    labels: str = "auto",
+    problem: Problem = SINGLE_LABEL,
+    strict: bool = False,
+    further: Sequence[str] = (),
+    subset: str | None = None,
+    split: str | None = None,
+) -> TokenizedDataset:
+    """Reads and tokenizes a dataset into a folder.
+
+    Args:
+        dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
+        folder: an existing folder to write to.
+        tokenizer: a Hugging Face tokenizer.
+        text_columns: one column, or two for a pair.
+        label_column: the column with the labels.
+        label_names: names of the head's classes or outputs.
+        max_length: most tokens kept of a text.
+        vocab_size: number of token ids that the base model knows; None leaves that unchecked.
+        labels: how the label column is meant (see `LabelReader` and `dist_eval.data.label_columns`).
+        problem: what kind of labels they are.
+        strict: treat a longer text as an error instead of cutting it.
+        further: columns that are kept as they are (see `TokenizedDataset.column`); no digest depends on them.
+        subset: configuration of a hub dataset.
+        split: split of a hub dataset or of a folder.
+
+    Returns:
+        The tokenized dataset.
+
+    Raises:
+        DataError: the dataset cannot be read, is empty, or a row has no text, no tokens, no known label, or (with
+            `strict`) too many tokens; the message names the row.
+    """
+    others = [name for name in dict.fromkeys(further) if name not in (*text_columns, label_column)]
+    columns = [*text_columns, *others, label_column]
+    source = open_rows(dataset, columns, subset=subset, split=split)
+    reader = open_labels(problem, source, label_column, label_names, labels)
+    digest, of_texts = hashlib.sha256(), hashlib.sha256()
+    lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
+    wordless = np.zeros(2, dtype=np.int64)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    with (
+        pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as writer,
+        ColumnWriter(folder, source.name, list(dict.fromkeys(further))) as kept_columns,
+    ):
+        row = 0
+        for batch in source.batches:
+            texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
+            # without truncation, because the true length is worth knowing; the pair's longer text is cut below
+            ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
+            full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+            _check_lengths(source.name, row, full, max_length, strict)
+            too_long = np.flatnonzero(full > max_length)
+            if len(too_long):
+                cut = [[column[i] for i in too_long] for column in texts]
+                again = tokenizer(*cut, truncation=True, max_length=max_length, return_attention_mask=False)[
+                    "input_ids"
+                ]
+                for i, shorter in zip(too_long, again, strict=True):
+                    ids[i] = shorter
+            kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+            if kept.max(initial=0) > max_length:
+                raise DataError(
+                    f"--max-length {max_length} is too low: the tokens that the tokenizer itself adds to every text "
+                    f"are more. Give at least {int(kept.max()) + 1}."
+                )
+            values = np.fromiter((token for tokens in ids for token in tokens), dtype=np.int32, count=int(kept.sum()))
+            if vocab_size is not None and values.max(initial=0) >= vocab_size:
+                raise DataError(
+                    f"The tokenizer gives the token id {values.max()}, but the base model knows only {vocab_size} ids: "
+                    "the tokenizer in the checkpoint's or the base model's folder belongs to another model."
+                )
+            offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
+            writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
+            wordless += _count_wordless(values, offsets, tokenizer)
+            codes.append(reader.codes(batch.column(len(columns) - 1), row))
+            kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(further)])
+            lengths.append(kept)
+            digest.update(values.tobytes() + kept.tobytes())
+            of_texts.update(_bytes_of(texts))
+            truncated, longest = truncated + len(too_long), max(longest, int(full.max(initial=0)))
+            multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
+            row += len(ids)
+    if row == 0:
+        raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
+    label_ids = reader.ids(np.concatenate(codes))
+    for one in (digest, of_texts):
+        one.update(label_ids.tobytes())
+    np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
+    np.save(folder / _LABELS_FILE, label_ids)
+    facts = DataFacts(
+        source.name,
+        row,
+        truncated,
+        longest,
+        multiline,
+        int(wordless[0]),
+        int(wordless[1]),
+        max_length,
+        digest.hexdigest(),
+        of_texts.hexdigest(),
+        tokenizer_digest(tokenizer),
+    )
+    (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+    return TokenizedDataset(folder)
+
+
+def read_texts(
+    dataset: str,
+    wanted: Container[int],
+    *,
+    text_columns: Sequence[str],
+    label_column: str,
+    label_names: Sequence[str],
+    labels: str = "auto",
+    problem: Problem = SINGLE_LABEL,
+    subset: str | None = None,
+    split: str | None = None,
+) -> tuple[dict[int, tuple[str, ...]], str]:
+    """Reads some texts of a dataset, and hashes all of them.
+
+    Args:
+        dataset: file, folder or hub name.
+        wanted: positions in the dataset.
+        text_columns: this and all others as in `tokenize_dataset`.
+        label_column: see there.
+        label_names: see there.
+        labels: see there.
+        problem: see there.
+        subset: see there.
+        split: see there.
+
+    Returns:
+        The texts wanted by their positions, one for each text column, and the dataset's `text_digest`.
+
+    Raises:
+        DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
+    """
+    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
+    reader = open_labels(problem, source, label_column, label_names, labels)
+    digest, codes, found, row = hashlib.sha256(), [], {}, 0
+    for batch in source.batches:
+        texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
+        digest.update(_bytes_of(texts))
+        codes.append(reader.codes(batch.column(len(text_columns)), row))
+        found.update({row + i: of_row for i, of_row in enumerate(zip(*texts, strict=True)) if row + i in wanted})
+        row += batch.num_rows
+    digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
+    return found, digest.hexdigest()
+
+
+def _bytes_of(texts: Sequence[Sequence[str]]) -> bytes:
+    """Returns texts by columns as bytes; lengths first, as texts that differ in where one ends must not look equal."""
+    return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in texts for text in column)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a hash of what makes a Hugging Face tokenizer: its tables and its special tokens."""
+    if tokenizer.is_fast:
+        parts = json.loads(tokenizer.backend_tokenizer.to_str())
+        for passing in ("truncation", "padding"):  # as the last call left them
+            parts.pop(passing)
+    else:
+        parts = tokenizer.get_vocab()
+    kind = [
+        json.dumps(parts, sort_keys=True),
+        str(tokenizer.special_tokens_map),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+    ]
+    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
+
+
+def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> tuple[int, int]:
+    """Counts rows without tokens of their own, and rows that have unknown ones only.
+
+    Args:
+        tokens: of all rows, int32 of shape [tokens].
+        offsets: where each row begins, and the end, int32 of shape [rows + 1]; no row is empty.
+        tokenizer: it, of Hugging Face.
+    """
+    unknown = tokenizer.unk_token_id
+    own = ~np.isin(tokens, tokenizer("")["input_ids"])
+    known = own & (tokens != unknown) if unknown is not None else own
+    own_ones, known_ones = (np.add.reduceat(which.astype(np.int32), offsets[:-1]) for which in (own, known))
+    return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
+
+
+def _texts(source: str, column: str, array: pa.Array, first_row: int) -> list[str]:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count:
+        row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{source}, row {row} (counted from 0): the text in column {column!r} is missing (null).")
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        raise DataError(f"{source}: column {column!r} holds {array.type}, not text.")
+    return array.to_pylist()
+
+
+def _check_lengths(source: str, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
+    if len(lengths) and lengths.min() == 0:
+        row = first_row + int(np.flatnonzero(lengths == 0)[0])
+        raise DataError(f"{source}, row {row} (counted from 0): the text is empty, it has no tokens to classify.")
+    if strict and len(lengths) and lengths.max() > max_length:
+        row = first_row + int(np.flatnonzero(lengths > max_length)[0])
+        raise DataError(
+            f"{source}, row {row} (counted from 0): the text has {lengths[row - first_row]} tokens, more than "
+            f"--max-length {max_length}, and --strict forbids to cut it."
+        )

@@ -1,0 +1,239 @@
+"""The label column → class ids, one way for the whole column; and, for a new head, → its classes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.data.readers import RowSource
+from dist_eval.errors import DataError
+
+_SHOWN = 60
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+
+def integer_text(value: str) -> int | None:
+    """Returns the integer that a text writes, or None if it writes none."""
+    return int(value) if _INTEGER.fullmatch(value.strip()) else None
+
+
+class LabelReader:
+    """Maps the label column to class ids, one way for the whole column.
+
+    What decides is the kind of column and the head's names, never which values happen to occur:
+
+    - Numbers (of JSON, Parquet, Arrow) are class numbers.
+    - Numbers with declared names (ClassLabel of `datasets`) mean their names, unless the head's own names are only
+      the default `LABEL_0`, `LABEL_1`, ...
+    - Text that is the name of a class means that class, other text that writes a number means that number. If for
+      some value the two would differ, the column is ambiguous and has to be explained with `--labels`.
+
+    Args:
+        source: where the rows come from.
+        column: the label column's name.
+        label_names: names of the head's classes.
+        how: "names" or "numbers" to say how the column is meant, "auto" for the rules above.
+    """
+
+    def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
+        self._source, self._column, self._names, self._how = source.name, column, list(label_names), how
+        default = [f"LABEL_{number}" for number in range(len(self._names))]
+        self._declared = source.class_names if how == "names" or self._names != default else None
+        self._are_numbers = False
+        self._nameless: set[str] = set()
+        self._first_row: dict[str, int] = {}
+        self._code: dict[str, int] = {}
+
+    def codes(self, array: pa.Array, first_row: int, *, rows: np.ndarray | None = None) -> np.ndarray:
+        """Collects a chunk of labels.
+
+        Args:
+            array: the chunk.
+            first_row: position of its first row.
+            rows: position of each label, where a row may have several or none; by default they follow on each other.
+
+        Returns:
+            A code for each distinct value, int32 of the chunk's shape.
+
+        Raises:
+            DataError: a label is missing or of a type that labels cannot have.
+        """
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
+        if array.null_count:
+            row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
+            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
+        if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
+            raise DataError(
+                f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
+            )
+        are_numbers = pa.types.is_integer(array.type)
+        if self._code and are_numbers != self._are_numbers:
+            raise DataError(
+                f"{self._where(first_row)}: column {self._column!r} holds text in some rows, numbers in others."
+            )
+        self._are_numbers = are_numbers
+        encoded = array.dictionary_encode()
+        positions = encoded.indices.to_numpy()
+        local = np.empty(len(encoded.dictionary), dtype=np.int32)
+        for position, value in enumerate(encoded.dictionary.to_pylist()):
+            text = self._as_text(value)
+            if text not in self._code:
+                self._code[text] = len(self._code)
+                self._first_row[text] = int(rows[np.argmax(positions == position)])
+            local[position] = self._code[text]
+        return local[positions]
+
+    def ids(self, codes: np.ndarray) -> np.ndarray:
+        """Maps all codes to class ids.
+
+        Args:
+            codes: what `codes` returned for all chunks, int32 of shape [n].
+
+        Returns:
+            Classes in 0..num_labels-1, int64 of shape [n].
+
+        Raises:
+            DataError: a value is no class of the head, or the column is ambiguous; the message names a row.
+        """
+        mapping = {text: self._class_of(text) for text in self._code}
+        return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
+
+    @property
+    def values(self) -> list[str]:
+        """The distinct values that `codes` has met, as text."""
+        return list(self._code)
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether the column holds numbers instead of text."""
+        return self._are_numbers
+
+    def _as_text(self, value: Any) -> str:
+        """Writes a value as text; a number with a declared name becomes that name."""
+        if self._declared and self._how != "numbers" and isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value < len(self._declared):
+                self._nameless.add(str(value))  # -1 stands for rows without a label
+                return str(value)
+            return self._declared[value]
+        return str(value)
+
+    def _class_of(self, text: str) -> int:
+        number = integer_text(text)
+        number = number if number is not None and 0 <= number < len(self._names) else None
+        if text in self._nameless:
+            chosen = None
+        elif self._how == "names" or (self._declared and self._how == "auto"):
+            chosen = self._by_name(text)
+        elif self._how == "numbers" or self._are_numbers:
+            chosen = number
+        elif self._is_ambiguous:
+            raise DataError(
+                f"{self._source}: column {self._column!r} is ambiguous, because the head's classes have numbers as "
+                f"names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with --labels "
+                "names or --labels numbers which are meant."
+            )
+        else:
+            name = self._by_name(text)
+            chosen = name if name is not None else number
+        if chosen is None:
+            raise DataError(self._unknown(text))
+        return chosen
+
+    @property
+    def _is_ambiguous(self) -> bool:
+        return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
+
+    def _by_name(self, text: str) -> int | None:
+        matches = [number for number, name in enumerate(self._names) if name == text]
+        if not matches and self._declared:  # names that were declared elsewhere may differ in case
+            matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
+        if len(matches) > 1:
+            raise DataError(
+                f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
+                "the name of more than one class of the head. Use --labels numbers with class numbers, or give the "
+                "classes different names."
+            )
+        return matches[0] if matches else None
+
+    def _where(self, row: int) -> str:
+        return f"{self._source}, row {row} (counted from 0)"
+
+    def _unknown(self, text: str) -> str:
+        shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
+        what = _short(text) if text else "empty"
+        message = (
+            f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {what}, but the head knows "
+            f"only the classes {shown} (0 to {len(self._names) - 1})."
+        )
+        if self._are_numbers and text in self._names:
+            message += f" If {text} is meant as a name, say --labels names."
+        if self._declared:
+            message += f" The dataset declares the names {', '.join(self._declared[:10])}."
+        return message
+
+
+def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
+    """Finds the classes that a head for a dataset needs.
+
+    They are the names that the dataset declares; or 0, 1, ... where the column holds numbers, or text that writes
+    numbers; or all texts that occur, sorted.
+
+    Args:
+        source: rows with the label column alone.
+        column: its name.
+        how: "names" or "numbers" to say how the column is meant, "auto" for the rule above.
+        count: how many classes there are, if not what the data show.
+
+    Returns:
+        Names of the classes; `LabelReader` maps every value of the column to one of them.
+
+    Raises:
+        DataError: the column cannot be read as labels, has fewer than two classes, or others than `count` says.
+    """
+    if source.class_names and how != "numbers":
+        return _counted(list(source.class_names), source, column, count)
+    reader, row = LabelReader(source, column, [], how), 0
+    for batch in source.batches:
+        reader.codes(batch.column(0), row)
+        row += batch.num_rows
+    if not row:
+        raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
+    texts = reader.values
+    numbers = [number for number in map(integer_text, texts) if number is not None and number >= 0]
+    if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
+        return _counted(sorted(texts), source, column, count)
+    if len(numbers) < len(texts):
+        odd = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
+        raise DataError(f"{source.name}: column {column!r} holds the label {_short(odd)}, which is no class number.")
+    highest = max(numbers)
+    missing = sorted(set(range(highest + 1)) - set(numbers)) if count is None else []
+    if missing:
+        raise DataError(
+            f"{source.name}: column {column!r} holds class numbers up to {highest}, but no {missing[0]}. Say --labels "
+            f"names if they are names, or --num-labels {highest + 1} if some classes have no example."
+        )
+    if count is not None and highest >= count:
+        raise DataError(
+            f"{source.name}: column {column!r} holds the class number {highest}, but --num-labels {count} allows only "
+            f"0 to {count - 1}."
+        )
+    names = [str(number) for number in range(highest + 1 if count is None else count)]
+    return _counted(names, source, column, count)
+
+
+def _counted(names: list[str], source: RowSource, column: str, count: int | None) -> list[str]:
+    if count is not None and len(names) != count:
+        raise DataError(f"{source.name}: column {column!r} has {len(names)} classes, but --num-labels says {count}.")
+    if len(names) < 2:
+        raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
+    return names
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text)} characters)"

@@ -1,0 +1,284 @@
+"""Which batches of a DataLoader are whose: each example is evaluated by exactly one rank. Opens no process group.
+
+A plain DataLoader is dealt out by whole batches, so that its batches hold the same examples on any number of ranks. One
+whose sampler shards already is taken as it is, and what it repeats to give all ranks equally many is left out, by the
+index of the example in the dataset. Anything else that yields batches is read by every rank, which keeps its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from dist_eval.data.plan import shard_batches
+from dist_eval.errors import ConfigError, ExactnessError, RunError
+
+Gather = Callable[[Any], list[Any]]
+"""Brings an object of every rank to every rank."""
+
+_KEPT_ARGUMENTS = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+)
+
+
+@dataclass(frozen=True)
+class LoaderShard:
+    """One rank's share of the batches of an evaluation set.
+
+    Attributes:
+        batches: for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with -1 for
+            a repeat, and the batch as the DataLoader made it.
+        count: number of examples of the evaluation set; called when the batches are used up.
+    """
+
+    batches: Iterable[tuple[np.ndarray, Any]]
+    count: Callable[[], int]
+
+
+def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: Gather) -> LoaderShard:
+    """Takes one rank's share of the batches of a DataLoader; every rank calls it.
+
+    Args:
+        loader: a DataLoader, or anything that yields batches, in the same order on all ranks.
+        rank: this rank.
+        world_size: number of ranks.
+        gather: brings an object of every rank to every rank.
+
+    Returns:
+        The share.
+
+    Raises:
+        ConfigError: the DataLoader leaves examples out, draws some more than once, or shards for other ranks.
+        RunError: on the other ranks.
+    """
+    problem = batches = sampler = None
+    is_sharded, looks = False, ""
+    try:
+        sampler = _sampler_of(loader)
+        is_sharded = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
+        if is_sharded and (sampler.num_replicas, sampler.rank) != (world_size, rank):
+            raise ConfigError(
+                f"The eval_dataloader's {type(sampler).__name__} is for rank {sampler.rank} of {sampler.num_replicas}, "
+                f"but this is rank {rank} of {world_size}. Make it with num_replicas={world_size} and this rank."
+            )
+        if sampler is not None:
+            batches = _index_batches(loader)
+            looks = _look_of(cast(Any, loader).dataset)
+            if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw some by chance
+                looks += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
+        elif getattr(loader, "drop_last", False):
+            raise ConfigError(
+                "The eval_dataloader has drop_last=True, so its figures might not be those of all examples: give it "
+                "drop_last=False."
+            )
+    except Exception as error:  # the others have to be told, whatever it is
+        problem = error
+    # where the order is by chance, ranks may draw differently: the first one's counts for all
+    is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
+    kind = (batches is None, is_sharded, looks)
+    everybody = gather((problem and str(problem), kind, batches if is_shared else None))
+    if problem is not None:
+        raise problem
+    for other, (text, *_) in enumerate(everybody):
+        if text:
+            raise RunError(f"Rank {other} failed: {text}")
+    if len({kind for _, kind, _ in everybody}) > 1:
+        raise ExactnessError(
+            "The eval_dataloaders of the ranks are of different kinds, or over different examples. Give the whole "
+            "dataset on every rank: it is sharded here, or by a DistributedSampler on all ranks."
+        )
+    if batches is None:
+        return _share_of_stream(loader, rank, world_size, gather)
+    shared = [theirs for _, _, theirs in everybody]
+    if is_sharded:
+        return _share_of_sharded(loader, batches, shared, rank)
+    return _share_of_plain(loader, sampler, shared[0] or batches, rank, world_size)
+
+
+def _is_in_order(loader: Any) -> bool:
+    """Whether a DataLoader draws the same batches on every rank, without a message telling it."""
+    sampler = loader.batch_sampler
+    return type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler)
+
+
+def _look_of(dataset: Any) -> str:
+    """Tells datasets apart, such as the shards of one: by their length and some of their rows."""
+    digest = hashlib.sha256(str(len(dataset)).encode())
+    for index in sorted({0, len(dataset) // 2, len(dataset) - 1} if len(dataset) else ()):
+        row = dataset[index]
+        for name in ("labels", "label", "input_ids"):
+            if isinstance(row, Mapping) and name in row:
+                digest.update(_bytes_of(row[name]))
+    return digest.hexdigest()
+
+
+def _bytes_of(value: Any) -> bytes:
+    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).tobytes()
+
+
+def _sampler_of(loader: Iterable[Any]) -> Any:
+    """Returns what draws the examples; None if the batches come from a stream."""
+    if not isinstance(loader, DataLoader):
+        return None
+    if type(loader) is not DataLoader:
+        raise ConfigError(
+            f"The eval_dataloader is a {type(loader).__name__}, which may shard or repeat examples by itself. Give the "
+            "plain torch DataLoader that it was made from."
+        )
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return None
+    if hasattr(loader.batch_sampler, "num_replicas"):
+        return loader.batch_sampler
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _share_of_plain(
+    loader: Any, sampler: Any, batches: Sequence[np.ndarray], rank: int, world_size: int
+) -> LoaderShard:
+    drawn = _joined(batches)
+    members, counts = np.unique(drawn, return_counts=True)
+    if len(members) < len(drawn):
+        raise ConfigError(
+            f"The eval_dataloader draws some examples more than once (such as {members[counts.argmax()]}, "
+            f"{counts.max()} times): give it a sampler without replacement."
+        )
+    is_known = type(loader.batch_sampler) is BatchSampler and hasattr(sampler, "__len__")
+    chosen = len(sampler) if is_known else len(drawn)  # a batch sampler of the caller's may choose as it likes
+    if len(drawn) < chosen:
+        raise _left_out(chosen - len(drawn))
+    own = [batches[number] for number in shard_batches(len(batches), rank=rank, world_size=world_size)]
+    positions = [np.searchsorted(members, batch) for batch in own]
+    return LoaderShard(_Zipped(positions, _only(loader, own)), lambda: len(members))
+
+
+def _share_of_sharded(
+    loader: Any, batches: Sequence[np.ndarray], everybody: Sequence[Sequence[np.ndarray]], rank: int
+) -> LoaderShard:
+    total = len(loader.dataset)
+    seen = np.zeros(total, dtype=bool)
+    for theirs in everybody[:rank]:
+        seen[_joined(theirs)] = True
+    positions = []
+    for batch in batches:
+        first = np.zeros(len(batch), dtype=bool)
+        first[np.unique(batch, return_index=True)[1]] = True
+        positions.append(np.where(first & ~seen[batch], batch, -1))
+        seen[batch] = True
+    for theirs in everybody[rank + 1 :]:
+        seen[_joined(theirs)] = True
+    if not seen.all():
+        raise _left_out(int(total - seen.sum()))
+    return LoaderShard(_Zipped(positions, _only(loader, batches)), lambda: total)
+
+
+def _share_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: Gather) -> LoaderShard:
+    stream = _Stream(loader, rank, world_size)
+
+    def count() -> int:
+        everybody = gather((stream.rows, stream.digest.hexdigest()))
+        if len({*everybody}) > 1:
+            counts = [rows for rows, _ in everybody]
+            raise ExactnessError(
+                f"The eval_dataloader yields other examples on other ranks ({', '.join(map(str, counts[:6]))} of them "
+                "on ranks 0, 1, ...): all ranks must read the same ones, in the same order. If the dataset or what "
+                "wraps the DataLoader shards or shuffles by itself, let it not."
+            )
+        return stream.rows
+
+    return LoaderShard(stream, count)
+
+
+def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
+    """Returns a DataLoader like another one that yields just these batches, given by their examples' indices."""
+    arguments = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
+    return DataLoader(loader.dataset, batch_sampler=[batch.tolist() for batch in batches], **arguments)
+
+
+def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *batches])
+
+
+class _Stream:
+    """Every `world_size`-th batch of what yields batches, with the positions that their examples have in it."""
+
+    def __init__(self, loader: Iterable[Any], rank: int, world_size: int) -> None:
+        self._loader, self._rank, self._world_size, self.rows = loader, rank, world_size, 0
+        self.digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
+        for number, batch in enumerate(self._loader):
+            rows = rows_of(batch)
+            for name in ("labels", "input_ids"):
+                if name in batch:
+                    self.digest.update(_bytes_of(batch[name]))
+            if number % self._world_size == self._rank:
+                yield np.arange(self.rows, self.rows + rows), batch
+            self.rows += rows
+
+
+@dataclass(frozen=True)
+class _Zipped:
+    positions: Sequence[np.ndarray]
+    loader: DataLoader[Any]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
+        batches = iter(self.loader)
+        for positions in self.positions:
+            batch = next(batches)
+            if rows_of(batch) != len(positions):
+                raise ConfigError(
+                    f"The eval_dataloader's collate_fn made a batch of {rows_of(batch)} labels from {len(positions)} "
+                    "examples: it must keep each of them, in order."
+                )
+            yield positions, batch
+
+
+def rows_of(batch: Any) -> int:
+    """Returns the number of examples of a batch, by its labels.
+
+    Raises:
+        ConfigError: it has no labels.
+    """
+    try:
+        labels = batch["labels"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            "The eval_dataloader should yield batches that map 'input_ids', 'attention_mask' and 'labels' to tensors, "
+            f"but 'labels' is missing in a {type(batch).__name__}"
+            + (f" of {', '.join(map(str, batch))}." if hasattr(batch, "keys") else ".")
+        ) from error
+    if not getattr(labels, "shape", True):
+        raise ConfigError(
+            "The eval_dataloader yields single examples: a batch's 'labels' should have shape [batch]. Give it a "
+            "batch_size."
+        )
+    return len(labels)
+
+
+def _index_batches(loader: Any) -> list[np.ndarray]:
+    sampler = loader.batch_sampler
+    if isinstance(sampler, BatchSampler) and sampler.drop_last:
+        examples: Any = sampler.sampler
+        if len(examples) % sampler.batch_size:
+            raise _left_out(len(examples) % sampler.batch_size)
+    return [np.asarray(batch, dtype=np.int64) for batch in sampler]
+
+
+def _left_out(count: int) -> ConfigError:
+    return ConfigError(
+        f"The eval_dataloader leaves {count} examples out, so its figures would not be those of the dataset: give it, "
+        "and its sampler, drop_last=False."
+    )

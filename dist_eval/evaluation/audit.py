@@ -1,0 +1,333 @@
+"""Second opinions: a share of the batches is sent twice, over different servers, and the logits are compared.
+
+Where they differ, the way is walked again: each part of it is asked of both servers that had a hand in it, with the
+same input, and where those two differ, of a third one. The one that the third does not agree with is odd: it is asked
+no more, and whatever it had answered counts as never answered (see `journal`). With two servers only, nobody can tell
+which one is right, and the dispute is reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_eval.errors import EvaluationError, SwarmError
+from dist_eval.model.backbone import SwarmBackbone
+from dist_eval.model.classifier import Classifier
+from dist_eval.swarm.routes import Hop, Span, Trip
+
+TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest relative difference that counts as agreement, by the coarsest dtype that a server on the way computes in.
+
+Rounding makes one of about 1e-7, 5e-4 and 4e-3 (half the last place, relative) in each of a few operations of a block;
+over tens of blocks, computed on other hardware, the sum stays well below these bounds, and a server that skips, swaps
+or quantises blocks is far above them.
+"""
+
+_MOST_ROUNDS, _DISPUTES_LISTED, _ROUNDING = 10, 20, 1e-9
+
+
+def audited_batches(batches: int, fraction: float) -> frozenset[int]:
+    """Chooses the batches to audit: the same ones on any number of ranks.
+
+    Args:
+        batches: number of batches of the plan.
+        fraction: share of them, 0 to 1; rounded up.
+
+    Returns:
+        Their numbers.
+    """
+    count = max(int(fraction > 0), math.ceil(fraction * batches - _ROUNDING))
+    return frozenset(np.random.default_rng(0).choice(batches, size=count, replace=False).tolist())
+
+
+def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e-12) -> float:
+    """Measures how far two tensors are apart, by the row that differs most.
+
+    Args:
+        one: floats of shape [..., width].
+        other: floats of the same shape.
+        least: rows shorter than this count as this long.
+
+    Returns:
+        The largest Euclidean distance of two rows, relative to the longer one of them.
+    """
+    one, other = one.to(torch.float64), other.to(torch.float64)
+    longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp_min(least)
+    return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """Servers that differ, where nobody can tell which one is right.
+
+    Attributes:
+        peers: their names.
+        blocks: first block, and one past the last block.
+        difference: of their answers (see `largest_difference`).
+        why: that it cannot be settled.
+    """
+
+    peers: tuple[str, ...]
+    blocks: tuple[int, int]
+    difference: float
+    why: str
+
+
+@dataclass
+class Findings:
+    """What an audit has found.
+
+    Attributes:
+        batches: that got a second opinion.
+        alone: batches without one, because no other server held any of the blocks.
+        unanswered: batches without one, because the other servers failed.
+        largest_difference: between logits that count as equal.
+        agreed: confirmed opinions, by server.
+        disagreed: opinions that were not confirmed, by server.
+        odd: servers that two others agree against.
+        disputes: what could not be settled.
+    """
+
+    batches: int = 0
+    alone: int = 0
+    unanswered: int = 0
+    largest_difference: float = 0.0
+    agreed: Counter[str] = field(default_factory=Counter)
+    disagreed: Counter[str] = field(default_factory=Counter)
+    odd: frozenset[str] = frozenset()
+    disputes: list[Dispute] = field(default_factory=list)
+
+    @classmethod
+    def merged(cls, ranks: Sequence[Findings]) -> Findings:
+        """Joins what several ranks have found."""
+        return cls(
+            batches=sum(one.batches for one in ranks),
+            alone=sum(one.alone for one in ranks),
+            unanswered=sum(one.unanswered for one in ranks),
+            largest_difference=max((one.largest_difference for one in ranks), default=0.0),
+            agreed=sum((one.agreed for one in ranks), Counter()),
+            disagreed=sum((one.disagreed for one in ranks), Counter()),
+            odd=frozenset().union(*(one.odd for one in ranks)),
+            disputes=[dispute for one in ranks for dispute in one.disputes],
+        )
+
+    def __bool__(self) -> bool:
+        return self != Findings()
+
+    def to_notes(self) -> dict[str, Any]:
+        """Returns all but the odd servers, ready for JSON."""
+        notes = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
+        del notes["odd"]
+        return notes
+
+    @classmethod
+    def of_notes(cls, notes: Mapping[str, Any]) -> Findings:
+        """Makes findings of what `to_notes` returned."""
+        disputes = [
+            Dispute(tuple(one["peers"]), tuple(one["blocks"]), one["difference"], one["why"])
+            for one in notes["disputes"]
+        ]
+        counts = {name: Counter(notes[name]) for name in ("agreed", "disagreed")}
+        return cls(**{**notes, **counts, "disputes": disputes})
+
+    def facts(self, fraction: float) -> dict[str, Any]:
+        """Returns the section `audit` of `results.json`.
+
+        Args:
+            fraction: share of the batches that were to be audited.
+        """
+        return {
+            "fraction": fraction,
+            "batches": self.batches,
+            "alone": self.alone,
+            "unanswered": self.unanswered,
+            "largest_difference": self.largest_difference,
+            "servers": [
+                {
+                    "peer": peer,
+                    "agreed": self.agreed[peer],
+                    "disagreed": self.disagreed[peer],
+                    "odd": peer in self.odd,
+                }
+                for peer in sorted({*self.agreed, *self.disagreed, *self.odd})
+            ],
+            "disputes": len(self.disputes),
+            "first_disputes": [asdict(dispute) for dispute in self.disputes[:_DISPUTES_LISTED]],
+        }
+
+
+class Audit:
+    """A classifier on a swarm that asks for a second opinion about some batches.
+
+    Args:
+        classifier: it, on a `SwarmBackbone`.
+        on_odd: called with each server that is found odd.
+        tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        on_odd: Callable[[str], None] = lambda server: None,
+        tolerance: float | None = None,
+    ) -> None:
+        if not isinstance(classifier.backbone, SwarmBackbone):
+            raise TypeError("only a classifier on a swarm can be audited")
+        self._classifier, self._backbone, self._tolerance = classifier, classifier.backbone, tolerance
+        self._requests, self._on_odd = classifier.backbone.requests, on_odd
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return self._classifier.num_labels
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        return self._classifier.retries
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more, whoever found them odd."""
+        self._classifier.distrust(servers)
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        """Classifies a batch (see `Classifier.logits`); if the trip is audited, more than once."""
+        if not trip.audited:
+            return self._classifier.logits(input_ids, lengths, trip)
+        for _ in range(_MOST_ROUNDS):
+            own = Trip()
+            first = self._classifier.logits(input_ids, lengths, own)
+            found = self._second_opinion(input_ids, lengths, own.route, first)
+            if found is not None:
+                trip.findings = Findings.merged([trip.findings or Findings(), found])
+                break
+        trip.route += own.route
+        return first
+
+    def _second_opinion(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[Hop], first: torch.Tensor
+    ) -> Findings | None:
+        """Compares a batch's logits with those of another way; None if it has to be done again without odd servers."""
+        other = Trip(avoided=tuple(route))
+        try:
+            second = self._classifier.logits(input_ids, lengths, other)
+        except EvaluationError:
+            return Findings(unanswered=1)
+        names = _who_parted(route, other.route)
+        if not names:
+            return Findings(alone=1)
+        difference = largest_difference(first, second, least=1.0)
+        if difference <= self._tolerated(names):
+            return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
+        if _covers_twice(route) or _covers_twice(other.route):
+            return self._by_halves(input_ids, lengths)
+        odd, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
+        for server in odd - self._requests.distrusted:
+            self._on_odd(server)
+        self.distrust(odd)
+        # another batch may have shown meanwhile that one of these servers is odd
+        if not self._requests.distrusted.isdisjoint(peer for peer, *_ in (*route, *other.route)):
+            return None
+        assert dispute is not None
+        return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
+
+    def _by_halves(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> Findings | None:
+        """Does the same with each half of a batch that a server took in halves, which may have gone different ways."""
+        known, found = set(self._requests.distrusted), []
+        for rows in torch.arange(len(input_ids)).tensor_split(2):
+            trip = Trip(audited=True)
+            self.logits(input_ids[rows], lengths[rows], trip)
+            found.append(trip.findings or Findings())
+        if self._requests.distrusted != known:
+            return None
+        both = Findings.merged(found)
+        return replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
+
+    def _tolerated(self, peers: Sequence[str]) -> float:
+        if self._tolerance is not None:
+            return self._tolerance
+        dtypes = {str(span.peer): span.dtype for span in self._requests.spans()}
+        coarsest = max(TOLERANCES.values())
+        return max(TOLERANCES.get(dtypes.get(peer) or "", coarsest) for peer in peers)
+
+    def _compare_by_parts(
+        self, input_ids: torch.Tensor, route: Sequence[Hop], other: Sequence[Hop], difference: float
+    ) -> tuple[set[str], Dispute | None]:
+        """Walks two ways side by side, and asks third servers where they part."""
+        spans, odd = self._requests.spans(), set[str]()
+        hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
+        parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
+        cuts = sorted({block for _, start, end in parts for block in (start, end)})
+        for start, end in itertools.pairwise(cuts):
+            one, another = _server_at(route, start), _server_at(other, start)
+            try:
+                answer = self._ask(spans, one, start, end, hidden)
+                opposite = answer if one == another else self._ask(spans, another, start, end, hidden)
+            except SwarmError as error:
+                return odd, Dispute((one, another), (start, end), difference, f"one did not answer again: {error}")
+            apart, tolerated = largest_difference(answer, opposite), self._tolerated((one, another))
+            if apart <= tolerated:
+                hidden = answer
+                continue
+            likes, judge = self._third_opinion(spans, start, end, hidden, {one: answer, another: opposite}, tolerated)
+            if judge is None:
+                return odd, Dispute((one, another), (start, end), apart, "no third server agrees with only one of them")
+            odd.add(another if likes == one else one)
+            hidden = judge
+        if odd:
+            return odd, None
+        peers = tuple(_who_parted(route, other))
+        return odd, Dispute(peers, (cuts[0], cuts[-1]), difference, "asked again part by part, they agreed")
+
+    def _third_opinion(
+        self,
+        spans: Sequence[Span],
+        start: int,
+        end: int,
+        hidden: torch.Tensor,
+        answers: Mapping[str, torch.Tensor],
+        tolerated: float,
+    ) -> tuple[str, torch.Tensor | None]:
+        """Returns the one of two servers that a third one agrees with, and that one's answer; None if there is none."""
+        for peer in dict.fromkeys(str(span.peer) for span in spans):
+            if peer in answers:
+                continue
+            try:
+                judge = self._ask(spans, peer, start, end, hidden)
+            except SwarmError:  # it is gone, or does not hold these blocks
+                continue
+            liked = [name for name, answer in answers.items() if largest_difference(answer, judge) <= tolerated]
+            if len(liked) == 1:
+                return liked[0], judge
+        return "", None
+
+    def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
+        for span in spans:
+            if str(span.peer) == peer and span.start <= start and end <= span.end:
+                hop = Span(span.peer, start, end, span.dtype)
+                return self._requests.ask(hop, hidden, self._classifier.tuned.deep_prompts)
+        raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
+
+
+def _who_parted(route: Sequence[Hop], other: Sequence[Hop]) -> list[str]:
+    """Returns the servers of two ways, without those blocks that have the same server on both."""
+    blocks = {block for _, start, end in route for block in range(start, end)}
+    parted = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
+    return list(dict.fromkeys(peer for pair in parted if pair[0] != pair[1] for peer in pair))
+
+
+def _server_at(route: Sequence[Hop], block: int) -> str:
+    return next(peer for peer, start, end in route if start <= block < end)
+
+
+def _covers_twice(route: Sequence[Hop]) -> bool:
+    """Whether a batch was sent in halves, each on a way of its own."""
+    return sum(end - start for _, start, end in route) > max(end for *_, end in route)

@@ -1,0 +1,135 @@
+"""The swarm's answers beside those of a run in this process (`--compare-backends`).
+
+Every rank computes the batches that it brings to the combination once more, the very same rows in the same order, with
+the base model in its own process, and compares the logits with those in the journal. What is compared is therefore
+what the results are made of, whichever start of the run it is from. The local answers are not kept: a run that is
+stopped meanwhile compares all of them when it is started again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import Plan
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
+from dist_eval.evaluation.journal import Journal
+from dist_eval.model.forward import TextClassifier
+from dist_eval.process.files import write_atomically
+from dist_eval.report import CHANGES
+from dist_eval.swarm.routes import Trip
+
+_LISTED = 20
+
+
+@dataclass
+class Comparison:
+    """What came of it.
+
+    Attributes:
+        compared: examples.
+        largest_difference: of two logits of one example.
+        changed: what is predicted differently: position in the dataset, and both answers. None for a regression, where
+            any difference would count.
+        left: batches that were not compared, because the run is to stop.
+    """
+
+    compared: int = 0
+    largest_difference: float = 0.0
+    changed: list[dict[str, Any]] | None = field(default_factory=list)
+    left: int = 0
+
+    @classmethod
+    def merged(cls, parts: Sequence[Comparison]) -> Comparison:
+        """Puts those of all ranks together, changes in dataset order."""
+        changed = [change for part in parts for change in part.changed or ()]
+        return cls(
+            compared=sum(part.compared for part in parts),
+            largest_difference=max(part.largest_difference for part in parts),
+            changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change["index"]),
+            left=sum(part.left for part in parts),
+        )
+
+    def facts(self, folder: Path) -> dict[str, Any]:
+        """Returns the section `backends` of `results.json`; more changes than stand there are written to a file.
+
+        Args:
+            folder: the run's.
+        """
+        changed = self.changed or []
+        is_long = len(changed) > _LISTED
+        if is_long:
+            write_atomically(folder / CHANGES, "".join(json.dumps(change) + "\n" for change in changed).encode())
+        return {
+            "compared": self.compared,
+            "largest_difference": self.largest_difference,
+            "changed": None if self.changed is None else len(changed),
+            "examples": changed[:_LISTED],
+            "file": CHANGES if is_long else None,
+        }
+
+
+def compare_backends(
+    local: TextClassifier,
+    data: TokenizedDataset,
+    plan: Plan,
+    journal: Journal,
+    batches: np.ndarray,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Comparison:
+    """Compares this rank's batches.
+
+    Args:
+        local: the model in this process.
+        data: the tokenized examples.
+        plan: all batches.
+        journal: has the swarm's answers.
+        batches: the numbers of this rank's.
+        stopping: whether to stop.
+
+    Returns:
+        This rank's part of the comparison.
+
+    Raises:
+        ModelOutputError: the local model's outputs are no predictions.
+    """
+    problem = problem_of(data.labels.dtype)
+    found = Comparison(changed=None if problem is REGRESSION else [], left=len(batches))
+    for outcome in journal.outcomes(batches):
+        if stopping():
+            break
+        rows = plan.batch(outcome.batch)
+        input_ids, lengths = data.padded(rows)
+        ours = local.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), Trip()).numpy()
+        kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
+        _compare(found, problem, rows[kept], outcome.logits[kept], ours[kept])
+        found.left -= 1
+    return found
+
+
+def _compare(found: Comparison, problem: Problem, index: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> None:
+    found.compared += len(index)
+    apart = np.abs(theirs.astype(np.float64) - ours)
+    found.largest_difference = max(found.largest_difference, float(apart.max(initial=0.0)))
+    if found.changed is None:
+        return
+    predictions = problem.predict(theirs), problem.predict(ours)
+    differs = predictions[0] != predictions[1]
+    for row in np.flatnonzero(differs.any(axis=1) if problem.is_wide else differs):
+        answers = {
+            name: {"prediction": _listed(problem, prediction[row]), "logits": logits[row].tolist()}
+            for name, prediction, logits in zip(("swarm", "local"), predictions, (theirs, ours), strict=True)
+        }
+        found.changed.append({"index": int(index[row]), **answers})
+
+
+def _listed(problem: Problem, prediction: Any) -> int | list[int]:
+    """Returns a predicted class, or the numbers of the predicted labels."""
+    return np.flatnonzero(prediction).tolist() if problem is MULTI_LABEL else int(prediction)

@@ -1,0 +1,182 @@
+"""What all ranks found, put together: every rank calls, the leader gets it. What is combined stands in the journals."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import Plan
+from dist_eval.data.problems import REGRESSION
+from dist_eval.evaluation.audit import Findings
+from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
+from dist_eval.evaluation.journal import Journal
+from dist_eval.evaluation.work import Work, require_complete
+from dist_eval.metrics.computing import Metrics, Totals
+from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.forward import TextClassifier
+from dist_eval.model.full_model import FullClassifier
+from dist_eval.ranks.board import Board, Launch
+from dist_eval.ranks.collectives import all_gather, gather_predictions, sum_over_ranks
+from dist_eval.ranks.stopping import Stop
+from dist_eval.statistics import OfRows, Units
+
+_COMPARISON_SECONDS = 6 * 3600.0
+"""Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""
+
+_SHORTEST_SECONDS = 1e-3
+_RESAMPLES_OF_A_FUNCTION = 199
+"""Calls of a metric of the caller's own for its interval: nobody knows how long one takes."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What all ranks found together.
+
+    Attributes:
+        predictions: of all examples, in dataset order; on the leader only, elsewhere none.
+        failed: examples without a prediction: position in the dataset, and why.
+        totals: the ranks' own sums, added up by all_reduce.
+        ranks: each rank's entry in the section `ranks` of `results.json`.
+        audit: what audits have found.
+        timelines: each rank's entry in `timeline.json`.
+        metrics: what the batches' values of the caller's own metrics give together; on the leader only.
+    """
+
+    predictions: Predictions
+    failed: list[tuple[int, str]]
+    totals: Totals
+    ranks: list[dict[str, Any]]
+    audit: Findings
+    timelines: list[dict[str, Any]]
+    metrics: CombinedMetrics
+
+
+def combine(
+    work: Work,
+    batches: np.ndarray,
+    launch: Launch,
+    classifier: Classifier | FullClassifier,
+    own_metrics: Sequence[CustomMetric],
+    plan: Plan,
+) -> Combined:
+    """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
+    local, failed, findings = work.collect(batches)
+    totals = Totals.of(local)
+    facts = {**work.facts(launch), "traffic": classifier.traffic(), **totals.facts(local.problem)}
+    timelines = {
+        "rank": launch.rank,
+        "host": launch.host,
+        "batches": work.timeline.facts(),
+        "servers": {peer: timeline.facts() for peer, timeline in classifier.timelines().items()},
+    }
+    reduced: CombinedMetrics = {}
+    if any(metric.reduction for metric in own_metrics):
+        ordered = local.in_dataset_order()
+        reduced = reduce_batches(
+            own_metrics,
+            lambda places: Inputs.of(ordered.at(places)),
+            ordered.index,
+            plan,
+            batches,
+            all_gather,
+            leads=launch.is_leader,
+        )
+    return Combined(
+        predictions=gather_predictions(local),
+        failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
+        totals=sum_over_ranks(totals),
+        ranks=all_gather(facts),
+        audit=Findings.merged(all_gather(findings)),
+        timelines=all_gather(timelines),
+        metrics=reduced,
+    )
+
+
+def compare_all(
+    local: TextClassifier,
+    data: TokenizedDataset,
+    plan: Plan,
+    journal: Journal,
+    batches: np.ndarray,
+    stop: Stop,
+    board: Board,
+) -> Comparison:
+    """Compares the swarm's answers with those of a local model; every rank calls it, with the batches that it brings.
+
+    Raises:
+        RunStopped: the run was asked to stop; on all ranks.
+    """
+    found = compare_backends(local, data, plan, journal, batches, lambda: stop.requested)
+    board.meet("compared", _COMPARISON_SECONDS)
+    require_complete(found.left, 0, 0, len(data), stop, len(data))
+    return Comparison.merged(all_gather(found))
+
+
+def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
+    """Adds the figures of the caller's own metrics."""
+    needs_all = any(metric.reduction is None for metric in own_metrics)  # probabilities take much memory
+    inputs = Inputs.of(combined.predictions if needs_all else combined.predictions.rows(0, 0))
+    custom = custom_results(own_metrics, inputs, combined.metrics)
+    return replace(
+        metrics,
+        values={**metrics.values, **custom.values},
+        undefined={**metrics.undefined, **custom.undefined},
+        custom=list(custom.values),
+    )
+
+
+def resampled_metrics(own_metrics: Sequence[CustomMetric], predictions: Predictions, units: Units) -> list[OfRows]:
+    """Makes statistics of the caller's own functions, for their intervals; what batches are reduced to is none."""
+    functions = [metric for metric in own_metrics if metric.reduction is None]
+    if not functions:
+        return []
+    inputs = Inputs.of(predictions)
+    return [_resampled(metric, inputs, units) for metric in functions]
+
+
+def _resampled(metric: CustomMetric, inputs: Inputs, units: Units) -> OfRows:
+    @functools.lru_cache(maxsize=1)
+    def figures(positions: bytes) -> Mapping[str, float | None]:
+        return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64)), {}).values
+
+    everything = figures(np.arange(len(inputs)).tobytes())
+    names = {name: (lambda positions, name=name: figures(positions.tobytes()).get(name)) for name in everything}
+    statistic = OfRows(units, names)
+    statistic.most_resamples = _RESAMPLES_OF_A_FUNCTION
+    return statistic
+
+
+def spread(ranks: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any] | None:
+    """Returns the section `spread` of `results.json`: how far apart the ranks' own figures are."""
+    figure = "loss" if metrics.problem == REGRESSION.name else "accuracy"
+    own = [(rank[figure], rank["rank"]) for rank in ranks if rank[figure] is not None]
+    if len(own) < 2:
+        return None
+    (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
+    return {
+        "figure": figure,
+        "lowest": lowest,
+        "lowest_rank": lowest_rank,
+        "highest": highest,
+        "highest_rank": highest_rank,
+        "mean": sum(value for value, _ in own) / len(own),
+    }
+
+
+def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
+    seconds = max(max(work["seconds"] for work in ranks), _SHORTEST_SECONDS)
+    return {
+        "seconds": seconds,
+        "examples_per_second": sum(work["samples"] for work in ranks) / seconds,
+        "tokens_per_second": sum(work["tokens"] for work in ranks) / seconds,
+    }

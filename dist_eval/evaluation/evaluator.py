@@ -1,0 +1,275 @@
+"""The conductor: one run, from its configuration to its report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import torch
+
+from dist_eval.analysis import View, analyse, columns_asked_for
+from dist_eval.config import EvaluationConfig, RunConfig
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.errors import CheckpointError, ConfigError, RunError, RunStopped, first_line
+from dist_eval.evaluation.audit import Audit, audited_batches
+from dist_eval.evaluation.combination import (
+    combine,
+    compare_all,
+    resampled_metrics,
+    spread,
+    throughput,
+    with_custom_metrics,
+)
+from dist_eval.evaluation.completed import present_complete
+from dist_eval.evaluation.journal import Fingerprint, Journal
+from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.evaluation.work import FailurePolicy, Work
+from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.custom_metrics import CustomMetric
+from dist_eval.metrics.metric_loading import load_metrics, made_up_predictions
+from dist_eval.metrics.predictions import Coverage, prove_coverage
+from dist_eval.model.backends import load_classifier, load_on_host, open_swarm
+from dist_eval.model.base import Base, Subject, subject_of
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.full_model import FullModel
+from dist_eval.model.window import Window, largest_window
+from dist_eval.ranks.board import Board, Launch
+from dist_eval.ranks.collectives import giving_way, process_group, require_agreement
+from dist_eval.ranks.progress import Progress
+from dist_eval.ranks.stopping import Stop
+from dist_eval.report import format_results
+from dist_eval.report.page import report_on
+
+_OPENING_SECONDS = 120.0
+_CLAIM, _TO_DO, _COMPLETE, _REPORTED = "claim", "to do", "complete", "reported"
+_PREPARATION_SECONDS = 72 * 3600.0
+"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
+texts take a day."""
+
+
+def evaluate_run(
+    config: EvaluationConfig,
+    launch: Launch,
+    board: Board,
+    own: Path,
+    stop: Stop | None = None,
+    folder: RunFolder | None = None,
+) -> dict[str, Any] | None:
+    """Evaluates a tuned classifier on a dataset; every rank calls it.
+
+    Args:
+        config: what to do.
+        launch: where this process stands among the ranks.
+        board: the ranks' store.
+        own: this rank's private folder for sockets and tokenized data (see `dist_eval.process.lifetime.workspace`).
+        stop: asked whether to go on.
+        folder: the run's folder, if the caller wants to note how the run ended.
+
+    Returns:
+        On the leader the metrics by name, else None.
+
+    Raises:
+        EvaluationError: the run cannot be done, on the rank that knows why.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    folder, stop = folder or RunFolder(config), stop or Stop()
+    with ExitStack() as stack:
+        if launch.is_leader:
+            folder.open(launch.attempt)
+            stack.callback(folder.close)
+            board.publish("opened", "")
+        board.wait_for("opened", _OPENING_SECONDS)
+        folder.is_ours = True
+        torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
+        tuned = subject_of(config)
+        base = Base.of(config, tuned)
+        own_metrics = find_metrics(config, tuned)
+        peers, check = stack.enter_context(open_swarm(config, base, launch, board))
+        if launch.is_host_leader:
+            further = columns_asked_for(config)
+            board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own, further)))
+        prepared = open_plan(base, tuned, launch, board) if launch.is_leader else None
+        if prepared is not None:
+            is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
+            is_new = is_new or (config.compare_backends and not folder.results().get("backends"))
+            board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
+        classifier, swarm = load_classifier(config, base, tuned, peers, own, check, launch=launch)
+        stack.callback(classifier.close)
+        if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
+            return present_complete(folder, config, own_metrics, *prepared) if prepared else None
+        local = load_on_host(base, tuned, launch) if config.compare_backends else None
+        data, plan = prepared or open_plan(base, tuned, launch, board)
+        view = View.of(config, data) if launch.is_leader else View()  # now: what is wrong with it shows at once
+        run_id = fingerprint_of(config, base, tuned, data, plan).digest()
+        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank, run=run_id)
+        stack.callback(journal.close)
+        window = window_for(config, base, launch)
+        board.meet("ready", _PREPARATION_SECONDS)
+        with process_group(launch, board, config.collective_timeout), noting_a_stop(folder, launch):
+            require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
+            audit = (
+                Audit(cast(Classifier, classifier), journal.distrust, config.audit_tolerance) if config.audit else None
+            )
+            progress = Progress(
+                *(launch, board, len(data)),
+                stop=stop,
+                folder=folder.path,
+                notice=classifier.notice,
+                patience=config.collective_timeout,
+            )
+            failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
+            work = Work(
+                *(audit or classifier, data, plan, journal, progress, window, stop),
+                grace=config.stop_grace,
+                failures=failures,
+                audited=audited_batches(len(plan), config.audit),
+            )
+            with progress.shown():
+                stop.in_order()
+                brought = work.do_all(launch, config.collective_timeout)
+                backends = local and compare_all(local, data, plan, journal, brought, stop, board)
+                with giving_way(launch, board, lambda: stop.reason):
+                    combined = combine(work, brought, launch, classifier, own_metrics, plan)
+        if not launch.is_leader:
+            if launch.hosts > 1 and launch.is_host_leader:  # a host that ends well is not started again for the leader
+                board.wait_for(_REPORTED, _PREPARATION_SECONDS)
+            return None
+        if combined.failed:
+            failures.require_few(len(combined.failed), len(data), combined.failed[-1][1])
+        coverage = prove_coverage(combined.predictions.index, len(data), (index for index, _ in combined.failed))
+        require_same_totals(combined.totals, Totals.of(combined.predictions))
+        metrics = compute_metrics(combined.predictions, tuned.label_names)
+        if own_metrics:
+            metrics = with_custom_metrics(metrics, own_metrics, combined)
+        further_metrics = resampled_metrics(own_metrics, combined.predictions, view.units(combined.predictions))
+        facts = {
+            **analyse(combined.predictions, metrics, view, further_metrics),
+            "coverage": asdict(coverage),
+            "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
+            "data": asdict(data.facts),
+            "model": base.facts(tuned),
+            "plan": plan.facts(),
+            "ranks": combined.ranks,
+            "spread": spread(combined.ranks, metrics),
+            "throughput": throughput(combined.ranks),
+            "swarm": swarm,
+            "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
+            "backends": backends.facts(folder.path) if backends else None,
+        }
+        folder.save_timelines(combined.timelines)
+        folder.complete(combined.predictions, metrics, facts)
+        board.publish(_REPORTED, "")
+        report_on(folder.path, config.report)
+        print(format_results(metrics, facts, folder.path), flush=True)
+        return metrics.values
+
+
+@contextmanager
+def noting_a_stop(folder: RunFolder, launch: Launch) -> Iterator[None]:
+    """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
+    try:
+        yield
+    except RunStopped as error:
+        if launch.is_leader:
+            with suppress(OSError):  # a full disk: the journal is what counts
+                coverage = asdict(cast(Coverage, error.coverage))
+                folder.stop(str(error), rank=launch.rank, host=launch.host, coverage=coverage)
+        raise
+
+
+def find_metrics(config: EvaluationConfig, tuned: Subject) -> list[CustomMetric]:
+    """Finds the caller's own metrics and tries them (see `load_metrics`)."""
+    if not config.metric:
+        return []
+    sample = made_up_predictions(tuned.problem, tuned.num_labels)
+    return load_metrics(
+        config.metric, tuned.problem, tuned.num_labels, list(compute_metrics(sample, tuned.label_names).values)
+    )
+
+
+def open_plan(base: Base, tuned: Subject, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
+    """Waits for the tokenized data of this host, and plans the batches."""
+    data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
+    return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
+
+
+def fingerprint_of(
+    config: EvaluationConfig, base: Base, tuned: Subject, data: TokenizedDataset, plan: Plan
+) -> Fingerprint:
+    """Returns what a run's results depend on, by names that a person reads when they differ."""
+    return Fingerprint(
+        {
+            "base model": base.digest(),
+            "tuned checkpoint": tuned.digest(),
+            "names of the classes": json.dumps(tuned.label_names),
+            "problem_type": tuned.problem.name,
+            "tokenizer": data.facts.tokenizer_digest,
+            "dataset": data.facts.text_digest,
+            "--max-length": str(data.facts.max_length),
+            "--token-budget": str(base.token_budget),
+            "--compression": config.compression,
+            "--backend": config.backend,
+            "token ids": data.facts.digest,
+            "plan": plan.digest(),
+        }
+    )
+
+
+def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
+    """Returns a rank's window, within its share of the host's memory."""
+    memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
+    largest = largest_window(base.token_budget, base.config.hidden_size, memory)
+    return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
+
+
+def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path, further: Sequence[str] = ()) -> Path:
+    """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
+    from transformers import AutoTokenizer
+
+    own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()
+    place = str(tuned.folder) if own_tokenizer else base.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
+        also = "" if own_tokenizer or not tuned.folder else f" (the checkpoint {tuned.folder} has none of its own)"
+        raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
+    if (
+        isinstance(tuned, FullModel)
+        and len(config.text_column) == 2
+        and "token_type_ids" in tokenizer.model_input_names
+        and getattr(base.config, "type_vocab_size", 0) > 1
+    ):
+        raise ConfigError(
+            f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
+            "dist_eval does not pass on."
+        )
+    try:
+        tokenize_dataset(
+            str(config.dataset),
+            folder,
+            tokenizer=tokenizer,
+            text_columns=config.text_column,
+            label_column=config.label_column,
+            label_names=tuned.label_names,
+            max_length=base.max_length,
+            vocab_size=getattr(base.config, "vocab_size", None),
+            labels=config.labels,
+            problem=tuned.problem,
+            strict=config.strict,
+            further=further,
+            subset=config.subset,
+            split=config.split,
+        )
+    except OSError as error:
+        raise RunError(
+            f"The tokenized dataset cannot be written to {folder}: {os.strerror(error.errno or 0)}. Nothing was lost. "
+            "Free some space, or name another place with the environment variable TMPDIR."
+        ) from error
+    return folder

@@ -1,0 +1,55 @@
+"""The lock on a run's folder, so that one run at a time uses it, on whatever host."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import time
+from pathlib import Path
+
+from dist_eval.errors import RunError
+from dist_eval.evaluation.journal import FOLDER as JOURNAL
+
+LOCK_FILE = "lock"
+"""In the folder of the journal."""
+
+_LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
+
+
+def take_lock(output: Path) -> int:
+    """Takes the lock, waiting a little for a run that is about to end.
+
+    It is a lock of POSIX: it ends with the process, is not inherited by forks, and holds on network file systems.
+
+    Args:
+        output: the run's folder, with that of the journal in it.
+
+    Returns:
+        A file descriptor; the lock is held until it is closed.
+
+    Raises:
+        RunError: another run has it.
+        OSError: the folder cannot be written.
+    """
+    lock = os.open(output / JOURNAL / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            if time.monotonic() > deadline:
+                holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
+                os.close(lock)
+                raise RunError(
+                    f"The output folder {output} is in use by another run ({holder}). Choose another --output, or wait "
+                    "for its end."
+                ) from None
+        time.sleep(_LOCK_POLL_SECONDS)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+    return lock

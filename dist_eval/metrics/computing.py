@@ -1,0 +1,294 @@
+"""Metrics: predictions → confusion matrix → figures; scikit-learn computes. Pure: no process group, no model.
+
+What is computed depends on the problem (see `dist_eval.data.problems`): here for one class each, in `multilabel` and
+`regression` for the others.
+
+What the data leave undefined (the recall of a class without examples, an AUC of one class) is `None`, and
+`undefined` says why; nothing is replaced by a made-up 0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, named
+from dist_eval.errors import ExactnessError
+from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.metrics.multilabel import label_confusion, multi_label_figures
+from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.ranking import area_under_roc
+from dist_eval.metrics.regression import regression_figures
+
+_LOSS_TOLERANCE = 1e-9
+
+
+def _no_errors() -> np.ndarray:
+    return np.zeros((0, 2))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over examples that can be added up over batches and ranks.
+
+    Attributes:
+        counts: examples and correct ones (all labels right; none in a regression), int64 of shape [2].
+        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes]; for
+            several labels each, of shape [labels, 2, 2] (see `label_confusion`); for a regression of shape [0, 0].
+        loss: sum of the losses, float64 of shape [1].
+        errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
+            shape [0, 2].
+    """
+
+    counts: np.ndarray
+    confusion: np.ndarray
+    loss: np.ndarray
+    errors: np.ndarray = field(default_factory=_no_errors)
+
+    @classmethod
+    def of(cls, predictions: Scored) -> Totals:
+        """Sums predictions up, possibly of no example."""
+        problem, outputs, correct = predictions.problem, predictions.num_labels, 0
+        shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
+        confusion, errors = np.zeros(shape, dtype=np.int64), _no_errors()
+        if problem is REGRESSION:
+            errors = np.zeros((outputs, 2))
+        for piece in predictions.pieces():
+            if problem is SINGLE_LABEL:
+                np.add.at(confusion, (piece.label, piece.prediction), 1)
+            elif problem is MULTI_LABEL:
+                confusion += label_confusion(piece.label, piece.prediction)
+                correct += int((piece.label == piece.prediction).all(axis=1).sum())
+            else:
+                apart = np.abs(piece.prediction - piece.label)
+                errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
+        if problem is SINGLE_LABEL:
+            correct = confusion.trace()
+        return cls(
+            counts=np.asarray([len(predictions), correct], dtype=np.int64),
+            confusion=confusion,
+            loss=np.asarray([predictions.loss.sum()], dtype=np.float64),
+            errors=errors,
+        )
+
+    def facts(self, problem: Problem) -> dict[str, float | int | None]:
+        """Returns what they say of one rank's examples, for the section `ranks` of `results.json`."""
+        samples, correct = self.counts.tolist()
+        return {
+            "combined": samples,
+            "accuracy": correct / samples if samples and problem is not REGRESSION else None,
+            "loss": float(self.loss[0]) / samples if samples else None,
+        }
+
+    @property
+    def samples(self) -> int:
+        """Number of examples."""
+        return int(self.counts[0])
+
+
+def require_same_totals(reduced: Totals, gathered: Totals) -> None:
+    """Compares the two roads to each total: the ranks' sums added up, and sums over the gathered examples.
+
+    Args:
+        reduced: per-rank totals, added up by all_reduce.
+        gathered: totals of the examples that all_gather_object brought together.
+
+    Raises:
+        ExactnessError: a count differs, or a sum differs by more than rounding.
+    """
+    for name in ("counts", "confusion"):
+        if not np.array_equal(getattr(reduced, name), getattr(gathered, name)):
+            raise ExactnessError(
+                f"The two roads to the {name} disagree: all_reduce gives {getattr(reduced, name).tolist()}, "
+                f"the gathered examples give {getattr(gathered, name).tolist()}. No metric was computed."
+            )
+    # Two orders of summation differ by rounding only; infinities compare equal to themselves.
+    for name in ("loss", "errors"):
+        sums, others = getattr(reduced, name), getattr(gathered, name)
+        if sums.shape != others.shape or not np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
+            raise ExactnessError(
+                f"The two roads to the {name} disagree: all_reduce gives {sums.tolist()}, "
+                f"the gathered examples give {others.tolist()}. No metric was computed."
+            )
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Figures over a whole dataset.
+
+    Attributes:
+        values: figure by name; `None` where the data leave it undefined.
+        undefined: for each figure that is `None`, why.
+        per_class: for each class or label its label, precision, recall, f1 (each possibly `None`) and support; for each
+            output of a regression its label and figures (see `dist_eval.metrics.regression`).
+        confusion: as in `Totals`.
+        majority_share: share of the most frequent class, what always guessing it would score; of one class each only.
+        label_names: name of each class, label or output.
+        problem: name of the problem.
+        custom: names of the values that the caller's own metrics gave.
+    """
+
+    values: dict[str, float | None]
+    undefined: dict[str, str]
+    per_class: list[dict[str, Any]]
+    confusion: np.ndarray
+    majority_share: float | None
+    label_names: list[str] = field(default_factory=list)
+    problem: str = SINGLE_LABEL.name
+    custom: list[str] = field(default_factory=list)
+
+
+def compute_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
+    """Computes all metrics of a model, by the kind of its labels.
+
+    Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. For one class each, macro
+    averages are over the classes that occur among the labels or the predictions, which is scikit-learn's default.
+    Where one of those classes has no precision (never predicted) or no recall (no examples), scikit-learn would count
+    it as 0; here the average is undefined, and the reason tells what that convention would give.
+
+    Args:
+        predictions: at least one example, in dataset order.
+        label_names: name of each class, label or output, `predictions.num_labels` of them.
+
+    Returns:
+        The metrics.
+
+    Examples:
+        >>> from dist_eval import Predictions
+        >>> logits = [[2.0, 0.0], [0.0, 3.0], [1.0, 0.0], [4.0, 1.0]]
+        >>> found = Predictions.from_logits(index=[0, 1, 2, 3], label=[0, 1, 1, 0], logits=logits)
+        >>> metrics = compute_metrics(found, ["negative", "positive"])
+        >>> metrics.values["accuracy"]
+        0.75
+        >>> metrics.confusion.tolist()
+        [[2, 0], [1, 1]]
+    """
+    problem, loss = predictions.problem, float(predictions.loss.mean())
+    if problem is SINGLE_LABEL:
+        return _single_label_metrics(predictions, label_names)
+    confusion = Totals.of(predictions).confusion
+    if problem is MULTI_LABEL:
+        values, undefined, rows = multi_label_figures(predictions, confusion, label_names)
+    else:
+        values, undefined, rows = regression_figures(predictions, label_names)
+    return Metrics(
+        values={**values, "loss": loss},
+        undefined=undefined,
+        per_class=rows,
+        confusion=confusion,
+        majority_share=None,
+        label_names=list(label_names),
+        problem=problem.name,
+    )
+
+
+def _single_label_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
+    from sklearn import metrics as sk
+
+    confusion = Totals.of(predictions).confusion
+    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    present = np.flatnonzero(support + predicted)
+    # one weighted example for each cell gives the same figures as all examples, in no time and no memory
+    label, prediction = np.nonzero(confusion)
+    cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
+    values: dict[str, float | None] = {
+        "accuracy": float(sk.accuracy_score(**cells)),
+        "loss": float(predictions.loss.mean()),
+    }
+    undefined: dict[str, str] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of what `undefined` reports
+        values["mcc"] = float(sk.matthews_corrcoef(**cells))
+        values["balanced_accuracy"] = float(sk.balanced_accuracy_score(**cells))
+        for average in ("macro", "micro", "weighted"):
+            figures = sk.precision_recall_fscore_support(**cells, labels=present, average=average, zero_division=0)
+            for name, value in zip(("precision", "recall", "f1"), figures[:3], strict=True):
+                values[f"{name}_{average}"] = float(value)
+    _withdraw_undefined_averages(values, undefined, confusion, present, label_names)
+    if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
+        values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
+    _add_probability_metrics(values, undefined, predictions, support, label_names)
+    values.update(calibration_figures(predictions))
+    return Metrics(
+        values=values,
+        undefined=undefined,
+        per_class=_per_class(confusion, label_names),
+        confusion=confusion,
+        majority_share=float(support.max() / support.sum()),
+        label_names=list(label_names),
+    )
+
+
+def _withdraw_undefined_averages(
+    values: dict[str, float | None],
+    undefined: dict[str, str],
+    confusion: np.ndarray,
+    present: np.ndarray,
+    label_names: Sequence[str],
+) -> None:
+    for figure, axis, why in (("precision", 0, "was never predicted"), ("recall", 1, "has no examples")):
+        absent = present[confusion.sum(axis=axis)[present] == 0]
+        for average in ("macro", "weighted"):
+            # a class without examples weighs nothing in a weighted average
+            if not len(absent) or (figure, average) == ("recall", "weighted"):
+                continue
+            name = f"{figure}_{average}"
+            undefined[name] = f"{named(absent, label_names)} {why} (counted as 0, it would be {values[name]:.4f})"
+            values[name] = None
+
+
+def _add_probability_metrics(
+    values: dict[str, float | None],
+    undefined: dict[str, str],
+    predictions: Scored,
+    support: np.ndarray,
+    label_names: Sequence[str],
+) -> None:
+    from sklearn import metrics as sk
+
+    classes = np.arange(predictions.num_labels)
+    if len(classes) < 2:
+        for name in ("log_loss", "roc_auc"):
+            values[name], undefined[name] = None, "the head has only one class"
+        return
+    # the loss is exact, scikit-learn's log loss clips probabilities away from 0
+    parts = [
+        sk.log_loss(piece.label, piece.probabilities, labels=classes, normalize=False) for piece in predictions.pieces()
+    ]
+    values["log_loss"] = float(np.sum(parts) / len(predictions))
+    weights: dict[str, np.ndarray | None] = {"roc_auc_ovr_macro": None, "roc_auc_ovr_weighted": support}
+    if len(classes) == 2:
+        weights, classes = {"roc_auc": None}, classes[1:]
+    absent = np.flatnonzero(support == 0)
+    if len(absent):
+        values.update(dict.fromkeys(weights))
+        undefined.update(dict.fromkeys(weights, f"{named(absent, label_names)} without examples"))
+        return
+    # class by class, because all scores at once take more memory than the predictions
+    scores = zip(classes, predictions.probabilities_of(classes), strict=True)
+    areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
+    for name, weight in weights.items():
+        values[name] = float(np.average(areas, weights=weight))
+
+
+def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:
+    def ratio(numerator: int, denominator: int) -> float | None:
+        return float(numerator / denominator) if denominator else None
+
+    rows = []
+    for c, name in enumerate(label_names):
+        hits, support, predicted = int(confusion[c, c]), int(confusion[c].sum()), int(confusion[:, c].sum())
+        rows.append(
+            {
+                "label": name,
+                "precision": ratio(hits, predicted),
+                "recall": ratio(hits, support),
+                "f1": ratio(2 * hits, support + predicted),
+                "support": support,
+            }
+        )
+    return rows

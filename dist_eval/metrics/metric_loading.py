@@ -1,0 +1,245 @@
+"""Finds the caller's own metrics (`--metric`) and tries each on made-up examples, before anything is sent.
+
+What a metric may be, `custom_metrics` tells. Code runs here that the caller has named: his own modules, and scripts of
+Hugging Face's `evaluate` in files or folders on this host; none is ever downloaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.errors import ConfigError
+from dist_eval.metrics.custom_metrics import (
+    REDUCTIONS,
+    CustomMetric,
+    Inputs,
+    NoResult,
+    Reduced,
+    described,
+    figures_of,
+    parts_of,
+    told,
+)
+from dist_eval.metrics.predictions import Predictions
+
+_SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)
+_OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_ROWS_IN_A_PIECE = 1 << 16
+
+
+def load_metrics(
+    specs: Sequence[str], problem: Problem, num_labels: int, built_in: Sequence[str]
+) -> list[CustomMetric]:
+    """Finds metrics and tries each on a few made-up examples.
+
+    Args:
+        specs: what `--metric` names: `package.module:name`, or the path of a metric of Hugging Face's `evaluate`;
+            `NAME=` in front gives it another name.
+        problem: what kind of labels will come.
+        num_labels: width of the head.
+        built_in: names that are taken.
+
+    Raises:
+        ConfigError: a metric cannot be found, fails, returns what is no result, or has a name that is taken.
+    """
+    sample = Inputs.of(made_up_predictions(problem, num_labels))
+    metrics: list[CustomMetric] = []
+    for spec in specs:
+        metric = _load(spec, problem, sample)
+        if metric.name in {*built_in, *(other.name for other in metrics)}:
+            raise ConfigError(
+                f"--metric {spec}: there is a metric named {metric.name!r} already. Give this one another name: "
+                f"--metric my_{metric.name}={spec.split('=')[-1]}."
+            )
+        _try(metric, sample)
+        metrics.append(metric)
+    return metrics
+
+
+def made_up_predictions(problem: Problem, num_labels: int) -> Predictions:
+    """Makes a few examples up, the same ones always; each class or label occurs, most are predicted rightly."""
+    rows = np.arange(max(8, 2 * num_labels))
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(len(rows), num_labels))
+    label: np.ndarray
+    if problem is SINGLE_LABEL:
+        label = rows % num_labels
+        logits[rows[1:], label[1:]] += 3
+    elif problem is MULTI_LABEL:
+        label = (rows[:, np.newaxis] + np.arange(num_labels)) % 2 == 0
+        logits += np.where(label, 1.5, -1.5)
+    else:
+        label = logits + generator.normal(size=logits.shape) / 4
+    return Predictions.from_logits(rows, label, logits, problem)
+
+
+def _load(spec: str, problem: Problem, sample: Inputs) -> CustomMetric:
+    match = _SPEC.fullmatch(spec)
+    target = match["target"] if match else spec
+    if _OBJECT.fullmatch(target):
+        name = (match and match["name"]) or target.rsplit(":", 1)[1].rsplit(".", 1)[-1]
+        return _of_object(name, spec, _import(spec, target), problem, sample)
+    if Path(target).exists():
+        name = (match and match["name"]) or Path(target).resolve().stem
+        return CustomMetric(name, spec, _of_evaluate(_load_evaluate(spec, target)))
+    raise ConfigError(
+        f"--metric {spec}: should be package.module:name, or the path of a metric of Hugging Face's evaluate. There is "
+        f"no file or folder {target}."
+    )
+
+
+def _import(spec: str, target: str) -> Any:
+    module, path = target.split(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--metric {spec}: {error.msg}. Modules are looked for in the working directory, on PYTHONPATH, and among "
+            "the installed packages."
+        ) from error
+    except Exception as error:  # the module's own code runs
+        raise ConfigError(f"--metric {spec}: importing {module} fails: {told(error)}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"--metric {spec}: there is no {part!r} in {getattr(found, '__name__', module)}.")
+        found = getattr(found, part)
+    return found
+
+
+def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: Inputs) -> CustomMetric:
+    if _is_of("torchmetrics", ("Metric", "MetricCollection"), found):
+        return CustomMetric(name, spec, _of_torchmetrics(spec, _made(spec, found), problem, sample))
+    if _is_of("evaluate", ("EvaluationModule", "CombinedEvaluations"), found):
+        return CustomMetric(name, spec, _of_evaluate(_made(spec, found)))
+    if hasattr(found, "reduction"):
+        return _of_reduction(name, spec, _made(spec, found))
+    if inspect.isclass(found):
+        raise ConfigError(
+            f"--metric {spec}: the class declares no `reduction`; it should be one of {', '.join(REDUCTIONS)}."
+        )
+    if not callable(found):
+        raise ConfigError(f"--metric {spec}: is no function and no metric, but {described(found)}.")
+    return CustomMetric(name, spec, lambda inputs: found(*inputs.arguments()))
+
+
+def _is_of(package: str, kinds: tuple[str, ...], found: Any) -> bool:
+    """Whether an object is, or a class makes, something of a package, which is imported already if so."""
+    module = sys.modules.get(package)
+    classes = tuple(getattr(module, kind) for kind in kinds if hasattr(module, kind))
+    return issubclass(found, classes) if inspect.isclass(found) else isinstance(found, classes)
+
+
+def _made(spec: str, found: Any) -> Any:
+    if not inspect.isclass(found):
+        return found
+    try:
+        return found()
+    except Exception as error:  # its own code runs
+        raise ConfigError(
+            f"--metric {spec}: {found.__name__}() fails: {told(error)} If it needs arguments, name an object that "
+            "your module has made of it."
+        ) from error
+
+
+def _of_reduction(name: str, spec: str, metric: Any) -> CustomMetric:
+    if metric.reduction not in REDUCTIONS:
+        raise ConfigError(
+            f"--metric {spec}: its `reduction` is {metric.reduction!r:.60}; it should be one of "
+            f"{', '.join(REDUCTIONS)}."
+        )
+    if not callable(getattr(metric, "update", None)):
+        raise ConfigError(
+            f"--metric {spec}: has a `reduction`, but no method update(predictions, labels, probabilities)."
+        )
+    finish = getattr(metric, "compute", lambda value: value)
+    return CustomMetric(name, spec, lambda inputs: metric.update(*inputs.arguments()), metric.reduction, finish)
+
+
+def _load_evaluate(spec: str, target: str) -> Any:
+    try:
+        import evaluate
+    except ImportError as error:
+        raise ConfigError(f"--metric {spec}: is read with the package `evaluate`, which is not installed.") from error
+    try:
+        return evaluate.load(str(Path(target).resolve()))
+    except Exception as error:  # the script's own code runs
+        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {told(error)}") from error
+
+
+def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
+    return lambda inputs: module.compute(predictions=inputs.predictions, references=inputs.labels)
+
+
+def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -> Callable[[Inputs], Any]:
+    """Finds out in which form a metric takes predictions: the first that it does not refuse."""
+    forms: dict[str, Callable[[Inputs], np.ndarray]] = {}
+    if problem is not REGRESSION:
+        forms["probabilities"] = _probabilities
+    if problem is SINGLE_LABEL and sample.probabilities is not None and sample.probabilities.shape[1] == 2:
+        forms["those of class 1"] = lambda inputs: _probabilities(inputs)[:, 1]
+    forms["predictions"] = lambda inputs: inputs.predictions
+    refusals = []
+    for name, form in forms.items():
+        try:
+            _measure_torchmetrics(metric, form, sample)
+        except Exception as error:  # whatever it checks
+            refusals.append(f"{name}: {told(error)}")
+        else:
+            return lambda inputs, form=form: _measure_torchmetrics(metric, form, inputs)  # type: ignore[misc]
+    raise ConfigError(f"--metric {spec}: the torchmetrics metric takes none of these: {' '.join(refusals)}")
+
+
+def _probabilities(inputs: Inputs) -> np.ndarray:
+    assert inputs.probabilities is not None
+    return inputs.probabilities
+
+
+def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inputs: Inputs) -> Any:
+    """Updates a fresh copy, in pieces of a fixed size and in dataset order, with floats in single precision."""
+    import torch
+
+    fresh = metric.clone()
+    fresh.reset()
+    for one in fresh.values() if hasattr(fresh, "items") else [fresh]:
+        one.sync_on_compute = False  # it gets the examples of all ranks
+    for start in range(0, len(inputs), _ROWS_IN_A_PIECE):
+        piece = inputs.rows(slice(start, start + _ROWS_IN_A_PIECE))
+        fresh.update(*(torch.from_numpy(_single_precision(array)) for array in (form(piece), piece.labels)))
+    return fresh.compute()
+
+
+def _single_precision(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
+
+
+def _try(metric: CustomMetric, sample: Inputs) -> None:
+    """Computes a metric on a sample, a reduced one in two parts."""
+    shapes = ", ".join(
+        f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
+        for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
+    )
+    tried = f"--metric {metric.spec}: tried on {len(sample)} made-up examples ({shapes}), it"
+    expected = "should return a float, or a dict of floats by name"
+    try:
+        if metric.reduction is None:
+            figures_of(metric.name, metric.measure(sample))
+            return
+        expected = "update() should return a number, an array, or a dict of them"
+        reduced, middle = Reduced(metric.reduction), len(sample) // 2
+        for part in (sample.rows(slice(0, middle)), sample.rows(slice(middle, None))):
+            reduced.add(parts_of(metric.measure(part)), len(part))
+        expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
+        figures_of(metric.name, metric.finish(reduced.value()))
+    except NoResult as error:
+        raise ConfigError(f"{tried} gave {error}; it {expected}.") from error
+    except Exception as error:  # its own code runs
+        raise ConfigError(f"{tried} raised {told(error)} It {expected}.") from error

@@ -1,0 +1,135 @@
+"""Figures of a classifier that gives an example any number of labels. Pure.
+
+Each label is a yes-or-no question of its own. Averages are over all labels, as scikit-learn's are; where one label has
+no precision (never predicted), no recall (no examples) or neither, scikit-learn would count it as 0, here the average
+is undefined, and the reason tells what that convention would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import named
+from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.ranking import area_under_roc
+
+Values = dict[str, float | None]
+_WHY = {
+    "precision": ("was never predicted", "were never predicted"),
+    "recall": ("has no examples", "have no examples"),
+    "f1": ("has no examples and was never predicted", "have no examples and were never predicted"),
+}
+
+
+def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """Counts examples for each label by truth (row) and prediction (column), 0 being no.
+
+    Args:
+        label: which labels each example has, bool of shape [n, labels].
+        prediction: which it was given, bool of the same shape.
+
+    Returns:
+        Counts, int64 of shape [labels, 2, 2], as `sklearn.metrics.multilabel_confusion_matrix` gives them.
+    """
+    has, given, both = label.sum(axis=0), prediction.sum(axis=0), (label & prediction).sum(axis=0)
+    cells = [[len(label) - has - given + both, given - both], [has - both, both]]
+    return np.moveaxis(np.asarray(cells, dtype=np.int64), 2, 0)
+
+
+def multi_label_figures(
+    predictions: Scored, confusion: np.ndarray, names: Sequence[str]
+) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
+    """Computes the figures over all labels and of each one.
+
+    Args:
+        predictions: of a multi-label problem, at least one example.
+        confusion: counts for each label (see `label_confusion`).
+        names: of the labels.
+
+    Returns:
+        Figures by name, why some are undefined, and for each label its figures and support.
+    """
+    (_, false), (missed, hits) = np.moveaxis(confusion, 0, 2)
+    support = missed + hits
+    exact = sum(int((piece.label == piece.prediction).all(axis=1).sum()) for piece in predictions.pieces())
+    values: Values = {
+        "subset_accuracy": exact / len(predictions),
+        "hamming_loss": float((false + missed).sum() / (len(predictions) * len(names))),
+    }
+    undefined: dict[str, str] = {}
+    ratios = {
+        "precision": (hits, hits + false),
+        "recall": (hits, support),
+        "f1": (2 * hits, 2 * hits + false + missed),
+    }
+    for figure, (numerator, denominator) in ratios.items():
+        _add_averages(values, undefined, figure, numerator, denominator, support, names)
+    _add_rankings(values, undefined, predictions, support, names)
+    values.update(calibration_figures(predictions))
+    rows = [
+        {"label": name, **{figure: _ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
+        for i, name in enumerate(names)
+    ]
+    return values, undefined, rows
+
+
+def _ratio(numerator: int, denominator: int) -> float | None:
+    return float(numerator / denominator) if denominator else None
+
+
+def _add_averages(
+    values: Values,
+    undefined: dict[str, str],
+    figure: str,
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    support: np.ndarray,
+    names: Sequence[str],
+) -> None:
+    as_zero = numerator / np.maximum(denominator, 1)
+    lacking = np.flatnonzero(denominator == 0)
+    one, several = _WHY[figure]
+    for average, weights in (("macro", np.ones(len(names))), ("weighted", support)):
+        name, counts = f"{figure}_{average}", lacking[weights[lacking] > 0]
+        total = weights.sum()
+        if total == 0:
+            values[name], undefined[name] = None, "no label has examples"
+        elif len(counts):
+            who = f"{named(counts, names, 'label', 'labels')} {one if len(counts) == 1 else several}"
+            values[name] = None
+            undefined[name] = f"{who} (counted as 0, it would be {np.average(as_zero, weights=weights):.4f})"
+        else:
+            values[name] = float(np.average(as_zero, weights=weights))
+    name = f"{figure}_micro"
+    values[name] = _ratio(numerator.sum(), denominator.sum())
+    if values[name] is None:
+        undefined[name] = {"precision": "no label was ever predicted", "recall": "no label has examples"}.get(
+            figure, "no label has examples or was ever predicted"
+        )
+
+
+def _add_rankings(
+    values: Values, undefined: dict[str, str], predictions: Scored, support: np.ndarray, names: Sequence[str]
+) -> None:
+    """Adds how well each label's probabilities rank the examples that have it before those that do not."""
+    from sklearn.metrics import average_precision_score
+
+    count = len(predictions)
+    for figure, lacking, score in (
+        ("roc_auc", np.flatnonzero((support == 0) | (support == count)), area_under_roc),
+        ("average_precision", np.flatnonzero(support == 0), average_precision_score),
+    ):
+        if len(lacking):
+            what = "only examples with it, or none" if figure == "roc_auc" else "no examples"
+            why = f"{named(lacking, names, 'label', 'labels')} with {what}"
+            values[f"{figure}_macro"] = values[f"{figure}_weighted"] = None
+            undefined[f"{figure}_macro"] = undefined[f"{figure}_weighted"] = why
+            continue
+        columns = enumerate(predictions.probabilities_of(range(len(names))))
+        each = [float(score(predictions.label[:, number], column)) for number, column in columns]
+        values[f"{figure}_macro"] = float(np.mean(each))
+        values[f"{figure}_weighted"] = float(np.average(each, weights=support))

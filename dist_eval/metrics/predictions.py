@@ -1,0 +1,327 @@
+"""`Predictions`: the one noun that flows from the forwards to the report, and the proof that it is complete.
+
+Before examples are combined, they come in batches: what became of one is a `BatchOutcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem, log_sums, problem_of, shifted, sigmoid
+from dist_eval.errors import CoverageError
+
+_COLUMNS = ("index", "label", "logits", "loss")
+_NAMED_AT_MOST = 10
+_CELLS_IN_A_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """What became of a batch.
+
+    Attributes:
+        batch: its number in the plan.
+        logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
+        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
+        failed: why examples have no prediction, by their row in the batch.
+        audit: what an audit has found (see `dist_eval.evaluation.audit.Findings.to_notes`), None if there was none.
+    """
+
+    batch: int
+    logits: np.ndarray
+    route: Sequence[tuple[str, int, int]] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+    audit: Mapping[str, Any] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all examples have a prediction."""
+        return not self.failed
+
+
+class Scored(Protocol):
+    """What metrics depend on: `Predictions`, or what is left of them when the logits are gone.
+
+    The attributes are those of `Predictions`.
+    """
+
+    @property
+    def index(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def label(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def prediction(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def loss(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def probabilities(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def num_labels(self) -> int: ...  # noqa: D102
+    @property
+    def problem(self) -> Problem: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]: ...  # noqa: D102
+    def at(self, places: np.ndarray) -> Scored: ...  # noqa: D102
+    def pieces(self) -> Iterator[Scored]: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the model said about some examples, as columns.
+
+    Attributes:
+        index: position in the dataset, int64 of shape [n].
+        label: true class, int64 of shape [n]; for several labels each, which of them, bool of shape [n, num_labels];
+            for a regression the true values, float64 of shape [n, num_labels]. So its dtype tells the problem.
+        logits: the head's outputs, float32 of shape [n, num_labels].
+        loss: of each example (see `dist_eval.data.problems`), float64 of shape [n].
+    """
+
+    index: np.ndarray
+    label: np.ndarray
+    logits: np.ndarray
+    loss: np.ndarray
+
+    def __post_init__(self) -> None:
+        outputs = self.logits.shape[-1]
+        for name, (shape, dtype) in _layout(len(self.index), outputs, self.problem).items():
+            column = getattr(self, name)
+            if column.dtype != dtype or column.shape != shape:
+                raise ValueError(f"{name} should be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
+
+    @classmethod
+    def from_logits(
+        cls, index: np.ndarray, label: np.ndarray, logits: np.ndarray, problem: Problem = SINGLE_LABEL
+    ) -> Predictions:
+        """Makes predictions from a model's outputs; the loss is computed in float64, whatever the logits' dtype.
+
+        Args:
+            index: positions in the dataset, integers of shape [n].
+            label: true labels of the problem; classes are in 0..num_labels-1.
+            logits: floats of shape [n, num_labels].
+            problem: what kind of labels they are.
+
+        Returns:
+            Predictions for these examples.
+        """
+        logits = np.ascontiguousarray(logits, dtype=np.float32)
+        label = np.asarray(label, dtype=problem.dtype)
+        return cls(np.asarray(index, dtype=np.int64), label, logits, problem.loss(logits, label))
+
+    @classmethod
+    def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:
+        """Makes predictions of no example, with the dtypes and the width of any others."""
+        label = np.empty(problem.label_shape(0, num_labels))
+        return cls.from_logits(np.empty(0), label, np.empty((0, num_labels)), problem)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
+        """Joins predictions in the order given.
+
+        Args:
+            parts: at least one; all of the same width.
+        """
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+
+    @classmethod
+    def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
+        """Makes predictions from what `packed` returned."""
+        layout = _layout(0, 0, problem_of(columns["label"].dtype))
+        return cls(*(columns[name].astype(layout[name][1], copy=False) for name in _COLUMNS))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return self.logits.shape[1]
+
+    @property
+    def problem(self) -> Problem:
+        """What kind of labels they are."""
+        return problem_of(self.label.dtype)
+
+    @property
+    def prediction(self) -> np.ndarray:
+        """Predicted labels, of the labels' shape and dtype.
+
+        The class with the largest logit, the first of equal ones; for several labels each, those that are more
+        probable than not; for a regression the logits.
+        """
+        return self.problem.predict(self.logits)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Softmax of the logits, for several labels each their sigmoid; float64 of shape [n, num_labels]."""
+        return self.problem.probabilities(self.logits)
+
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yields columns of `probabilities` one after the other, float64 of shape [n] each."""
+        if self.problem is MULTI_LABEL:
+            yield from (sigmoid(self.logits[:, number]) for number in classes)
+            return
+        largest = self.logits.max(axis=1).astype(np.float64)
+        sums = np.concatenate([log_sums(shifted(piece.logits)) for piece in self.pieces()])
+        for number in classes:
+            yield np.exp(self.logits[:, number] - largest - sums)
+
+    def rows(self, start: int, stop: int) -> Predictions:
+        """Returns some consecutive predictions, without copying them."""
+        return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
+
+    def at(self, places: np.ndarray) -> Predictions:
+        """Returns copies of some predictions, by their places here."""
+        return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
+
+    def pieces(self) -> Iterator[Predictions]:
+        """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
+        step = rows_of_a_piece(self.num_labels)
+        for start in range(0, len(self), step):
+            yield self.rows(start, start + step)
+
+    def in_dataset_order(self) -> Predictions:
+        """Returns the same predictions sorted by their position in the dataset."""
+        order = np.argsort(self.index, kind="stable")
+        return self.at(order)
+
+    def packed(self) -> dict[str, np.ndarray]:
+        """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""
+        return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
+
+
+def rows_of_a_piece(outputs: int) -> int:
+    """Returns how many predictions of so many outputs make up a piece of bounded size."""
+    return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
+
+
+class Collector:
+    """Columns of known length that predictions are put into piece by piece, so that nothing is held twice.
+
+    Args:
+        rows: how many predictions will come.
+        num_labels: width of the head.
+        problem: what kind of labels they have.
+    """
+
+    def __init__(self, rows: int, num_labels: int, problem: Problem = SINGLE_LABEL) -> None:
+        self._rows, self._filled = rows, 0
+        layout = _layout(rows, num_labels, problem)
+        self._columns = {name: np.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
+
+    def add(self, part: Predictions) -> None:
+        """Takes some predictions over, after those that came before.
+
+        Raises:
+            ValueError: they are more than were announced.
+        """
+        begin, end = self._filled, self._filled + len(part)
+        if end > self._rows:
+            raise ValueError(f"{end} predictions came where {self._rows} were announced")
+        for name, column in self._columns.items():
+            column[begin:end] = getattr(part, name)
+        self._filled = end
+
+    def predictions(self) -> Predictions:
+        """Returns the predictions that have come, in the order in which they came."""
+        return Predictions(**self._columns).rows(0, self._filled)
+
+    def in_dataset_order(self) -> Predictions:
+        """Sorts what has come by its position in the dataset and returns it; the collector is used up."""
+        order = np.argsort(self._columns["index"][: self._filled], kind="stable")
+        return Predictions(*(self._columns.pop(name)[order] for name in _COLUMNS))
+
+
+def _narrowed(column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind != "i":
+        return column
+    limits = column.min(initial=0), column.max(initial=0)
+    return column.astype(np.result_type(*map(np.min_scalar_type, limits)))
+
+
+def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """Returns shape and dtype of each column."""
+    return {
+        "index": ((rows,), np.int64),
+        "label": (problem.label_shape(rows, outputs), problem.dtype),
+        "logits": ((rows, outputs), np.float32),
+        "loss": ((rows,), np.float64),
+    }
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often the examples of a dataset were counted.
+
+    Attributes:
+        expected: examples in the dataset.
+        seen: distinct examples of the dataset that have a prediction.
+        duplicates: predictions beyond the first of their example.
+        missing: examples without a prediction.
+        failed: examples that were given up with a reason (part of `missing`).
+    """
+
+    expected: int
+    seen: int
+    duplicates: int
+    missing: int
+    failed: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every example counts exactly once."""
+        return self.seen == self.expected and self.duplicates == 0 and self.missing == 0
+
+
+def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:
+    """Proves that the positions are exactly 0..expected-1 without the failed ones, each once, in any order.
+
+    Args:
+        index: positions in the dataset, int64 of shape [n].
+        expected: examples in the dataset.
+        failed: positions of examples that were given up with a reason.
+
+    Returns:
+        The coverage, which is exact but for the failed ones.
+
+    Raises:
+        CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
+
+    Examples:
+        >>> prove_coverage(np.array([2, 0, 1]), expected=3).exact
+        True
+        >>> prove_coverage(np.array([1, 0, 0]), expected=2)
+        Traceback (most recent call last):
+        dist_eval.errors.CoverageError: The predictions do not cover the dataset's 2 rows: 1 repeated (0).
+    """
+    is_outside = (index < 0) | (index >= expected)
+    outside = index[is_outside]
+    inside = index[~is_outside] if len(outside) else index
+    is_seen = np.zeros(expected, dtype=bool)
+    is_seen[inside] = True
+    given_up = np.unique(np.fromiter(failed, dtype=np.int64))
+    seen = int(is_seen.sum())
+    both, is_seen[given_up] = given_up[is_seen[given_up]], True
+    missing = np.flatnonzero(~is_seen)
+    # counting takes eight times the memory of marking, and is only needed to name what was counted twice
+    repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
+    coverage = Coverage(expected, seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up))
+    problems = [
+        f"{len(rows)} {what} ({', '.join(map(str, rows[:_NAMED_AT_MOST]))}"
+        + (", ...)" if len(rows) > _NAMED_AT_MOST else ")")
+        for what, rows in (
+            ("repeated", repeated),
+            ("missing", missing),
+            ("failed and predicted", both),
+            ("outside the dataset", outside),
+        )
+        if len(rows)
+    ]
+    if problems:
+        message = f"The predictions do not cover the dataset's {expected} rows: {'; '.join(problems)}."
+        raise CoverageError(message, coverage)
+    return coverage

@@ -1,0 +1,65 @@
+"""Figures of a regression: errors, and how labels and outputs go together; scikit-learn and SciPy compute. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import named
+from dist_eval.metrics.predictions import Scored
+
+FIGURES = ("mae", "mse", "rmse", "r2", "pearson", "spearman")
+
+Values = dict[str, float | None]
+
+
+def regression_figures(
+    predictions: Scored, names: Sequence[str]
+) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
+    """Computes the figures of each output, and their means over the outputs.
+
+    Args:
+        predictions: of a regression, at least one example.
+        names: of the outputs.
+
+    Returns:
+        The means by name (mean absolute, mean squared and root mean squared error, coefficient of determination,
+        Pearson's and Spearman's correlation), why some are undefined, and for each output its label and figures.
+    """
+    rows, reasons, outputs = [], [], predictions.prediction
+    for number, name in enumerate(names):
+        values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
+        rows.append({"label": name, **values})
+        reasons.append(undefined)
+    means: Values = {}
+    why: dict[str, str] = {}
+    for figure in FIGURES:
+        lacking = np.asarray([number for number, undefined in enumerate(reasons) if figure in undefined], dtype=int)
+        if len(lacking):
+            where = f" ({named(lacking, names, 'output', 'outputs')})" if len(names) > 1 else ""
+            means[figure], why[figure] = None, reasons[lacking[0]][figure] + where
+        else:
+            means[figure] = float(np.mean([row[figure] for row in rows]))
+    return means, why, rows
+
+
+def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Values, dict[str, str]]:
+    from scipy import stats
+    from sklearn import metrics as sk
+
+    mse = float(sk.mean_squared_error(label, output))
+    values: Values = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
+    undefined: dict[str, str] = {}
+    constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
+    if "labels" in constant:
+        values["r2"], undefined["r2"] = None, "all labels are equal"
+    else:
+        values["r2"] = float(sk.r2_score(label, output))
+    for figure, correlate in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+        if constant:
+            values[figure], undefined[figure] = None, f"all {' and all '.join(constant)} are equal"
+        else:
+            values[figure] = float(correlate(label, output).statistic)
+    return values, undefined

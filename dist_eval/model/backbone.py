@@ -1,0 +1,242 @@
+"""A base model without a head: token ids → the last block's outputs, on a swarm or in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from dist_eval.ranks.timeline import Timeline
+from dist_eval.swarm.routes import Trip
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.requests import SwarmRequests
+
+
+class Backbone(Protocol):
+    """A base model without a head."""
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        trip: Trip | None = None,
+    ) -> torch.Tensor:
+        """Runs the base model; differentiable in the prompts.
+
+        Args:
+            input_ids: int64 of shape [batch, length].
+            prompts: float32 of shape [pre_seq_len, hidden], or None.
+            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
+            trip: takes down the way through a swarm.
+
+        Returns:
+            Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
+        """
+        ...
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+        ...
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+        ...
+
+    def traffic(self) -> dict[str, Any] | None:
+        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        ...
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time, none without a swarm."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        ...
+
+    def notice(self) -> str:
+        """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
+        ...
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more."""
+        ...
+
+    def move(self, device: torch.device) -> None:
+        """Moves what runs in this process to a device."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections and processes."""
+        ...
+
+
+class SwarmBackbone:
+    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
+
+    Args:
+        model: a Petals `Distributed*Model`.
+        dht: the DHT node it uses.
+        requests: the way to the swarm.
+    """
+
+    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
+        self.model, self.dht, self.requests = model, dht, requests
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+        return self.model.ln_f
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+        return self.model.word_embeddings
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        trip: Trip | None = None,
+    ) -> torch.Tensor:
+        """See `Backbone.hidden_states`."""
+        embedded = self.embedded(input_ids, prompts)
+        if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
+            from dist_eval.swarm.gradients import through_swarm
+
+            return through_swarm(self.requests, embedded, deep_prompts)
+        return self.requests.forward(embedded, deep_prompts, trip)
+
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
+        return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
+
+    def traffic(self) -> dict[str, Any]:
+        """See `Backbone.traffic`."""
+        return self.requests.facts()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `Backbone.timelines`."""
+        return self.requests.timelines()
+
+    @property
+    def retries(self) -> int:
+        """See `Backbone.retries`."""
+        return self.requests.retries
+
+    def notice(self) -> str:
+        """See `Backbone.notice`."""
+        return self.requests.outage.notice()
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """See `Backbone.distrust`."""
+        self.requests.distrusted |= set(servers)
+
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: embeddings and final norm."""
+        self.model.to(device)
+
+    def close(self) -> None:
+        """Stops the routing thread, then leaves the swarm."""
+        from dist_eval.swarm.client import leave_swarm
+
+        leave_swarm(self.dht, self.model.h.sequence_manager)
+
+
+class LocalBackbone:
+    """A base model that runs in this process.
+
+    Args:
+        model: a Hugging Face base model (`LlamaModel`, `BloomModel`, `FalconModel`).
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
+        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
+        self._norm = getattr(model, norm_name)
+        self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
+        # the final norm is applied to the pooled token only; it acts on each token by itself
+        setattr(model, norm_name, nn.Identity())
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+        return self._norm
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+        return self.model.get_input_embeddings()
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        trip: Trip | None = None,
+    ) -> torch.Tensor:
+        """See `Backbone.hidden_states`."""
+        embeddings = _prompted(self.word_embeddings, input_ids, prompts)
+        with self._one_at_a_time, ExitStack() as hooks:
+            for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
+                hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
+            return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+
+    def traffic(self) -> dict[str, Any] | None:
+        """See `Backbone.traffic`: there is none."""
+        return None
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `Backbone.timelines`: there are none."""
+        return {}
+
+    @property
+    def retries(self) -> int:
+        """See `Backbone.retries`: there are none."""
+        return 0
+
+    def notice(self) -> str:
+        """See `Backbone.notice`: nothing does."""
+        return ""
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """See `Backbone.distrust`: there are none."""
+
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: the whole model."""
+        self.model.to(device)
+        self._norm.to(device)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to let go of."""
+
+
+def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    embeddings = words(input_ids.to(words.weight.device))
+    if prompts is None:
+        return embeddings
+    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
+
+
+def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:
+    length = deep_prompt.shape[0]
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = args[0]
+        prompted = hidden[:, :length] + deep_prompt.to(hidden)
+        return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
+
+    return hook

@@ -1,0 +1,123 @@
+"""Where the base model's blocks run: a swarm that is started, one that is joined, or this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dist_eval.config import RunConfig
+from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.model.base import Base, Subject
+from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
+from dist_eval.model.full_model import FullClassifier, FullModel, load_full_model, local_device
+from dist_eval.ranks.board import Board, Launch
+
+
+@contextmanager
+def open_swarm(
+    config: RunConfig, base: Base, launch: Launch, board: Board
+) -> Iterator[tuple[list[str], Callable[[], None]]]:
+    """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
+
+    Yields:
+        Addresses of peers (none for the local backend and, because Petals knows them, for the public swarm), and a
+        function that raises a `SwarmError` when a server of an embedded swarm has ended.
+
+    Raises:
+        ConfigError: an embedded swarm was asked for on several hosts.
+    """
+    if config.backend == "local" or config.swarm == "public" or config.initial_peers:
+        yield config.initial_peers, lambda: None
+    elif launch.hosts > 1:
+        raise ConfigError(
+            "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
+            "swarm with `python -m dist_eval.swarm` and name it with --initial-peers."
+        )
+    elif not launch.is_leader:
+        yield board.wait_for("peers", config.swarm_timeout).split(), lambda: None
+    else:
+        from dist_eval.swarm.private import PrivateSwarm, split_blocks
+
+        blocks = base.config.num_hidden_layers
+        with PrivateSwarm(
+            base.name,
+            num_blocks=blocks,
+            dht_prefix=base.dht_prefix,
+            spans=split_blocks(blocks, config.servers),
+            echo=config.verbose,
+        ) as swarm:
+            board.publish("peers", " ".join(swarm.initial_peers))
+            try:
+                yield swarm.initial_peers, swarm.require_alive
+            except SwarmError:
+                swarm.require_alive()  # if a server of ours ended, that is the reason
+                raise
+
+
+def load_classifier(
+    config: RunConfig,
+    base: Base,
+    tuned: Subject,
+    peers: list[str],
+    sockets: Path,
+    check: Callable[[], None] = lambda: None,
+    *,
+    launch: Launch,
+) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
+    """Builds the classifier, for a swarm after waiting until all blocks have a server.
+
+    Returns:
+        The classifier and the section `swarm` of `results.json`.
+
+    Raises:
+        SwarmError: the swarm does not answer or misses blocks.
+        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+    """
+    if config.backend == "local" or isinstance(tuned, FullModel):
+        return load_on_host(base, tuned, launch), None
+    from dist_eval.swarm.bridge import import_petals
+
+    import_petals(sockets=sockets)
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    peers = peers or public_peers()
+
+    def rejoin() -> None:
+        check()
+        rejoin_swarm(dht, peers)
+
+    dht = join_swarm(peers, config.swarm_timeout, check=check)
+    try:
+        blocks = base.config.num_hidden_layers
+        coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
+        classifier = load_on_swarm(
+            base.name,
+            tuned,
+            dht,
+            dht_prefix=base.dht_prefix,
+            request_timeout=config.request_timeout,
+            max_retries=config.max_retries,
+            compression=config.compression,
+            seed=launch.rank,
+            outage_timeout=config.swarm_timeout,
+            rejoin=rejoin,
+        )
+    except BaseException:
+        leave_swarm(dht)
+        raise
+    return classifier, coverage.to_dict()
+
+
+def load_on_host(base: Base, tuned: Subject, launch: Launch) -> Classifier | FullClassifier:
+    """Builds the classifier in this process, on a GPU of this host if there is one.
+
+    Raises:
+        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+    """
+    device = local_device(launch.local_rank)
+    if isinstance(tuned, FullModel):
+        return load_full_model(tuned, device)
+    return load_locally(base.name, tuned, device)

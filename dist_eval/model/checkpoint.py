@@ -1,0 +1,332 @@
+"""A tuned checkpoint on disk: the classification head and the soft prompts, nothing of the base model.
+
+The folder follows the Hugging Face convention: `config.json`, `model.safetensors` with only the trainable tensors
+under the names that Petals gives them, and the tokenizer. It never holds peer addresses. An export of a whole Petals
+model (`save_pretrained`) is read too; its other tensors are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_eval.data.problems import PROBLEMS, SINGLE_LABEL, Problem, default_problem
+from dist_eval.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+HEAD = "score.weight"
+PROMPTS = "prompt_embeddings.weight"
+DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
+_TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
+BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
+"""What stands before the names of the prompts in a Petals model of each family."""
+
+_FIELD_TYPES = {
+    "model_type": str,
+    "hidden_size": int,
+    "num_hidden_layers": int,
+    "pre_seq_len": int,
+    "num_labels": int,
+    "id2label": dict,
+    "base_model_name_or_path": str,
+    "base_model_fingerprint": str,
+}
+ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+
+
+@dataclass(frozen=True)
+class TunedCheckpoint:
+    """The tuned tensors and what they were tuned for.
+
+    Attributes:
+        head: weight of the classification head, shape [num_labels, hidden].
+        prompts: prompt embeddings in front of the text, shape [pre_seq_len, hidden], or None.
+        deep_prompts: what is added to the prompts' positions before each block, shape
+            [num_hidden_layers, pre_seq_len, hidden], or None.
+        label_names: name of each class.
+        architecture: fields of the base model's config that must match.
+        problem: what kind of labels the head is for.
+        base_model: name or path of the base model, or None.
+        base_fingerprint: hash of the base model's own weights (see `fingerprint`), or None.
+        folder: where it was loaded from.
+    """
+
+    head: torch.Tensor
+    prompts: torch.Tensor | None
+    deep_prompts: torch.Tensor | None
+    label_names: list[str]
+    architecture: dict[str, Any]
+    problem: Problem = SINGLE_LABEL
+    base_model: str | None = None
+    base_fingerprint: str | None = None
+    folder: Path | None = None
+
+    @property
+    def tuning_mode(self) -> str | None:
+        """`None` (head only), "ptune" or "deep_ptune", as in Petals' config."""
+        if self.prompts is None:
+            return None
+        return "ptune" if self.deep_prompts is None else "deep_ptune"
+
+    @property
+    def pre_seq_len(self) -> int:
+        """Number of prompt tokens."""
+        return 0 if self.prompts is None else self.prompts.shape[0]
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return self.head.shape[0]
+
+    def digest(self) -> str:
+        """Returns a hash of the tuned tensors, equal on all ranks that loaded the same ones."""
+        return fingerprint(t for t in (self.head, self.prompts, self.deep_prompts) if t is not None)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> TunedCheckpoint:
+        """Loads a checkpoint and checks that it is complete and consistent in itself.
+
+        Args:
+            folder: a folder with `config.json` and `model.safetensors`.
+
+        Returns:
+            The checkpoint, tensors in float32 on the CPU.
+
+        Raises:
+            CheckpointError: a file or tensor is missing, damaged, or of the wrong shape.
+        """
+        folder = Path(folder)
+        config = _read_config(folder)
+        tensors = _read_tensors(folder)
+        mode = config.get("tuning_mode")
+        mode = None if mode in (None, "none", "") else mode
+        if mode not in (None, "ptune", "deep_ptune"):
+            raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode!r} is none of none, ptune, deep_ptune.")
+        hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+        length = config.get("pre_seq_len") or 0
+        if mode and length < 1:
+            raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode} needs pre_seq_len of at least 1.")
+        if HEAD not in tensors:
+            raise CheckpointError(f"The checkpoint {folder} has no classification head: it lacks {HEAD!r}.")
+        names = _label_names(config, folder, tensors[HEAD].shape[0] if tensors[HEAD].ndim else 0)
+        _require_all_used(tensors, mode, folder)
+        head = _take(tensors, HEAD, (len(names), hidden), folder, config)
+        prompts = _take(tensors, PROMPTS, (length, hidden), folder, config) if mode else None
+        deep = _take(tensors, DEEP_PROMPTS, (length, layers * hidden), folder, config) if mode == "deep_ptune" else None
+        return cls(
+            head=head,
+            prompts=prompts,
+            deep_prompts=None if deep is None else deep.view(length, layers, hidden).permute(1, 0, 2).contiguous(),
+            label_names=names,
+            architecture={key: config.get(key) for key in ARCHITECTURE},
+            problem=problem_from(config.get("problem_type"), len(names), str(folder / CONFIG_FILE)),
+            base_model=config.get("base_model_name_or_path"),
+            base_fingerprint=config.get("base_model_fingerprint"),
+            folder=folder,
+        )
+
+    def model_settings(self) -> dict[str, Any]:
+        """Returns the fields of a Petals model's config that follow from the tuned tensors."""
+        return {
+            "tuning_mode": self.tuning_mode,
+            "pre_seq_len": self.pre_seq_len,
+            "num_labels": self.num_labels,
+            "problem_type": self.problem.name,
+            "id2label": dict(enumerate(self.label_names)),
+            "label2id": {name: i for i, name in enumerate(self.label_names)},
+        }
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `config.json` and `model.safetensors`; the tokenizer is saved beside them by its own method.
+
+        Args:
+            folder: made if it does not exist.
+        """
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        prefix = BASE_PREFIX.get(self.architecture["model_type"], "model.")
+        tensors = {HEAD: self.head}
+        if self.prompts is not None:
+            tensors[prefix + PROMPTS] = self.prompts
+        if self.deep_prompts is not None:
+            layers, length, hidden = self.deep_prompts.shape
+            tensors[prefix + DEEP_PROMPTS] = self.deep_prompts.permute(1, 0, 2).reshape(length, layers * hidden)
+        tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        config = {
+            **self.architecture,
+            "base_model_name_or_path": self.base_model,
+            "base_model_fingerprint": self.base_fingerprint,
+            **self.model_settings(),
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def require_base(self, model: str, config: Any, base_fingerprint: str | None = None) -> None:
+        """Checks that this checkpoint was made for a base model.
+
+        Args:
+            model: name of the base model, for the message.
+            config: its config.
+            base_fingerprint: hash of its own weights, once they are loaded.
+
+        Raises:
+            CheckpointError: it was made for another family, size, or set of weights.
+        """
+        for key, expected in self.architecture.items():
+            actual = getattr(config, key, None)
+            if expected is not None and actual != expected:
+                raise CheckpointError(
+                    f"The checkpoint {self.folder} was tuned for a base model with {key} {expected}, "
+                    f"but {model} has {actual}. Give the base model it was tuned on"
+                    + (f": {self.base_model}." if self.base_model else ".")
+                )
+        if base_fingerprint and self.base_fingerprint and base_fingerprint != self.base_fingerprint:
+            raise CheckpointError(
+                f"The checkpoint {self.folder} was tuned on other weights than those of {model} "
+                "(same architecture, other fingerprint). Give the base model it was tuned on"
+                + (f": {self.base_model}." if self.base_model else ".")
+            )
+
+
+def fingerprint(tensors: Any) -> str:
+    """Hashes tensors by value as float32 (sha256, hexadecimal), whatever dtype they are stored in."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        values = tensor.detach().to("cpu", torch.float32).contiguous()
+        digest.update(str(tuple(values.shape)).encode())
+        digest.update(values.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def problem_from(name: Any, num_labels: int, where: str) -> Problem:
+    """Returns the problem that a config's `problem_type` names.
+
+    Args:
+        name: its value; None stands for what `transformers` makes of it (see `default_problem`).
+        num_labels: width of the head.
+        where: the config, for the message.
+
+    Raises:
+        CheckpointError: there is no such problem.
+    """
+    if name is None:
+        return default_problem(num_labels)
+    if name not in PROBLEMS:
+        raise CheckpointError(f"{where}: problem_type {name!r:.80} is none of {', '.join(PROBLEMS)}.")
+    return PROBLEMS[name]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise CheckpointError(f"The checkpoint folder {folder} does not exist.")
+    path = folder / CONFIG_FILE
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} should hold a JSON object.")
+    # Bloom's own configs call these fields by older names
+    config.setdefault("hidden_size", config.get("n_embed"))
+    config.setdefault("num_hidden_layers", config.get("n_layer"))
+    for key in ("model_type", "hidden_size", "num_hidden_layers"):
+        if config.get(key) is None:
+            raise CheckpointError(f"{path} lacks {key!r}, which tells what base model the checkpoint is for.")
+    for key, kind in _FIELD_TYPES.items():
+        value = config.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise CheckpointError(f"{path}: {key} should be of type {kind.__name__}, not {value!r:.80}.")
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the tuned tensors by the name they have without the model's prefix, from one file or several."""
+    from safetensors import SafetensorError, safe_open
+
+    index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
+    if index.is_file() and not single.is_file():
+        try:
+            files = sorted(set(_weight_map(index)))
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{index} cannot be read: {error}") from error
+    else:
+        files = [WEIGHTS_FILE]
+    tensors: dict[str, torch.Tensor] = {}
+    for path in (folder / name for name in files):
+        if not path.is_file():
+            pickles = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")]
+            raise CheckpointError(
+                f"The checkpoint {folder} has no {path.name}."
+                + (f" {pickles[0]} is a pickle, which could run code and is not read." if pickles else "")
+            )
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (no mapping)
+                    short = ".".join(name.split(".")[-2:])
+                    if short in tensors:
+                        raise CheckpointError(f"The checkpoint {folder} holds more than one {short!r}.")
+                    if short in _TUNED or "lora_" in name:
+                        tensors[short if short in _TUNED else name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+    return tensors
+
+
+def _weight_map(index: Path) -> list[str]:
+    content = json.loads(index.read_text(encoding="utf-8"))
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    names = list(mapping.values()) if isinstance(mapping, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("it should map the names of tensors to files under 'weight_map'")
+    return names
+
+
+def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
+    """Refuses to leave out anything that was tuned: the result would be that of another model."""
+    used = {None: {HEAD}, "ptune": {HEAD, PROMPTS}, "deep_ptune": {HEAD, PROMPTS, DEEP_PROMPTS}}[mode]
+    for name in tensors:
+        if name not in used:
+            why = "dist_eval cannot use it" if name not in (PROMPTS, DEEP_PROMPTS) else (
+                f"tuning_mode {mode or 'none'} in {CONFIG_FILE} does not use it"
+            )  # fmt: skip
+            raise CheckpointError(f"The checkpoint {folder} holds the tuned tensor {name!r}, but {why}.")
+
+
+def _take(
+    tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...], folder: Path, config: Mapping[str, Any]
+) -> torch.Tensor:
+    found = tensors.get(name)
+    if found is None:
+        what = {PROMPTS: "no prompts", DEEP_PROMPTS: "no deep prompts"}[name]
+        raise CheckpointError(
+            f"The checkpoint {folder} has {what}: it lacks {name!r}, which tuning_mode {config['tuning_mode']} needs."
+        )
+    if tuple(found.shape) != shape:
+        raise CheckpointError(
+            f"{folder / WEIGHTS_FILE}: {name} has shape {list(found.shape)}, but {CONFIG_FILE} asks for {list(shape)}."
+        )
+    if not torch.isfinite(found).all():
+        raise CheckpointError(f"{folder / WEIGHTS_FILE}: {name} holds values that are not finite.")
+    return found.to(torch.float32)
+
+
+def _label_names(config: Mapping[str, Any], folder: Path, width: int) -> list[str]:
+    names = config.get("id2label")
+    count = config.get("num_labels") or (len(names) if names else width)  # transformers leaves out what is its default
+    if not names:
+        return [f"LABEL_{i}" for i in range(count)]
+    if sorted(map(str, names)) != sorted(map(str, range(count))):
+        raise CheckpointError(f"{folder / CONFIG_FILE}: id2label should name the classes 0 to {count - 1}.")
+    return [str(names[str(i)]) for i in range(count)]

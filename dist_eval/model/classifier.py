@@ -1,0 +1,292 @@
+"""Base model + tuned tensors → a classifier: token ids → logits. The base runs on a swarm, or in this process.
+
+Both backends share everything but the transformer blocks. Two things differ from the familiar way, on purpose:
+
+- Padding stands on the right and no attention mask is sent (Petals refuses one): attention is causal, so padding
+  cannot reach real tokens. The last real token is found by the text's true length, never by the pad id.
+- Prompts are sent once per request, as a batch of 1 that servers broadcast, instead of once per example.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dist_eval.errors import CheckpointError, ModelOutputError
+from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
+from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
+from dist_eval.model.tuned_model import tuned_tensors_of
+from dist_eval.model.weights import load_pretrained
+from dist_eval.ranks.timeline import Timeline
+from dist_eval.swarm.routes import Trip
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.requests import SwarmRequests
+
+_FINGERPRINT_ROWS = 64
+_PETALS_CLASS = {
+    "llama": "DistributedLlamaModel",
+    "bloom": "DistributedBloomModel",
+    "falcon": "DistributedFalconModel",
+}
+_LEFT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
+
+
+class Classifier:
+    """A base model with a tuned head and prompts.
+
+    Args:
+        backbone: where the base model runs.
+        tuned: the head and the prompts.
+    """
+
+    def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
+        self.backbone, self.tuned = backbone, tuned
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return self.tuned.num_labels
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        return self.backbone.retries
+
+    @torch.no_grad()
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+        """Classifies a batch.
+
+        Args:
+            input_ids: int64 of shape [batch, length], padded on the right with any id.
+            lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
+            trip: takes down the way through a swarm.
+
+        Returns:
+            Logits, float32 of shape [batch, num_labels], on the CPU.
+
+        Raises:
+            ModelOutputError: the outputs have a wrong shape or are not finite.
+        """
+        logits = self.scores(input_ids, lengths, trip).cpu()
+        finite = torch.isfinite(logits).all(dim=1)
+        if not finite.all():
+            count = int((~finite).sum())
+            raise ModelOutputError(
+                f"The model answered with values that are not finite for {count} of {len(lengths)} texts."
+            )
+        return logits
+
+    def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+        """Does the same for training: differentiable in the tuned tensors, and not checked for finite values.
+
+        Returns:
+            Logits, of shape [batch, num_labels], where the head is; float32 unless autocast says otherwise.
+
+        Raises:
+            ModelOutputError: the outputs have a wrong shape.
+        """
+        tuned = self.tuned
+        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, trip)
+        expected = (input_ids.shape[0], tuned.pre_seq_len + input_ids.shape[1], tuned.head.shape[1])
+        if tuple(hidden.shape) != expected:
+            raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
+        rows = torch.arange(len(lengths), device=hidden.device)
+        last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
+        return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
+
+    def traffic(self) -> dict[str, Any] | None:
+        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        return self.backbone.traffic()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time, none without a swarm."""
+        return self.backbone.timelines()
+
+    def notice(self) -> str:
+        """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
+        return self.backbone.notice()
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more."""
+        self.backbone.distrust(servers)
+
+    def close(self) -> None:
+        """Lets go of connections and processes."""
+        self.backbone.close()
+
+
+def load_on_swarm(
+    model: str,
+    tuned: TunedCheckpoint,
+    dht: Any,
+    *,
+    dht_prefix: str,
+    request_timeout: float,
+    max_retries: int,
+    compression: str = "none",
+    seed: int = 0,
+    outage_timeout: float = 120.0,
+    rejoin: Callable[[], None] = lambda: None,
+) -> Classifier:
+    """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded here.
+
+    Args:
+        model: folder or hub name of the base model.
+        tuned: the tuned checkpoint.
+        dht: a running `hivemind.DHT` (see `dist_eval.swarm.client.join_swarm`).
+        dht_prefix: name under which the swarm announces the blocks.
+        request_timeout: seconds to wait for a server's answer.
+        max_retries: attempts for each part of a request.
+        compression: how activations are packed (see `dist_eval.swarm.requests`).
+        seed: of the choice between equal servers; different on each rank.
+        outage_timeout: seconds to wait for blocks that no server holds any more.
+        rejoin: called now and then while waiting for them.
+
+    Returns:
+        The classifier. Close it before the process group.
+
+    Raises:
+        CheckpointError: weights are missing, pickled, or others than the checkpoint was tuned on.
+        SwarmError: a block has no server any more.
+    """
+    import petals
+
+    from dist_eval.swarm.requests import SwarmRequests
+
+    settings = {
+        "initial_peers": [],  # the node has joined already; without a value Petals would name the public swarm
+        "dht_prefix": dht_prefix,
+        "request_timeout": request_timeout,
+        "max_retries": max_retries,
+        "update_period": 15,
+        "max_backoff": 5,
+        "show_route": False,
+    }
+    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    config.tuning_mode = None  # prompts are ours to add: as a part of the model they would be random if not loaded
+    # the class by name: Petals' automatic one tries to copy the DHT node
+    remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
+    remote = _load_base(remote_class, model, config=config, dht=dht)
+    requests = SwarmRequests(
+        remote.h.sequence_manager,
+        request_timeout=request_timeout,
+        max_retries=max_retries,
+        compression=compression,
+        seed=seed,
+        outage_timeout=outage_timeout,
+        rejoin=rejoin,
+    )
+    requests.start()
+    return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
+
+
+def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
+    """Makes a classifier of a Petals model that somebody else has loaded, with its tuned tensors as they are now.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`.
+        requests: the way to its swarm, if there was a classifier of this model before.
+        seed: of the choice between equal servers; different on each rank.
+
+    Returns:
+        The classifier. It need not be closed: swarm and node are the model's.
+
+    Raises:
+        SwarmError: a block has no server.
+    """
+    from dist_eval.config import EvaluationConfig
+    from dist_eval.swarm.requests import SwarmRequests
+
+    base, config = model.transformer, model.config
+    if requests is None:
+        requests = SwarmRequests(
+            base.h.sequence_manager,
+            request_timeout=config.request_timeout,
+            max_retries=config.max_retries or EvaluationConfig.max_retries,
+            seed=seed,
+        )
+        requests.start()
+    return Classifier(SwarmBackbone(base, base.h.sequence_manager.dht, requests), tuned_tensors_of(model))
+
+
+def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
+    """Loads Petals' own classifier, with prompts and a head that are random and can be tuned.
+
+    Args:
+        model: folder or hub name of the base model.
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the swarm announces the blocks.
+        **settings: further fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
+
+    Returns:
+        A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
+
+    Raises:
+        CheckpointError: weights are missing or pickled.
+    """
+    import petals
+
+    settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
+    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    name = _PETALS_CLASS[config.model_type]
+    with _using_node(getattr(petals, name), dht):
+        kind = getattr(petals, name.replace("Model", "ForSequenceClassification"))
+        what = f"The base model {model}"
+        return load_pretrained(kind, model, what=what, may_lack=_LEFT_IN_BASE, draws_rest=True, config=config)
+
+
+def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
+    """Builds a classifier that runs in this process.
+
+    Args:
+        model: folder or hub name of the base model.
+        tuned: the tuned checkpoint.
+        device: where the base model goes, by default the CPU.
+
+    Returns:
+        The classifier.
+
+    Raises:
+        CheckpointError: weights are missing, pickled, or others than the checkpoint was tuned on.
+    """
+    from transformers import AutoModel
+
+    base = _load_base(AutoModel, model, trust_remote_code=False).to(device or torch.device("cpu"))
+    return _assemble(model, LocalBackbone(base), base.config, tuned)
+
+
+def base_fingerprint(backbone: Backbone) -> str:
+    """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
+    weight = backbone.word_embeddings.weight
+    rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
+    return fingerprint([weight[rows], *backbone.final_norm.state_dict().values()])
+
+
+def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoint) -> Classifier:
+    try:
+        tuned.require_base(model, config, base_fingerprint(backbone))
+    except CheckpointError:
+        backbone.close()
+        raise
+    return Classifier(backbone, tuned)
+
+
+@contextmanager
+def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
+    """Lets Petals' base models take a DHT node that exists; its classifiers have no argument to hand one on."""
+    original = base_class.__init__
+    base_class.__init__ = functools.partialmethod(original, dht=dht)
+    try:
+        yield
+    finally:
+        base_class.__init__ = original
+
+
+def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
+    base = load_pretrained(model_class, model, what=f"The base model {model}", may_lack=_LEFT_IN_BASE, **kwargs)
+    return base.requires_grad_(False)

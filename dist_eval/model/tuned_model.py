@@ -1,0 +1,148 @@
+"""The tuned tensors of a Petals model: taken out, put in, and on disk layer by layer.
+
+On disk each layer has a safetensors file of its own, so that a model can load some of them only. Layer 0 holds the
+prompts in front of the text, layers 1 to n what is added to them before each of the n blocks, and layer n + 1 the head.
+Each file says in its metadata which layer of how many blocks it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_eval.errors import CheckpointError
+from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
+from dist_eval.process.files import write_atomically
+
+_DEEP = "deep_prompts"
+_NAME = "layer_{:02d}-model_states.safetensors"
+
+
+def tuned_tensors_of(model: Any) -> TunedCheckpoint:
+    """Takes the tuned tensors out of a Petals model.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`.
+
+    Returns:
+        Copies of its tensors as they are now, in float32 on the CPU.
+    """
+    config, base = model.config, model.transformer
+    prompts = deep = None
+    if config.tuning_mode:
+        prompts = base.prompt_embeddings.weight
+    if config.tuning_mode == "deep_ptune":
+        flat = base.intermediate_prompt_embeddings.weight
+        deep = flat.view(len(flat), config.num_hidden_layers, config.hidden_size).permute(1, 0, 2)
+
+    def copied(tensor: torch.Tensor | None) -> Any:
+        return None if tensor is None else tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+    return TunedCheckpoint(
+        head=copied(model.score.weight),
+        prompts=copied(prompts),
+        deep_prompts=copied(deep),
+        label_names=[str(config.id2label[i]) for i in range(config.num_labels)],
+        architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
+        problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
+        base_model=config._name_or_path or None,
+    )
+
+
+@torch.no_grad()
+def put_tuned_tensors(tuned: TunedCheckpoint, model: Any) -> None:
+    """Puts tuned tensors into a Petals model that has the same settings.
+
+    Args:
+        tuned: the tensors.
+        model: a Petals `Distributed*ForSequenceClassification`.
+    """
+    model.score.weight.copy_(tuned.head)
+    if tuned.prompts is not None:
+        model.transformer.prompt_embeddings.weight.copy_(tuned.prompts)
+    if tuned.deep_prompts is not None:
+        model.transformer.intermediate_prompt_embeddings.weight.copy_(tuned.deep_prompts.permute(1, 0, 2).flatten(1))
+
+
+def save_layers(model: Any, folder: str | Path) -> list[Path]:
+    """Writes the tuned tensors of a Petals model, one file per layer.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`.
+        folder: made if it does not exist.
+
+    Returns:
+        The files, by layer; layers without tuned tensors have none.
+    """
+    from safetensors.torch import save
+
+    folder, blocks = Path(folder), model.config.num_hidden_layers
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for layer in range(blocks + 2):
+        tensors = {name: view.detach().to("cpu", copy=True).contiguous() for name, view in _tensors_of(model, layer)}
+        if tensors:
+            path = folder / _NAME.format(layer)
+            write_atomically(path, save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)}))
+            written.append(path)
+    return written
+
+
+def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
+    """Reads tuned tensors into a Petals model, in place.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`.
+        folder: what `save_layers` wrote.
+        layers: the ones to read; by default all of the model's.
+
+    Returns:
+        The layers that were read.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or was made for another model. Nothing was changed then.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    folder, blocks = Path(folder), model.config.num_hidden_layers
+    wanted = sorted(set(range(blocks + 2) if layers is None else layers))
+    if wanted and not 0 <= wanted[0] <= wanted[-1] <= blocks + 1:
+        raise CheckpointError(f"The model has the layers 0 to {blocks + 1}, not {wanted[0]} to {wanted[-1]}.")
+    read: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    for layer in wanted:
+        path = folder / _NAME.format(layer)
+        for name, view in _tensors_of(model, layer):
+            try:
+                with safe_open(path, framework="pt", device="cpu") as file:
+                    made_for = (file.metadata() or {}).get("blocks")
+                    tensor = file.get_tensor(name)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{folder} has no {path.name} for layer {layer} of the model.") from error
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {error}") from error
+            if layer == blocks + 1 and made_for != str(blocks):
+                raise CheckpointError(f"{path} was made for a model of {made_for} blocks; this one has {blocks}.")
+            if tensor.shape != view.shape:
+                raise CheckpointError(
+                    f"{path}: {name} has shape {list(tensor.shape)}, but the model's is {list(view.shape)}."
+                )
+            read.append((layer, view, tensor))
+    with torch.no_grad():
+        for _, view, tensor in read:
+            view.copy_(tensor)
+    return sorted({layer for layer, _, _ in read})
+
+
+def _tensors_of(model: Any, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields name and a view of each tuned tensor of a layer."""
+    config, base = model.config, model.transformer
+    blocks, hidden = config.num_hidden_layers, config.hidden_size
+    if layer == 0 and config.tuning_mode:
+        yield PROMPTS, base.prompt_embeddings.weight
+    elif 1 <= layer <= blocks and config.tuning_mode == "deep_ptune":
+        yield _DEEP, base.intermediate_prompt_embeddings.weight[:, (layer - 1) * hidden : layer * hidden]
+    elif layer == blocks + 1:
+        yield HEAD, model.score.weight

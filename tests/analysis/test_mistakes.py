@@ -1,0 +1,58 @@
+"""The mistakes that a classifier was surest of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_eval.analysis.mistakes import MOST, confident_mistakes, worst_mistakes
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.metrics.predictions import Predictions
+
+NAMES = ["a", "b", "c"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30))
+def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, cells: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.integers(-2, 3, size=(examples, 3)).astype(np.float64)  # often equally sure
+    predictions = Predictions.from_logits(np.arange(examples) * 3, generator.integers(3, size=examples), logits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_PIECE", cells)
+        found = confident_mistakes(predictions, NAMES)
+        everything = worst_mistakes(predictions.pieces(), examples)
+    expected = []
+    for row in range(examples):
+        label, guess = int(predictions.label[row]), int(predictions.prediction[row])
+        if label != guess:
+            probability = float(predictions.probabilities[row, guess])
+            expected.append(
+                {"index": 3 * row, "label": NAMES[label], "prediction": NAMES[guess]} | {"probability": probability}
+            )
+    expected.sort(key=lambda one: (-one["probability"], one["index"]))
+    assert found == expected[:MOST]
+    assert everything.total == len(expected)
+    assert [one.index for one in everything.worst] == [one["index"] for one in expected]
+
+
+def test_with_several_labels_the_surest_wrong_answer_counts() -> None:
+    label = np.array([[True, False, False], [True, True, False], [False, False, True]])
+    logits = np.array([[-3.0, 1.0, -5.0], [2.0, 2.0, -2.0], [0.5, -1.0, 1.0]])
+    predictions = Predictions.from_logits(np.arange(3), label, logits, MULTI_LABEL)
+    first, second = confident_mistakes(predictions, NAMES) or []
+    assert (first["index"], first["label"], first["prediction"]) == (0, ["a"], ["b"])
+    assert first["probability"] == 1 - predictions.probabilities[0, 0]
+    assert (second["index"], second["label"], second["prediction"]) == (2, ["c"], ["a", "c"])
+    assert second["probability"] == predictions.probabilities[2, 0]
+
+
+def test_a_regression_has_none_but_examples_with_the_largest_loss() -> None:
+    outputs = np.array([[1.0], [-3.0], [0.5], [3.0]])
+    predictions = Predictions.from_logits(np.arange(4) + 10, np.zeros((4, 1)), outputs, REGRESSION)
+    assert confident_mistakes(predictions, ["score"]) is None
+    found = worst_mistakes(predictions.pieces(), 3)
+    assert found.total == 4
+    assert [(one.index, one.score) for one in found.worst] == [(11, 9.0), (13, 9.0), (10, 1.0)]

@@ -1,0 +1,52 @@
+"""Further columns of a dataset: kept as text whatever they were."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dist_eval.data.columns import ColumnWriter, group_numbers, read_column
+from dist_eval.errors import DataError
+
+
+def kept(folder: Path, *pieces: pa.Array) -> list[str | None]:
+    with ColumnWriter(folder, "test.csv", ["c"]) as writer:
+        for piece in pieces:
+            writer.write([piece])
+    return read_column(folder, "c").to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array(["a", None, ""]), ["a", None, ""]),
+        (pa.array([3, None]), ["3", None]),
+        (pa.array([0.5, float("nan"), 3.0, None]), ["0.5", None, "3", None]),
+        (pa.array([True, False, None]), ["true", "false", None]),
+        (pa.array([datetime.date(2024, 5, 1)]), ["2024-05-01"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (pa.nulls(2), [None, None]),
+    ],
+    ids=["text", "integers", "floats", "booleans", "dates", "dictionary", "nulls"],
+)
+def test_values_of_any_type_become_text(values: pa.Array, expected: list[str | None], tmp_path: Path) -> None:
+    assert kept(tmp_path, values, values.slice(1)) == expected + expected[1:]
+
+
+def test_lists_cannot_be_looked_at_by(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"test.csv: column 'c' holds list.*--slice-by and --group-column take"):
+        kept(tmp_path, pa.array([["a"]]))
+
+
+def test_equal_names_are_one_group() -> None:
+    numbers = group_numbers(pa.array(["x", "y", "x", "z"]), "doc", "test.csv")
+    assert len(set(numbers.tolist())) == 3 and numbers[0] == numbers[2]
+
+
+@pytest.mark.parametrize("missing", [None, "", "  "])
+def test_a_row_without_a_group_is_named(missing: str | None) -> None:
+    with pytest.raises(DataError, match=r"test.csv, row 1 \(counted from 0\): the group in column 'doc' is missing"):
+        group_numbers(pa.array(["x", missing, missing], pa.string()), "doc", "test.csv")

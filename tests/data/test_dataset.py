@@ -1,0 +1,414 @@
+"""Tokenized examples: every row with its tokens and its class, or an error that names the row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import csv, parquet
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from dist_eval import demo
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.readers import ROWS_PER_BATCH
+from dist_eval.errors import DataError
+
+DIGITS = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
+BEGIN = DIGITS.bos_token_id
+Tokenize = Callable[..., TokenizedDataset]
+
+
+def word_tokenizer(begin: bool = False) -> PreTrainedTokenizerFast:
+    """One token for each word; nothing is added unless there should be a first token."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "good": 2, "bad": 3, "film": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if begin:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+WORDS = word_tokenizer()
+
+
+@pytest.fixture
+def tokenize(tmp_path: Path) -> Tokenize:
+    """Writes rows or a table to a file and tokenizes it."""
+
+    def run(content: str | bytes | list[Any] | pa.Table, name: str = "test.csv", **options: Any) -> TokenizedDataset:
+        path = tmp_path / name
+        if isinstance(content, pa.Table):
+            path = path.with_suffix(".parquet")
+            parquet.write_table(content, path)
+        elif isinstance(content, list):
+            path = path.with_suffix(".json")
+            path.write_text(json.dumps([dict(zip(("text", "label"), row, strict=True)) for row in content]))
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return tokenized(str(path), tmp_path, **options)
+
+    return run
+
+
+def tokenized(dataset: str, folder: Path, **options: Any) -> TokenizedDataset:
+    target = folder / "tokens"
+    target.mkdir(exist_ok=True)
+    defaults = {
+        "tokenizer": WORDS,
+        "text_columns": ["text"],
+        "label_column": "label",
+        "label_names": ["neg", "pos"],
+        "max_length": 100,
+    }
+    return tokenize_dataset(dataset, target, **{**defaults, **options})
+
+
+def all_ids(data: TokenizedDataset) -> list[list[int]]:
+    return [data.input_ids(row).tolist() for row in range(len(data))]
+
+
+def test_rows_become_tokens_lengths_and_classes(tokenize: Tokenize) -> None:
+    data = tokenize("text,label\ngood film,pos\nbad,neg\nodd good film,pos\n")
+    assert len(data) == 3
+    assert all_ids(data) == [[2, 4], [3], [0, 2, 4]]
+    assert data.lengths.tolist() == [2, 1, 3]
+    assert data.labels.tolist() == [1, 0, 1]
+    assert (data.labels.dtype, data.lengths.dtype, data.input_ids(0).dtype) == (np.int64, np.int32, np.int32)
+
+
+def test_the_shipped_tokenizer_puts_its_first_token_in_front(tokenize: Tokenize) -> None:
+    data = tokenize("text,label\n.12/g,neg\n", tokenizer=DIGITS)
+    assert all_ids(data) == [DIGITS.convert_tokens_to_ids(["<s>", ".", "1", "2", "/", "g"])]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.text(".123/", max_size=12), st.integers(0, 1)), min_size=1, max_size=20), data=st.data()
+)
+def test_tokens_equal_the_tokenizers_own_in_any_batch(
+    rows: list[tuple[str, int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / "rows.json").write_text(json.dumps([{"text": text, "label": label} for text, label in rows]))
+
+    examples = tokenized(str(folder / "rows.json"), folder, tokenizer=DIGITS)
+
+    expected = [DIGITS(text)["input_ids"] for text, _ in rows]
+    assert all_ids(examples) == expected
+    assert examples.labels.tolist() == [label for _, label in rows]
+    indices = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=6))
+    ids, lengths = examples.padded(np.asarray(indices))
+    assert lengths.tolist() == [len(expected[index]) for index in indices]
+    assert ids.shape == (len(indices), max(lengths))
+    for row, index in enumerate(indices):
+        assert ids[row].tolist() == expected[index] + [0] * (max(lengths) - lengths[row])
+    assert ids.dtype == lengths.dtype == np.int64
+
+
+def test_rows_of_many_chunks_are_found_again(tokenize: Tokenize) -> None:
+    rows = 3 * ROWS_PER_BATCH + 5
+    table = pa.table({"text": ["good " * (n % 5 + 1) for n in range(rows)], "label": [n % 2 for n in range(rows)]})
+    data = tokenize(table)
+    assert len(data) == rows
+    for row in (0, 1, ROWS_PER_BATCH - 1, ROWS_PER_BATCH, 3 * ROWS_PER_BATCH, rows - 1):
+        assert data.input_ids(row).tolist() == [2] * (row % 5 + 1)
+    assert data.lengths.tolist() == [row % 5 + 1 for row in range(rows)]
+    assert data.labels.tolist() == [row % 2 for row in range(rows)]
+
+
+def test_another_process_reads_the_same_from_the_folder(tokenize: Tokenize, tmp_path: Path) -> None:
+    data, again = tokenize("text,label\ngood film,pos\nbad,neg\n"), TokenizedDataset(tmp_path / "tokens")
+    assert again.facts == data.facts
+    assert all_ids(again) == all_ids(data)
+    assert again.labels.tolist() == data.labels.tolist()
+
+
+def test_a_pair_of_texts_is_tokenized_as_a_pair(tokenize: Tokenize) -> None:
+    tokenizer = word_tokenizer(begin=True)
+    content = "label,premise,hypothesis\npos,good film,bad\nneg,bad,\n"
+    data = tokenize(content, tokenizer=tokenizer, text_columns=["premise", "hypothesis"])
+    assert all_ids(data) == [[1, 2, 4, 1, 3], [1, 3, 1]]
+
+
+def test_long_texts_are_cut_and_counted(tokenize: Tokenize) -> None:
+    data = tokenize(
+        "text,label\ngood film,pos\nbad bad bad good film,neg\nfilm good bad,pos\ngood film bad film,neg\n",
+        max_length=3,
+    )
+    assert all_ids(data) == [[2, 4], [3, 3, 3], [4, 2, 3], [2, 4, 3]]
+    assert data.lengths.tolist() == [2, 3, 3, 3]
+    assert (data.facts.truncated, data.facts.longest, data.facts.max_length) == (2, 5, 3)
+
+
+def test_a_pair_is_cut_at_its_longer_text(tokenize: Tokenize) -> None:
+    content = "text,other,label\ngood good good good,film,pos\n"
+    data = tokenize(content, text_columns=["text", "other"], max_length=3)
+    assert all_ids(data) == [[2, 2, 4]]
+
+
+@pytest.mark.parametrize("row", [0, ROWS_PER_BATCH + 3])
+def test_a_token_that_the_base_model_does_not_know_accuses_the_tokenizer(tokenize: Tokenize, row: int) -> None:
+    texts = ["good"] * (ROWS_PER_BATCH + 10)
+    texts[row] = "bad film bad"
+    table = pa.table({"text": texts, "label": [0] * len(texts)})
+    assert tokenize(table, vocab_size=5).facts == tokenize(table, vocab_size=None).facts
+    with pytest.raises(DataError) as caught:
+        tokenize(table, vocab_size=4)
+    assert "The tokenizer gives the token id 4, but the base model knows only 4 ids" in str(caught.value)
+    assert "belongs to another model" in str(caught.value)
+
+
+def test_the_shipped_base_knows_the_shipped_tokenizers_tokens(tokenize: Tokenize) -> None:
+    from transformers import AutoConfig
+
+    size = AutoConfig.from_pretrained(demo.BASE_MODEL).vocab_size
+    content = demo.TEST_DATA.read_bytes()
+    names = list("0123456789")
+    assert len(tokenize(content, tokenizer=DIGITS, label_names=names, vocab_size=size)) > 500
+
+
+@pytest.mark.parametrize("columns", [["text"], ["text", "other"]])
+@pytest.mark.parametrize("max_length", [1, 2, 3])
+def test_no_text_is_longer_than_the_limit_however_low_it_is(
+    tokenize: Tokenize, columns: list[str], max_length: int
+) -> None:
+    content = "text,other,label\ngood good good,film film film,pos\n"
+    tokenizer = word_tokenizer(begin=True)
+    try:
+        data = tokenize(content, tokenizer=tokenizer, text_columns=columns, max_length=max_length)
+    except DataError as error:
+        assert "--max-length" in str(error)
+    else:
+        assert data.lengths.max() <= max_length
+
+
+def test_strict_names_the_row_that_is_too_long(tokenize: Tokenize) -> None:
+    content = "text,label\ngood film,pos\nbad,neg\nfilm good bad,pos\n"
+    with pytest.raises(
+        DataError, match=r"test\.csv, row 2 \(counted from 0\): the text has 3 tokens, more than --max-length 2"
+    ):
+        tokenize(content, max_length=2, strict=True)
+    assert tokenize(content, max_length=3, strict=True).facts.truncated == 0
+
+
+def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> None:
+    facts = dataclasses.asdict(tokenize("text,label\ngood film,pos\nbad,neg\n").facts)
+    assert facts.pop("digest") and facts.pop("text_digest") and facts.pop("tokenizer_digest")
+    assert facts == {
+        "source": str(tmp_path / "test.csv"),
+        "examples": 2,
+        "truncated": 0,
+        "longest": 2,
+        "multiline": 0,
+        "blank": 0,
+        "unknown": 0,
+        "max_length": 100,
+    }
+
+
+def test_rows_with_a_text_of_several_lines_are_counted(tokenize: Tokenize) -> None:
+    content = 'text,label\n"good\nfilm",pos\nbad,neg\n"odd\ngood\nfilm",pos\n'
+    data = tokenize(content)
+    assert data.facts.multiline == 2
+    assert all_ids(data) == [[2, 4], [3], [0, 2, 4]]
+
+
+def test_a_pair_of_texts_with_several_lines_is_one_row(tokenize: Tokenize) -> None:
+    content = (
+        'text,other,label\n"good\nfilm","bad\nfilm",pos\ngood,"bad\nfilm",neg\n"good\nbad",film,neg\ngood,bad,pos\n'
+    )
+    assert tokenize(content, text_columns=["text", "other"]).facts.multiline == 3
+
+
+def test_rows_with_several_lines_are_counted_over_all_chunks(tokenize: Tokenize) -> None:
+    texts = ["good\nfilm" if row % 5 == 0 else "bad" for row in range(2 * ROWS_PER_BATCH)]
+    data = tokenize(pa.table({"text": texts, "label": [0] * len(texts)}))
+    assert data.facts.multiline == len(range(0, 2 * ROWS_PER_BATCH, 5))
+
+
+def test_texts_without_words_are_counted(tokenize: Tokenize) -> None:
+    texts = ["good film", "", "zzz", "good zzz", "   ", "zzz zzz", "<s>"]
+    facts = tokenize([(text, 1) for text in texts], tokenizer=word_tokenizer(begin=True)).facts
+    assert (facts.blank, facts.unknown) == (3, 2)
+
+
+def test_the_digest_of_a_tokenizer_does_not_depend_on_its_last_call(tokenize: Tokenize) -> None:
+    words = word_tokenizer()
+    before = tokenize([("good film", 1)], tokenizer=words).facts.tokenizer_digest
+    assert tokenize([("good film good film", 1)], tokenizer=words, max_length=2).facts.tokenizer_digest == before
+    assert tokenize([("good film", 1)], tokenizer=words).facts.tokenizer_digest == before
+    assert tokenize([("good film", 1)], tokenizer=DIGITS).facts.tokenizer_digest != before
+
+
+def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> None:
+    original = "text,label\ngood film,pos\nbad,neg\n"
+    others = {
+        "original": original,
+        "text": original.replace("bad", "good"),
+        "label": original.replace("neg", "pos"),
+        "order": "text,label\nbad,neg\ngood film,pos\n",
+        "border": "text,label\ngood,pos\nfilm bad,neg\n",
+    }
+    digests = {name: tokenize(content).facts.digest for name, content in others.items()}
+    assert len(set(digests.values())) == len(others)
+    assert tokenize([("good film", 1), ("bad", 0)]).facts.digest == digests["original"]
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("names", [2, 1, 1]), ("numbers", [1, 2, 2])])
+def test_labels_are_read_as_someone_says(tokenize: Tokenize, labels: str, classes: list[int]) -> None:
+    content = "text,label\ngood,1\nbad,2\nfilm,2\n"
+    assert tokenize(content, label_names=["3", "2", "1"], labels=labels).labels.tolist() == classes
+    with pytest.raises(DataError, match=r"test\.csv: column 'label' is ambiguous.*--labels"):
+        tokenize(content, label_names=["3", "2", "1"])
+
+
+def test_labels_stay_with_their_texts_in_every_chunk(tokenize: Tokenize) -> None:
+    names = [f"class {number}" for number in range(5)]
+    labels = [names[(7 * row) % 5] for row in range(2 * ROWS_PER_BATCH + 100)]
+    texts = ["good " * (names.index(label) + 1) for label in labels]
+    data = tokenize(pa.table({"text": texts, "label": labels}), label_names=names)
+    assert [names[number] for number in data.labels] == labels
+    assert (data.labels + 1).tolist() == data.lengths.tolist()
+
+
+def test_an_unknown_label_in_a_later_chunk_names_its_row(tokenize: Tokenize) -> None:
+    labels = ["pos"] * (2 * ROWS_PER_BATCH + 10)
+    labels[2 * ROWS_PER_BATCH + 3] = "odd"
+    with pytest.raises(DataError, match=rf"row {2 * ROWS_PER_BATCH + 3} .*'odd'"):
+        tokenize(pa.table({"text": ["good"] * len(labels), "label": labels}))
+
+
+@pytest.mark.parametrize("name", ["text", "label"])
+@pytest.mark.parametrize("row", [0, ROWS_PER_BATCH + 2])
+def test_a_null_names_row_and_column(tokenize: Tokenize, name: str, row: int) -> None:
+    columns = {"text": ["good"] * (row + 2), "label": ["pos"] * (row + 2)}
+    columns[name][row] = None  # type: ignore[call-overload]
+    with pytest.raises(DataError, match=rf"row {row} \(counted from 0\): the {name} in column '{name}' is missing"):
+        tokenize(pa.table(columns))
+
+
+@pytest.mark.parametrize("texts", [[1, 2], [[1], [2]], [True, False], [b"good", b"bad"]])
+def test_texts_that_are_no_text_name_the_column_and_its_type(tokenize: Tokenize, texts: list[Any]) -> None:
+    table = pa.table({"text": texts, "label": [0, 1]})
+    kind = str(table.schema.field("text").type).partition("<")[0]
+    with pytest.raises(DataError, match=rf"column 'text' holds {kind}.*, not text"):
+        tokenize(table)
+
+
+@pytest.mark.parametrize("text", ["", "   "])
+def test_a_text_without_tokens_names_the_row(tokenize: Tokenize, text: str) -> None:
+    with pytest.raises(DataError, match=r"row 1 \(counted from 0\): the text is empty"):
+        tokenize(f"text,label\ngood,pos\n{text},neg\n")
+
+
+def test_an_empty_text_is_evaluated_if_the_tokenizer_adds_a_token(tokenize: Tokenize) -> None:
+    data = tokenize("text,label\n1,pos\n,neg\n", tokenizer=DIGITS)
+    assert all_ids(data)[1] == [BEGIN]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("test.csv", "text,label\n"), ("test.csv", "text,label\r\n"), ("test.json", "[]")]
+)
+def test_no_rows_are_an_error(tokenize: Tokenize, name: str, content: str) -> None:
+    with pytest.raises(DataError, match=rf"{name} has no rows: there is nothing to evaluate"):
+        tokenize(content, name)
+
+
+def test_a_table_without_rows_is_an_error(tokenize: Tokenize) -> None:
+    with pytest.raises(DataError, match=r"test\.parquet has no rows"):
+        tokenize(pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())}))
+
+
+def test_a_header_without_even_a_line_end_is_an_error_that_names_the_file(tokenize: Tokenize) -> None:
+    with pytest.raises(DataError, match=r"test\.csv.*(no rows|Empty)"):
+        tokenize("text,label")
+
+
+def strings_of(*values: bytes) -> pa.Array:
+    """Strings as some writers leave them: nobody checked that they are UTF-8."""
+    raw = pa.array(list(values), pa.binary())
+    return pa.StringArray.from_buffers(len(raw), *raw.buffers()[1:])
+
+
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_parquet_strings_that_are_not_utf8_are_an_error_that_names_the_file(tokenize: Tokenize, column: str) -> None:
+    columns = {"text": strings_of(b"tea", b"tea"), "label": strings_of(b"pos", b"neg")}
+    columns[column] = strings_of(b"tea", "café".encode("latin-1"))
+    with pytest.raises(DataError, match=r"test\.parquet"):
+        tokenize(pa.table(columns))
+
+
+@pytest.mark.parametrize("line", ['{"text": "café", "label": "pos"}', '{"text": "tea", "label": "café"}'])
+def test_json_lines_that_are_not_utf8_are_an_error_that_names_the_file(tokenize: Tokenize, line: str) -> None:
+    with pytest.raises(DataError, match=r"test\.jsonl"):
+        tokenize(line.encode("latin-1"), "test.jsonl")
+
+
+def test_a_huge_text_is_cut_like_any_other(tokenize: Tokenize) -> None:
+    data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 5_000_000},neg\nbad,pos\n", max_length=10)
+    assert data.lengths.tolist() == [1, 10, 1]
+    assert (data.facts.longest, data.facts.truncated) == (11, 1)
+
+
+def mapped_bytes(file: Path) -> int:
+    """Returns how much of a file is mapped and resident in this process."""
+    entries = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(entries) if line.endswith(str(file))]
+    resident = [next(line for line in entries[start:] if line.startswith("Rss:")) for start in starts]
+    return sum(int(line.split()[1]) * 1024 for line in resident)
+
+
+def test_a_rank_that_reads_all_rows_does_not_come_to_hold_the_file(
+    tokenize: Tokenize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.dataset._ROWS_KEPT_MAPPED", 16)  # of a small file
+    data = tokenize([("good bad film " * (row % 100 + 1), "pos") for row in range(20_000)], max_length=400)
+    file = tmp_path / "tokens" / "tokens.arrow"
+    assert file.stat().st_size > 10_000_000
+    order = np.random.default_rng(0).permutation(len(data))
+    for rows in np.array_split(order, 1000):
+        input_ids, lengths = data.padded(rows)
+        assert input_ids[0, : lengths[0]].tolist() == [2, 3, 4] * (int(rows[0]) % 100 + 1)
+    assert mapped_bytes(file) < file.stat().st_size / 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet", "folder"])
+def test_further_columns_are_kept_and_change_no_digest(kind: str, tmp_path: Path) -> None:
+    rows = [
+        {"text": f"1{row}", "label": row % 2, "source": "web" if row % 3 else "2024-05-01", "score": row / 4}
+        for row in range(3000)
+    ]
+    path, table = tmp_path / f"test.{kind}", pa.Table.from_pylist(rows)
+    if kind == "csv":
+        csv.write_csv(table, path)
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        path = tmp_path / "folder"
+        datasets.Dataset.from_list(rows).save_to_disk(path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    plain, kept = (
+        tokenized(str(path), tmp_path / name, further=further)
+        for name, further in (("a", []), ("b", ["score", "source", "label", "score"]))
+    )
+    assert plain.facts == kept.facts
+    assert kept.column("source").to_pylist() == [row["source"] for row in rows]
+    assert [float(value) for value in kept.column("score").to_pylist()] == [row["score"] for row in rows]
+    assert kept.column("label").to_pylist() == [str(row["label"]) for row in rows]

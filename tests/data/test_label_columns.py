@@ -1,0 +1,184 @@
+"""Several labels or numbers a row: what a cell or list means, and what is wrong with it, by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dist_eval.data.label_columns import open_labels
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.readers import RowSource, open_rows
+from dist_eval.errors import ConfigError, DataError
+
+NAMES = ["sport", "politics", "weather"]
+
+
+def read(
+    problem: Problem, *chunks: Any, names: list[str] = NAMES, how: str = "auto", declared: Any = None
+) -> np.ndarray:
+    column, row, codes = open_labels(problem, RowSource("x.csv", iter(()), declared), "label", names, how), 0, []
+    for chunk in chunks:
+        array = chunk if isinstance(chunk, pa.Array) else pa.array(chunk)
+        codes.append(column.codes(array, row))
+        row += len(array)
+    labels = column.ids(np.concatenate(codes))
+    assert labels.dtype == problem.dtype
+    assert labels.shape == (row, len(names))
+    return labels
+
+
+def sets(*chunks: Any, **options: Any) -> list[list[int]]:
+    return [np.flatnonzero(row).tolist() for row in read(MULTI_LABEL, *chunks, **options)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "options"),
+    [
+        ([["sport|weather", ""], ["politics"]], {}),
+        ([[" sport | weather ", "  "], ["politics"]], {}),
+        ([["0|2", "", "1"]], {}),
+        ([["1|0|1", "0|0|0", "0|1|0"]], {"how": "vectors"}),
+        ([[["weather", "sport"], [], ["politics"]]], {}),
+        ([[["0", "2"], [], ["1"]]], {"how": "numbers"}),
+        ([[[0, 2], [], [1]]], {}),
+        ([[[0, 2]], [[], [1]]], {"how": "numbers"}),
+        ([[[1, 0, 1], [0, 0, 0], [0, 1, 0]]], {}),
+        ([[[1, 0, 1]], [[0, 0, 0], [0, 1, 0]]], {"how": "vectors"}),
+        ([[[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], {}),
+        ([[[True, False, True], [False] * 3, [False, True, False]]], {}),
+        ([[[2, 0], [], [1]]], {"declared": ["WEATHER", "politics", "sport"]}),
+        ([pa.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], pa.list_(pa.int8(), 3))], {}),
+        ([pa.array([["sport", "weather"], [], ["politics"]], pa.large_list(pa.large_string()))], {}),
+        ([pa.array(["sport|weather", "", "politics"]).dictionary_encode()], {}),
+    ],
+)
+def test_all_ways_to_write_sets_of_labels(chunks: Any, options: Any) -> None:
+    assert sets(*chunks, **options) == [[0, 2], [], [1]]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words", "options"),
+    [
+        ([["sport", "sport|chess"]], "row 1 (counted from 0): the label in column 'label' is 'chess'", {}),
+        ([["sport"], ["politics||sport"]], "row 1 (counted from 0): the label in column 'label' is empty", {}),
+        (
+            [["sport", "politics|politics"]],
+            "row 1 (counted from 0): the label in column 'label' names a class twice.",
+            {},
+        ),
+        ([[[0], [1, 0, 1]]], "row 1 (counted from 0): the label in column 'label' names a class twice. If it", {}),
+        ([[[1, 0, 1], [0, 1]]], "row 1 (counted from 0): the label in column 'label' has 2 values, but the head", {}),
+        ([[[0.5, 0, 1]]], "row 0 (counted from 0): the label in column 'label' holds 0.5; a vector of labels has", {}),
+        ([[[0, 3]]], "row 0 (counted from 0): the label in column 'label' is '3', but the head knows only", {}),
+        ([[["sport"], None]], "row 1 (counted from 0): the label in column 'label' is missing (null)", {}),
+        ([[["sport"], ["sport", None]]], "row 1 (counted from 0): the label in column 'label' holds a missing", {}),
+        ([[1, 2]], "several labels are a list, or text with '|' between them", {}),
+        ([[[0, 1]]], "could be class numbers or a 0/1 vector: say --labels numbers or", {"names": ["a", "b"]}),
+        ([[[True, False, True]]], "which --labels names cannot mean", {"how": "names"}),
+        ([["a|b"]], "the class 'a|b' has a '|' in its name", {"names": ["a|b", "c"]}),
+        ([[[{"a": 1}]]], "labels are class numbers or names", {}),
+    ],
+)
+def test_what_is_wrong_with_sets_of_labels(chunks: Any, words: str, options: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        sets(*chunks, **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "outputs", "numbers"),
+    [
+        ([["0.5", " -2 "], ["1e3"]], 1, [[0.5], [-2.0], [1000.0]]),
+        ([[0.5, -2, 1000.0]], 1, [[0.5], [-2.0], [1000.0]]),
+        ([[1, 2]], 1, [[1.0], [2.0]]),
+        ([[[0.5], [1.0]]], 1, [[0.5], [1.0]]),
+        ([["0.5|1", "2|3"]], 2, [[0.5, 1.0], [2.0, 3.0]]),
+        ([[[0.5, 1], [2, 3]]], 2, [[0.5, 1.0], [2.0, 3.0]]),
+        ([["0.1"]], 1, [[0.1]]),
+    ],
+)
+def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[list[float]]) -> None:
+    assert read(REGRESSION, *chunks, names=["a", "b"][:outputs]).tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("chunks", "outputs", "words"),
+    [
+        ([["0.5"], ["much"]], 1, "row 1 (counted from 0): the label in column 'label' is 'much', which is no finite"),
+        (
+            [["0.5", ""]],
+            1,
+            "row 1 (counted from 0): the label in column 'label' has 0 number, but the head has 1 output.",
+        ),
+        ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is no finite number"),
+        ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is no finite"),
+        ([["1_000"]], 1, "is '1_000', which is no finite number"),
+        ([[0.5, None]], 1, "row 1 (counted from 0): the label in column 'label' is missing (null)"),
+        (
+            [["1|2", "1|2|3"]],
+            2,
+            "row 1 (counted from 0): the label in column 'label' has 3 numbers, but the head has 2",
+        ),
+        ([["1|2", "1|x"]], 2, "row 1 (counted from 0): the label in column 'label' is 'x'"),
+        ([[0.5]], 2, "the head has 2 outputs, so a label is a list of as many numbers"),
+        ([[True, False]], 1, "labels of a regression are numbers"),
+    ],
+)
+def test_what_is_wrong_with_numbers(chunks: Any, outputs: int, words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(REGRESSION, *chunks, names=["a", "b"][:outputs])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("problem", "how"), [(SINGLE_LABEL, "vectors"), (REGRESSION, "names"), (REGRESSION, "vectors")]
+)
+def test_a_way_to_read_that_does_not_go_with_the_head(problem: Problem, how: str) -> None:
+    with pytest.raises(ConfigError, match=f"--labels {how} does not go with a head for {problem.name}"):
+        read(problem, ["1"], how=how)
+
+
+def of_file(path: Path, problem: Problem = MULTI_LABEL) -> list[list[int]]:
+    source = open_rows(str(path), ["text", "label"])
+    column, row, codes = open_labels(problem, source, "label", NAMES), 0, []
+    for batch in source.batches:
+        codes.append(column.codes(batch.column(1), row))
+        row += batch.num_rows
+    return [np.flatnonzero(labels).tolist() for labels in column.ids(np.concatenate(codes))]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet", "folder"])
+def test_lists_in_files_of_every_kind(kind: str, tmp_path: Path) -> None:
+    import datasets
+
+    lists, path = [["sport", "weather"], [], ["politics"]], tmp_path / f"data.{kind}"
+    rows = [{"text": "a", "label": names} for names in lists]
+    if kind == "csv":
+        path.write_text("text,label\n" + "".join(f"a,{'|'.join(names)}\n" for names in lists))
+    elif kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "parquet":
+        parquet.write_table(pa.table({"text": ["a"] * 3, "label": lists}), path)
+    else:
+        names = datasets.Sequence(datasets.ClassLabel(names=["politics", "weather", "sport"]))
+        features = datasets.Features({"text": datasets.Value("string"), "label": names})
+        datasets.Dataset.from_list(rows, features=features).save_to_disk(str(path))
+    assert of_file(path) == [[0, 2], [], [1]]
+
+
+def test_declared_names_of_lists_in_parquet(tmp_path: Path) -> None:
+    import datasets
+
+    names = datasets.Sequence(datasets.ClassLabel(names=["politics", "weather", "sport"]))
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    rows = [{"text": "a", "label": ["sport"]}, {"text": "b", "label": []}]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / "data.parquet"))
+    assert of_file(tmp_path / "data.parquet") == [[0], []]

@@ -1,0 +1,472 @@
+"""The label column: what a value means follows from its kind and the head's names, never from the other values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from dist_eval.data.labels import LabelReader, find_classes, integer_text
+from dist_eval.data.readers import ROWS_PER_BATCH, RowSource, open_rows
+from dist_eval.errors import DataError
+
+STARS = ["1", "2", "3", "4", "5"]
+DEFAULT = ["LABEL_0", "LABEL_1", "LABEL_2"]
+MNLI = ["contradiction", "neutral", "entailment"]
+
+
+def classes_of(
+    *chunks: Any, names: Sequence[str] = ("neg", "pos"), declared: list[str] | None = None, how: str = "auto"
+) -> list[int]:
+    """Maps a column that comes in chunks."""
+    source = RowSource("test.parquet", iter(()), declared)
+    return mapped(source, [chunk if isinstance(chunk, pa.Array) else pa.array(chunk) for chunk in chunks], names, how)
+
+
+def classes_in(dataset: str, names: Sequence[str], how: str = "auto", split: str | None = None) -> list[int]:
+    """Maps the column `label` of a file or folder."""
+    source = open_rows(dataset, ["text", "label"], split=split)
+    return mapped(source, [batch.column(1) for batch in source.batches], names, how)
+
+
+def mapped(source: RowSource, chunks: list[pa.Array], names: Sequence[str], how: str) -> list[int]:
+    reader, codes, row = LabelReader(source, "label", names, how), [], 0
+    for chunk in chunks:
+        codes.append(reader.codes(chunk, row))
+        row += len(chunk)
+    ids = reader.ids(np.concatenate(codes))
+    assert ids.dtype == np.int64
+    return ids.tolist()
+
+
+def error_of(*chunks: Any, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        classes_of(*chunks, **options)
+    return str(caught.value)
+
+
+some_names = st.one_of(
+    st.lists(st.sampled_from(["neg", "pos", "Pos", "mixed", "LABEL_1", "é", ""]), min_size=1, max_size=4),
+    st.lists(st.integers(-1, 6).map(str) | st.sampled_from(["01", "+2", " 3"]), min_size=1, max_size=5),
+    st.lists(st.sampled_from(["neg", "pos", "0", "1", "2", "3"]), min_size=1, max_size=4),
+    st.integers(1, 4).map(lambda count: [f"LABEL_{number}" for number in range(count)]),
+    st.permutations(STARS),
+)
+any_text = st.sampled_from(["neg", "pos", "Pos", "POS", "mixed", "LABEL_0", "LABEL_1", "é", "", "x", "1.0", "+2", "01"])
+columns = st.one_of(
+    st.lists(any_text | st.integers(-2, 6).map(str), min_size=1, max_size=8),
+    st.lists(st.integers(-2, 6), min_size=1, max_size=8),
+    st.lists(st.booleans(), min_size=1, max_size=4),
+)
+hows = st.sampled_from(["auto", "names", "numbers"])
+
+
+def outcome_of(*chunks: Any, **options: Any) -> list[int] | None:
+    try:
+        return classes_of(*chunks, **options)
+    except DataError:
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(column=columns, names=some_names, declared=st.none() | some_names, how=hows, data=st.data())
+def test_what_a_value_means_never_depends_on_the_other_values(
+    column: list[Any], names: list[str], declared: list[str] | None, how: str, data: st.DataObject
+) -> None:
+    options: dict[str, Any] = {"names": names, "declared": declared, "how": how}
+    cut = data.draw(st.integers(0, len(column)))
+    chunks = [pa.array(part, pa.array(column).type) for part in (column[:cut], column[cut:])]
+
+    alone = [outcome_of([value], **options) for value in column]
+    together = outcome_of(*chunks, **options)
+
+    if any(outcome is None for outcome in alone):
+        assert together is None
+    else:
+        assert together == [outcome[0] for outcome in alone if outcome]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    numbers=st.lists(st.integers(-2, 6), min_size=1, max_size=8), names=some_names.filter(lambda n: len({*n}) == len(n))
+)
+def test_integers_are_class_numbers_whatever_the_classes_are_called(numbers: list[int], names: list[str]) -> None:
+    inside = all(0 <= number < len(names) for number in numbers)
+    for how in ("auto", "numbers"):
+        assert outcome_of(numbers, names=names, how=how) == (numbers if inside else None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(any_text | st.sampled_from(STARS), min_size=1, max_size=8), names=some_names)
+def test_text_that_is_a_class_name_means_that_class_or_nothing(texts: list[str], names: list[str]) -> None:
+    for text, found in zip(texts, [outcome_of([text], names=names) for text in texts], strict=True):
+        if found is not None and text in names:
+            assert found == [names.index(text)]
+        elif found is not None:
+            assert found == [integer_text(text)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["neg", "pos", "neg"], [0, 1, 0]),
+        ([0, 1, 0], [0, 1, 0]),
+        (["0", "1", "01"], [0, 1, 1]),
+        ([" 1", "0 ", "+1"], [1, 0, 1]),
+        (["1", "neg", "0", "pos"], [1, 0, 0, 1]),
+    ],
+)
+def test_labels_are_names_or_numbers_or_both(labels: list[Any], classes: list[int]) -> None:
+    assert classes_of(labels) == classes
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array([0, 1], pa.int8()),
+        pa.array([0, 1], pa.uint64()),
+        pa.array([0, 1]).dictionary_encode(),
+        pa.array(["neg", "pos"], pa.large_string()),
+        pa.array(["neg", "pos"]).dictionary_encode(),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_labels_of_all_arrow_types(labels: pa.Array) -> None:
+    assert classes_of(labels) == [0, 1]
+
+
+def test_truth_values_are_names() -> None:
+    assert classes_of([True, False], names=["False", "True"]) == [1, 0]
+    assert "'True'" in error_of([True, False])
+
+
+def test_a_label_keeps_its_meaning_in_every_chunk() -> None:
+    names = [f"class {number}" for number in range(50)]
+    labels = [names[(7 * row) % 50] for row in range(300)]
+    found = classes_of(labels[:1], labels[1:120], pa.array([], pa.string()), labels[120:], names=names)
+    assert [names[number] for number in found] == labels
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [1, 2, 3, 4], [4], [0]])
+def test_integers_are_never_the_names_of_stars(numbers: list[int]) -> None:
+    assert classes_of(numbers, names=STARS) == numbers
+
+
+def test_an_integer_beyond_the_head_may_have_been_meant_as_a_name() -> None:
+    message = error_of([1, 2, 3, 4, 5], names=STARS)
+    assert "row 4 (counted from 0): the label in column 'label' is '5'" in message
+    assert "If 5 is meant as a name, say --labels names." in message
+    assert "--labels" not in error_of([1, 7], names=STARS)
+
+
+def test_integers_are_names_if_someone_says_so() -> None:
+    assert classes_of([1, 2, 3, 4, 5], names=STARS, how="names") == [0, 1, 2, 3, 4]
+    assert "row 1 (counted from 0): the label in column 'label' is '0'" in error_of([1, 0], names=STARS, how="names")
+
+
+@pytest.mark.parametrize("labels", [["1", "2"], ["0", "1", "2"], ["4"], ["0"], ["5"]])
+@pytest.mark.parametrize("names", [STARS, ["3", "2", "1", "0"], ["neg", "0"], ["10", "20", "30"]])
+def test_text_is_ambiguous_where_names_are_the_numbers_of_others(labels: list[str], names: list[str]) -> None:
+    message = error_of(labels, names=names)
+    assert message.startswith("test.parquet: column 'label' is ambiguous")
+    assert ", ".join(names) in message
+    assert "--labels names or --labels numbers" in message
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "classes"),
+    [
+        (STARS, "names", [0, 1, 3]),
+        (STARS, "numbers", [1, 2, 4]),
+        (["4", "3", "2", "1", "0"], "names", [3, 2, 0]),
+        (["4", "3", "2", "1", "0"], "numbers", [1, 2, 4]),
+    ],
+)
+def test_ambiguous_text_means_what_someone_says(names: list[str], how: str, classes: list[int]) -> None:
+    assert classes_of(["1", "2", "4"], names=names, how=how) == classes
+
+
+def test_names_that_are_their_own_numbers_are_not_ambiguous() -> None:
+    assert classes_of(["7", "07", "0", "9"], names=list("0123456789")) == [7, 7, 0, 9]
+    assert classes_of(["0", "1", "x"], names=["0", "x"]) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("how", "wrong"), [("names", "1"), ("numbers", "pos")])
+def test_what_someone_says_holds_for_all_values(how: str, wrong: str) -> None:
+    message = error_of([{"names": "pos", "numbers": "1"}[how], wrong], how=how)
+    assert f"row 1 (counted from 0): the label in column 'label' is '{wrong}'" in message
+
+
+def test_declared_names_in_another_order_are_matched() -> None:
+    declared = ["entailment", "neutral", "contradiction"]
+    assert classes_of([0, 1, 2, 0], names=MNLI, declared=declared) == [2, 1, 0, 2]
+
+
+def test_declared_names_may_differ_in_case() -> None:
+    assert classes_of([0, 1, 2], names=MNLI, declared=["Entailment", "NEUTRAL", "contradiction"]) == [2, 1, 0]
+    assert classes_of([0, 1], names=["Straße", "weg"], declared=["WEG", "STRASSE"]) == [1, 0]
+    assert "'POS'" in error_of(["POS"])
+
+
+def test_declared_names_that_are_numbers_are_still_names() -> None:
+    assert classes_of([0, 4], names=STARS, declared=STARS) == [0, 4]
+    assert classes_of([0, 4], names=STARS[::-1], declared=STARS) == [4, 0]
+
+
+def test_declared_names_do_not_count_where_the_head_has_only_default_names() -> None:
+    assert classes_of([0, 1, 2], names=DEFAULT, declared=["c", "b", "a"]) == [0, 1, 2]
+    assert classes_of([0, 1, 2], names=DEFAULT, declared=DEFAULT[::-1]) == [0, 1, 2]
+    assert classes_of([0, 1, 2], names=DEFAULT, declared=DEFAULT[::-1], how="names") == [2, 1, 0]
+
+
+def test_declared_names_do_not_count_where_someone_says_numbers() -> None:
+    assert classes_of([0, 1, 2], names=MNLI, declared=["other", "neutral", "entailment"], how="numbers") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["auto", "names"])
+def test_a_declared_name_that_the_head_lacks_is_an_error_that_lists_both(how: str) -> None:
+    declared = ["neutral", "no_relation", "contradiction"]
+    message = error_of([0, 2, 1], names=MNLI, declared=declared, how=how)
+    assert "row 2 (counted from 0): the label in column 'label' is 'no_relation'" in message
+    assert "the classes contradiction, neutral, entailment (0 to 2)" in message
+    assert message.endswith("The dataset declares the names neutral, no_relation, contradiction.")
+
+
+def test_a_declared_name_that_the_head_lacks_may_stay_unused() -> None:
+    declared = ["neutral", "no_relation", "contradiction"]
+    assert classes_of([0, 2], names=MNLI, declared=declared) == [1, 0]
+
+
+def test_a_declared_name_that_fits_two_classes_is_refused() -> None:
+    assert "'pos', the name of more than one class" in error_of([0], names=["Pos", "POS"], declared=["pos"])
+    assert classes_of([0], names=["pos", "POS"], declared=["pos"]) == [0]
+
+
+@pytest.mark.parametrize("names", [["neg", "pos"], ["-1", "0", "1"]])
+def test_an_unlabelled_row_is_no_class(names: list[str]) -> None:
+    assert "row 1 (counted from 0): the label in column 'label' is '-1'" in error_of(
+        [1, -1], names=names, declared=names
+    )
+
+
+def test_a_number_beyond_the_declared_names_is_no_name() -> None:
+    assert "row 0 " in error_of([2], names=["2", "x"], declared=["2", "x"])
+
+
+def test_an_unknown_label_names_the_row_and_the_classes() -> None:
+    assert error_of(["pos", "neutral"]) == (
+        "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the head knows only the "
+        "classes neg, pos (0 to 1)."
+    )
+
+
+@pytest.mark.parametrize("label", ["2", "-1", "0.0", "Pos", "True", "1" * 5000], ids=lambda text: text[:8])
+def test_a_label_outside_the_head_names_the_row(label: str) -> None:
+    message = error_of(["1", label])
+    assert "row 1 (counted from 0): the label in column 'label' is" in message
+    assert label[:50] in message
+
+
+@pytest.mark.parametrize("label", [2, -1, 2**63 - 1])
+def test_a_number_outside_the_head_names_the_row(label: int) -> None:
+    assert f"row 1 (counted from 0): the label in column 'label' is '{label}'" in error_of([1, label])
+
+
+def test_an_unknown_label_in_a_later_chunk_names_its_first_row() -> None:
+    assert "row 7 " in error_of(["pos"] * 5, ["pos", "neg", "odd", "odd"], ["odd"])
+
+
+def test_an_empty_label_is_called_empty() -> None:
+    assert "row 1 (counted from 0): the label in column 'label' is empty" in error_of(["pos", ""])
+
+
+def test_a_long_unknown_label_is_not_printed_as_a_whole() -> None:
+    assert len(error_of(["bad film " * 10_000])) < 2000
+
+
+def test_of_many_classes_only_the_first_are_listed() -> None:
+    message = error_of(["x"], names=[f"class {number}" for number in range(5000)])
+    assert "class 9, ... (0 to 4999)" in message
+    assert len(message) < 1000
+
+
+def test_a_name_that_two_classes_share_is_refused_where_it_occurs() -> None:
+    names = ["pos", "pos", "neg"]
+    assert "row 1 (counted from 0): the label in column 'label' is 'pos'" in error_of(["neg", "pos"], names=names)
+    assert classes_of(["neg", "1"], names=names) == [2, 1]
+    assert classes_of([0, 1, 2], names=names) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("labels", [["0", "1"], [0, 1]])
+def test_numbers_are_a_way_out_where_two_classes_share_a_number_as_name(labels: list[Any]) -> None:
+    names = ["1", "1", "x"]
+    assert classes_of(labels, names=names, how="numbers") == [0, 1]
+    assert isinstance(labels[0], str) or classes_of(labels, names=names) == [0, 1]
+
+
+@pytest.mark.parametrize("labels", [["pos", None], [1, None], [None, None]])
+def test_a_missing_label_names_the_row(labels: list[Any]) -> None:
+    row = 2 + labels.index(None)
+    assert f"row {row} (counted from 0): the label in column 'label' is missing" in error_of(["pos", "neg"], labels)
+
+
+@pytest.mark.parametrize("labels", [[0.0, 1.0], [[0], [1]], [{"id": 0}, {"id": 1}], [date(2020, 1, 31)]])
+def test_labels_that_are_no_classes_name_the_column_and_its_type(labels: list[Any]) -> None:
+    kind = str(pa.array(labels).type).partition("<")[0]
+    assert f"test.parquet: column 'label' holds {kind}" in error_of(labels)
+
+
+def class_labels(names: list[str], numbers: list[int]) -> Any:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    return datasets.Dataset.from_dict({"text": ["a"] * len(numbers), "label": numbers}, features=features)
+
+
+def as_parquet(folder: Path, names: list[str], numbers: list[int]) -> str:
+    class_labels(names, numbers).to_parquet(str(folder / "saved.parquet"))
+    return str(folder / "saved.parquet")
+
+
+def as_folder(folder: Path, names: list[str], numbers: list[int]) -> str:
+    class_labels(names, numbers).save_to_disk(str(folder / "saved"))
+    return str(folder / "saved")
+
+
+both_ways = pytest.mark.parametrize("save", [as_parquet, as_folder])
+
+
+@both_ways
+def test_class_labels_of_a_dataset_are_matched_by_name(tmp_path: Path, save: Any) -> None:
+    path = save(tmp_path, ["Entailment", "Neutral", "Contradiction"], [0, 1, 2, 2])
+    assert classes_in(path, MNLI) == [2, 1, 0, 0]
+    assert classes_in(path, MNLI, "names") == [2, 1, 0, 0]
+    assert classes_in(path, MNLI, "numbers") == [0, 1, 2, 2]
+    assert classes_in(path, DEFAULT) == [0, 1, 2, 2]
+
+
+@both_ways
+def test_class_labels_in_many_chunks_are_matched_by_name(tmp_path: Path, save: Any) -> None:
+    numbers = [row % 3 for row in range(2 * ROWS_PER_BATCH + 100)]
+    assert classes_in(save(tmp_path, MNLI[::-1], numbers), MNLI) == [2 - number for number in numbers]
+
+
+@both_ways
+def test_class_labels_that_the_head_lacks_are_an_error_that_lists_both(tmp_path: Path, save: Any) -> None:
+    path = save(tmp_path, ["neutral", "no_relation", "entailment"], [0, 1])
+    with pytest.raises(DataError) as caught:
+        classes_in(path, MNLI)
+    message = str(caught.value)
+    assert message.startswith(f"{path}, row 1 (counted from 0): the label in column 'label' is 'no_relation'")
+    assert "contradiction, neutral, entailment" in message
+    assert "neutral, no_relation, entailment" in message
+
+
+@both_ways
+def test_an_unlabelled_row_of_a_dataset_is_no_class(tmp_path: Path, save: Any) -> None:
+    with pytest.raises(DataError, match=r"row 1 .*the label in column 'label' is '-1'"):
+        classes_in(save(tmp_path, MNLI, [1, -1]), MNLI)
+
+
+def test_a_split_of_a_folder_keeps_its_names(tmp_path: Path) -> None:
+    import datasets
+
+    saved = class_labels(["pos", "neg"], [1, 0])
+    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(str(tmp_path / "saved"))
+    assert classes_in(str(tmp_path / "saved"), ["neg", "pos"], split="train") == [0, 1]
+    assert classes_in(str(tmp_path / "saved"), ["neg", "pos"], split="test") == [1]
+
+
+def test_integers_of_a_parquet_file_without_names_are_class_numbers(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"text": ["a", "b"], "label": [2, 0]}), tmp_path / "plain.parquet")
+    assert classes_in(str(tmp_path / "plain.parquet"), MNLI) == [2, 0]
+    assert classes_in(str(tmp_path / "plain.parquet"), STARS) == [2, 0]
+
+
+def test_the_same_stars_mean_the_same_as_numbers_and_not_as_text(tmp_path: Path) -> None:
+    (tmp_path / "stars.csv").write_text("text,label\na,1\nb,3\n")
+    (tmp_path / "stars.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 3}\n')
+    assert classes_in(str(tmp_path / "stars.jsonl"), STARS) == [1, 3]
+    assert classes_in(str(tmp_path / "stars.jsonl"), STARS, "names") == [0, 2]
+    with pytest.raises(DataError, match="ambiguous"):
+        classes_in(str(tmp_path / "stars.csv"), STARS)
+    assert classes_in(str(tmp_path / "stars.csv"), STARS, "names") == [0, 2]
+    assert classes_in(str(tmp_path / "stars.csv"), STARS, "numbers") == [1, 3]
+
+
+@pytest.mark.parametrize(("first", "later"), [("1", 1), (1, "1")], ids=["text first", "numbers first"])
+def test_ambiguous_text_is_refused_also_where_other_rows_hold_numbers(tmp_path: Path, first: Any, later: Any) -> None:
+    labels = [first] * ROWS_PER_BATCH + [later]
+    (tmp_path / "mixed.json").write_text(json.dumps([{"text": "a", "label": label} for label in labels]))
+    with pytest.raises(DataError, match="column 'label'"):
+        classes_in(str(tmp_path / "mixed.json"), STARS)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), (" 12 ", 12), ("+3", 3), ("-1", -1), ("1.0", None), ("", None), ("1 2", None), ("x", None)],
+)
+def test_integers_are_recognized_as_text(text: str, number: int | None) -> None:
+    assert integer_text(text) == number
+
+
+def source_of(values: list[Any], class_names: list[str] | None = None) -> RowSource:
+    batches = [pa.RecordBatch.from_pydict({"label": part}) for part in (values[:2], values[2:]) if part]
+    return RowSource("data.csv", iter(batches), class_names)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        (["pos", "neg", "pos"], {}, ["neg", "pos"]),
+        (["1", "0", "2"], {}, ["0", "1", "2"]),
+        ([1, 0, 1], {}, ["0", "1"]),
+        ([1, 0, 1], {"count": 4}, ["0", "1", "2", "3"]),
+        ([1, 5, 1], {"how": "names"}, ["1", "5"]),
+        (["1", "0", "x"], {}, ["0", "1", "x"]),
+        ([True, False], {}, ["False", "True"]),
+        (["10", "9", *map(str, range(9))], {}, [str(number) for number in range(11)]),
+    ],
+)
+def test_the_classes_of_a_column_are_found_and_all_its_values_belong_to_one(
+    values: list[Any], options: dict[str, Any], expected: list[str]
+) -> None:
+    names = find_classes(source_of(values), "label", **options)
+    assert names == expected
+    reader = LabelReader(source_of(values), "label", names, options.get("how", "auto"))
+    ids = reader.ids(reader.codes(pa.array(values), 0))
+    assert [names[number] for number in ids] == [str(value) for value in values]
+
+
+def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
+    names = ["bad", "good", "mixed"]
+    assert find_classes(source_of([1, 0], names), "label") == names
+    assert find_classes(source_of([1, 0], names), "label", "numbers") == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "words"),
+    [
+        ([], {}, "has no rows: there is nothing to learn from"),
+        (["a", "a"], {}, "has only one class, 'a'"),
+        ([1, 2, 5], {}, "class numbers up to 5, but no 0. Say --labels names if they are names, or --num-labels 6"),
+        ([0, 1, 2], {"count": 2}, "holds the class number 2, but --num-labels 2 allows only 0 to 1"),
+        (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
+        ([0, -1], {}, "holds the label '-1', which is no class number"),
+        (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is no class number"),
+        ([0.5, 1.0], {}, "labels are class numbers or names"),
+    ],
+)
+def test_a_column_that_has_no_classes_is_told(values: list[Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        find_classes(source_of(values), "label", **options)
+    assert words in str(caught.value)

@@ -1,0 +1,533 @@
+"""Files and folders of all kinds give the rows that were written, or an error that names the culprit."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
+from dist_eval.errors import DataError
+
+Rows = list[tuple[str, str]]
+COLUMNS = ("text", "label")
+BOM = b"\xef\xbb\xbf"
+READ_BLOCK = 1 << 20
+
+
+def delimited(delimiter: str, **dialect: Any) -> Callable[[Rows], bytes]:
+    def write(rows: Rows) -> bytes:
+        file = io.StringIO(newline="")
+        writer = csv.writer(file, delimiter=delimiter, **dialect)
+        writer.writerows([COLUMNS, *rows])
+        return file.getvalue().encode()
+
+    return write
+
+
+def json_lines(rows: Rows) -> bytes:
+    return "".join(json.dumps(dict(zip(COLUMNS, row, strict=True))) + "\n" for row in rows).encode()
+
+
+def json_lines_unescaped(rows: Rows) -> bytes:
+    lines = (json.dumps(dict(zip(COLUMNS, row, strict=True)), ensure_ascii=False) for row in rows)
+    return "\n".join(lines).encode()
+
+
+def json_array(rows: Rows) -> bytes:
+    return json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=1).encode()
+
+
+def parquet_file(rows: Rows) -> bytes:
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table([[r[0] for r in rows], [r[1] for r in rows]], names=COLUMNS), sink, row_group_size=7)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS: dict[str, Callable[[Rows], bytes]] = {
+    "rows.csv": delimited(",", lineterminator="\n", quoting=csv.QUOTE_ALL),
+    "sparsely_quoted.csv": delimited(",", lineterminator="\r\n"),
+    "rows.tsv": delimited("\t"),
+    "rows.csv.gz": lambda rows: gzip.compress(delimited(",")(rows)),
+    "rows.jsonl": json_lines,
+    "unescaped.ndjson": json_lines_unescaped,
+    "rows.jsonl.gz": lambda rows: gzip.compress(json_lines(rows)),
+    "rows.json": json_array,
+    "lines.json": json_lines,
+    "rows.parquet": parquet_file,
+}
+TEXT_FORMATS = [name for name in FORMATS if not name.endswith(("parquet", "gz"))]
+all_formats = pytest.mark.parametrize("name", FORMATS)
+
+AWKWARD = ["NA", "null", "None", "nan", "007", "1e5", "-0", "true", "", " ", "\t", '"', '""', "'", ",", "a,b", "a\nb"]
+AWKWARD += ["a\r\nb", "\r", '"quoted, with comma"', "\\", "\\n", "\x00", "\ufeff", "\u2028", "\x85", "😀", "#", "é"]
+
+
+def write(folder: Path, name: str, content: bytes | str) -> str:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def is_plain_text(name: str) -> bool:
+    return "csv" in name or "tsv" in name
+
+
+def read(dataset: str, columns: tuple[str, ...] = COLUMNS, **options: Any) -> list[tuple[Any, ...]]:
+    batches = open_rows(dataset, list(columns), **options).batches
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def error_of(dataset: str, columns: tuple[str, ...] = COLUMNS, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        read(dataset, columns, **options)
+    return str(caught.value)
+
+
+texts = st.text(max_size=20) | st.sampled_from(AWKWARD)
+any_rows = st.lists(st.tuples(texts, texts), min_size=1, max_size=8)
+
+
+@all_formats
+@settings(max_examples=40, deadline=None)
+@given(rows=any_rows)
+@example(rows=[(text, "a") for text in AWKWARD])
+@example(rows=[("a", text) for text in AWKWARD])
+@example(rows=[("a", "0"), ("several\tcolumns\nand lines", "1")])
+@example(rows=[("a", "0"), ("b", "\n\t")])
+def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = write(tmp_path_factory.mktemp("rows"), name, FORMATS[name](rows))
+    cells = [cell for row in rows for cell in row]
+    if name == "rows.tsv" and any("\n" in cell and "\t" in cell for cell in cells):
+        assert "An odd quote seems to have swallowed rows." in error_of(path)
+    elif is_plain_text(name) and any("\0" in cell for cell in cells):
+        assert "holds a NUL byte. Is the file damaged" in error_of(path)
+    else:
+        assert read(path) == rows
+
+
+@all_formats
+@pytest.mark.parametrize("text", [*AWKWARD, "2020-01-31", "2020-01-31 12:00:00", "12:30"])
+def test_a_column_of_nothing_but_such_texts_stays_text(name: str, text: str, tmp_path: Path) -> None:
+    rows = [(text, "a"), (text, "b")]
+    if is_plain_text(name) and text == "\0":
+        assert "row 0 (counted from 0): column 'text' holds a NUL byte" in error_of(
+            write(tmp_path, name, FORMATS[name](rows))
+        )
+        return
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
+@all_formats
+def test_more_rows_than_a_block_keep_their_order(name: str, tmp_path: Path) -> None:
+    rows = [(f"{number:700} " + "é" * 350, "ab"[number % 2]) for number in range(3 * ROWS_PER_BATCH + 1)]
+    content = FORMATS[name](rows)
+    assert name not in TEXT_FORMATS or len(content) > 2 * READ_BLOCK
+    assert read(write(tmp_path, name, content)) == rows
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
+@pytest.mark.parametrize("position", [0, 1, 30_000])
+def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path) -> None:
+    rows = [(f"{number:0200}", "a") for number in range(30_000)] if position else [("after", "b")]
+    rows.insert(position, ("a line\n" * 1_500_000, "huge"))
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
+@pytest.mark.parametrize("position", [0, 100, 400, 999])
+def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
+    name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
+    rows = [(f"{number:0100}", "a") for number in range(1000)]
+    rows.insert(position, ("x" * 10_000, "long"))
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
+def test_a_byte_order_mark_is_no_part_of_the_first_column(name: str, tmp_path: Path) -> None:
+    rows = [("a", "0"), ("b", "1")]
+    assert read(write(tmp_path, name, BOM + FORMATS[name](rows))) == rows
+
+
+def test_windows_line_ends_are_no_part_of_the_last_column(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.csv", "text,label\r\na,0\r\nb,1\r\n")) == [("a", "0"), ("b", "1")]
+    assert read(write(tmp_path, "a.jsonl", '{"text":"a","label":"0"}\r\n{"text":"b","label":"1"}\r\n')) == [
+        ("a", "0"),
+        ("b", "1"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["ROWS.CSV", "rows.v2.csv", "my rows.csv"])
+def test_a_file_is_known_by_its_last_suffix_in_any_case(name: str, tmp_path: Path) -> None:
+    assert read(write(tmp_path, name, "text,label\na,0\n")) == [("a", "0")]
+
+
+@all_formats
+def test_columns_come_in_the_order_asked_for_and_others_stay_away(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, FORMATS[name]([("a", "0"), ("b", "1")]))
+    assert read(path, ("label", "text")) == [("0", "a"), ("1", "b")]
+    assert read(path, ("label",)) == [("0",), ("1",)]
+
+
+def test_batches_stay_small(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.parquet", parquet_file([("a", "0")] * (2 * ROWS_PER_BATCH)))
+    assert max(batch.num_rows for batch in open_rows(path, COLUMNS).batches) <= ROWS_PER_BATCH
+
+
+@all_formats
+def test_a_missing_column_is_named_beside_those_that_exist(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, FORMATS[name]([("a", "0")]))
+    message = error_of(path, ("sentence", "label"))
+    assert message.startswith(f"{path} has no column 'sentence'. It has: text, label.")
+    assert "--text-column" in message
+
+
+def test_a_doubled_column_is_named(tmp_path: Path) -> None:
+    table = pa.table([["a"], ["b"], ["0"]], names=["text", "text", "label"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert "a.parquet has the column 'text' more than once" in error_of(str(tmp_path / "a.parquet"))
+    path = write(tmp_path, "a.csv", "text,label,text\na,0,b\n")
+    assert error_of(path) == f"{path} has the column 'text' more than once."
+    message = error_of(write(tmp_path, "a.jsonl", '{"text": "a", "text": "b", "label": "0"}\n'))
+    assert "a.jsonl" in message
+    assert "/text) was specified twice in row 0" in message
+
+
+@pytest.mark.parametrize("name", ["test.csv", "./test", "/data/test", "a/b/c", "data/test.parquet"])
+def test_a_missing_file_is_named_and_not_looked_for_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert error_of(name) == f"There is no file {name}."
+
+
+@pytest.mark.parametrize("name", ["test.xlsx", "test", "test.txt.gz", "csv"])
+def test_an_unknown_kind_of_file_lists_the_known_ones(name: str, tmp_path: Path) -> None:
+    message = error_of(write(tmp_path, name, "text,label\na,0\n"))
+    assert f"{name}: unknown kind of file" in message
+    assert all(suffix in message for suffix in (".csv", ".tsv", ".json", ".jsonl", ".parquet"))
+
+
+@pytest.mark.parametrize("name", ["test.csv", "test.json", "test.parquet"])
+def test_an_empty_file_is_named(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, "")
+    assert error_of(path) == f"{path} is empty."
+
+
+@pytest.mark.parametrize("options", [{"split": "test"}, {"subset": "sst2"}])
+def test_a_file_has_no_splits(options: dict[str, str], tmp_path: Path) -> None:
+    path = write(tmp_path, "test.csv", "text,label\na,0\n")
+    assert error_of(path, **options).endswith("leave out --subset and --split.")
+
+
+LATIN = {
+    "start.csv": "text,label\ncafé,0\n",
+    "later.csv": "text,label\n" + "tea,0\n" * 3000 + "café,0\n",
+    "header.csv": "text,label,prénom\ntea,0,x\n",
+    "rows.json": '[{"text": "café", "label": "0"}]',
+}
+
+
+@pytest.mark.parametrize("name", LATIN)
+def test_text_that_is_not_utf8_is_an_error_that_names_the_file(name: str, tmp_path: Path) -> None:
+    message = error_of(write(tmp_path, name, LATIN[name].encode("latin-1")))
+    assert name in message
+    assert "utf8" in message.lower().replace("-", "")
+
+
+def test_utf16_is_no_utf8(tmp_path: Path) -> None:
+    message = error_of(write(tmp_path, "a.csv", "text,label\na,0\n".encode("utf-16")))
+    assert "a.csv is not UTF-8 text" in message
+    assert "Convert it to UTF-8." in message
+
+
+@pytest.mark.parametrize(("row", "cells"), [("b", 1), ("b,1,2", 3), ('"b,1', 1)])
+def test_a_row_with_too_few_or_many_cells_is_named(row: str, cells: int, tmp_path: Path) -> None:
+    message = error_of(write(tmp_path, "a.csv", f"text,label\na,0\n{row}\nc,1\n"))
+    assert "a.csv" in message
+    assert f"Row #3: Expected 2 columns, got {cells}" in message
+
+
+def test_a_header_with_an_open_quote_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    assert "a.csv" in error_of(write(tmp_path, "a.csv", 'text,"label\n' + "a,0\n" * 50_000))
+
+
+ODD_QUOTES = {
+    "in the text": ['"odd\t0', 'even"\t1'],
+    "in the label": ['odd\t"0', 'even\t"'],
+    "many rows apart": ['"odd\t0', *["b\t1"] * 100, 'even"\t1'],
+}
+
+
+@pytest.mark.parametrize("lines", ODD_QUOTES.values(), ids=ODD_QUOTES)
+@pytest.mark.parametrize("before", [0, 3, 3 * ROWS_PER_BATCH])
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
+    lines: list[str], before: int, suffix: str, tmp_path: Path
+) -> None:
+    content = "\n".join(["text\tlabel", *["a\t0"] * before, *lines, "c\t1", ""]).encode()
+    path = write(tmp_path, "a" + suffix, gzip.compress(content) if suffix.endswith("gz") else content)
+    message = error_of(path)
+    assert message.startswith(f"{path}, row {before} (counted from 0): ")
+    assert "An odd quote seems to have swallowed rows." in message
+    assert "convert to JSONL" in message
+
+
+def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
+    assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
+
+
+def test_an_odd_quote_in_a_column_that_nobody_asked_for_swallows_no_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", 'note\ttext\tlabel\n"odd\ta\t0\neven"\tb\t1\nx\tc\t0\n')
+    assert "An odd quote seems to have swallowed rows." in error_of(path)
+
+
+def test_an_odd_quote_without_another_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    assert "a.tsv cannot be read" in error_of(write(tmp_path, "a.tsv", 'text\tlabel\na\t0\n"odd\t0\nb\t1\n'))
+
+
+def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path: Path) -> None:
+    lines = ["text\tlabel", '"a\tb"\t0', '"two\nlines"\t1', '"say ""no"""\t0', 'say "no"\t1', ""]
+    expected = [("a\tb", "0"), ("two\nlines", "1"), ('say "no"', "0"), ('say "no"', "1")]
+    assert read(write(tmp_path, "a.tsv", "\n".join(lines))) == expected
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.csv.gz", "rows.jsonl.gz"])
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+def test_a_truncated_file_is_named(name: str, kept: float, tmp_path: Path) -> None:
+    content = FORMATS[name]([(f"text {number}", "a") for number in range(5000)])
+    path = write(tmp_path, name, content[: int(kept * len(content))])
+    assert error_of(path).startswith(f"{path} cannot be read: ")
+
+
+def test_what_is_called_compressed_and_is_not_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv.gz", "text,label\na,0\n")
+    assert error_of(path).startswith(f"{path} cannot be read: ")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("labels", [(0, "x"), ("x", 0), (True, 1), ("x", {"y": 1})])
+def test_a_json_column_of_mixed_types_is_named(name: str, labels: tuple[Any, Any], tmp_path: Path) -> None:
+    rows: list[Any] = [{"text": "a", "label": label} for label in labels]
+    lines = json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows))
+    message = error_of(write(tmp_path, name, lines))
+    assert name in message
+    assert "label" in message
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, "x"), ("x", 0)])
+def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
+    first: Any, last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    lines = [json.dumps({"text": "a", "label": label}) for label in [first] * 500 + [last]]
+    assert "label" in error_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_bad_row_far_down_is_not_called_by_a_wrong_number(name: str, tmp_path: Path) -> None:
+    good, bad = {"a.csv": ("x" * 2000 + ",0\n", "a,b,c\n")}.get(
+        name, (json.dumps({"text": "x" * 2000, "label": 0}) + "\n", '{"text": "a", "label": "x"}\n')
+    )
+    header = "text,label\n" if name == "a.csv" else ""
+    message = error_of(write(tmp_path, name, header + 5000 * good + bad))
+    assert name in message
+    assert set(re.findall(r"[Rr]ow #?(\d+)", message)) <= {"5000", "5001", "5002"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"text": "a", "label": 123456789012345678901234567890}]',
+        '[{"text": "\\ud800", "label": "0"}]',
+        '[{"text": "a", "label": "0"}',
+        '[{"text": "a" "label": "0"}]',
+    ],
+    ids=["integer beyond 64 bits", "half a surrogate pair", "no end", "no comma"],
+)
+def test_json_that_holds_no_readable_rows_is_an_error_that_names_the_file(content: str, tmp_path: Path) -> None:
+    assert "a.json" in error_of(write(tmp_path, "a.json", content))
+
+
+def test_json_rows_are_objects(tmp_path: Path) -> None:
+    message = error_of(write(tmp_path, "a.json", '[{"text": "a", "label": "0"}, ["b", "1"]]'))
+    assert "a.json, row 1: should be an object with columns, not ['b', '1']" in message
+
+
+def test_one_json_object_with_a_table_inside_is_no_table(tmp_path: Path) -> None:
+    assert "has no column 'text'. It has: data." in error_of(write(tmp_path, "a.json", '{"data": [{"text": "a"}]}'))
+
+
+ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
+
+
+def limit_arrays(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("dist_eval.data.readers._LARGEST_ARRAY_BYTES", size)
+
+
+def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "a.json", ARRAY)
+    limit_arrays(monkeypatch, len(ARRAY))
+    assert len(read(path)) == 100
+    limit_arrays(monkeypatch, len(ARRAY) - 1)
+    message = error_of(path)
+    assert message.startswith(f"{path} holds one JSON array of over 0 MiB, which can only be read whole.")
+    assert "Convert it to JSONL" in message
+
+
+@pytest.mark.parametrize("before", ["", "\n \t", "\ufeff", "\ufeff\n"])
+def test_a_large_json_array_is_known_by_its_bracket(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_arrays(monkeypatch, 100)
+    assert "Convert it to JSONL" in error_of(write(tmp_path, "a.json", before.encode() + ARRAY))
+
+
+def test_a_compressed_json_array_counts_as_large_as_it_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "a.json.gz", gzip.compress(ARRAY))
+    limit_arrays(monkeypatch, len(ARRAY) - 1)
+    assert "Convert it to JSONL" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["lines.json", "rows.jsonl", "rows.csv", "rows.parquet"])
+def test_what_is_read_piece_by_piece_may_be_large(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_arrays(monkeypatch, 10)
+    rows = [("a", "0"), ("b", "1")] * 50
+    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+
+
+def test_a_json_value_that_is_missing_or_null_is_null(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": "0"}, {"text": None, "label": "1"}, {"text": "c"}]
+    expected = [("a", "0"), (None, "1"), ("c", None)]
+    assert read(write(tmp_path, "a.json", json.dumps(rows))) == expected
+    assert read(write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))) == expected
+
+
+def with_class_names() -> Any:
+    import datasets
+
+    features = datasets.Features(
+        {"label": datasets.ClassLabel(names=["bad", "good"]), "text": datasets.Value("string")}
+    )
+    return datasets.Dataset.from_dict({"label": [1, 0, 1], "text": ["a", "b", "c"]}, features=features)
+
+
+def saved_folder(folder: Path, *, splits: bool = False) -> str:
+    import datasets
+
+    rows = with_class_names()
+    saved = datasets.DatasetDict({"train": rows, "test": rows.select([2])}) if splits else rows
+    saved.save_to_disk(str(folder / "saved"))
+    return str(folder / "saved")
+
+
+def test_a_folder_saved_by_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    path = saved_folder(tmp_path)
+    assert read(path) == [("a", 1), ("b", 0), ("c", 1)]
+    assert open_rows(path, COLUMNS).class_names == ["bad", "good"]
+    assert open_rows(path, ["label", "text"]).class_names is None
+
+
+def test_a_parquet_file_written_by_datasets_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    with_class_names().to_parquet(path)
+    assert read(path) == [("a", 1), ("b", 0), ("c", 1)]
+    assert open_rows(path, COLUMNS).class_names == ["bad", "good"]
+    assert open_rows(path, ["label", "text"]).class_names is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"huggingface": b"{"},
+        {"huggingface": b"\xff\xfe"},
+        {"huggingface": b"[]"},
+        {"huggingface": b"null"},
+        {"huggingface": b'{"info": {}}'},
+        {"huggingface": b'{"info": {"features": null}}'},
+        {"huggingface": b'{"info": {"features": {"label": null}}}'},
+        {"huggingface": b'{"info": {"features": {"label": {"names": null}}}}'},
+        {"huggingface": b'{"info": {"features": {"label": {"dtype": "int64", "_type": "Value"}}}}'},
+        {"huggingface": b'{"info": {"features": {"other": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'},
+        {"pandas": b'{"columns": []}'},
+    ],
+    ids=str,
+)
+def test_other_metadata_of_a_parquet_file_declare_no_names(metadata: dict[str, bytes], tmp_path: Path) -> None:
+    table = pa.table({"text": ["a"], "label": [1]}).replace_schema_metadata(metadata)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    rows = open_rows(str(tmp_path / "a.parquet"), COLUMNS)
+    assert rows.class_names is None
+    assert [batch.num_rows for batch in rows.batches] == [1]
+
+
+def test_a_split_of_a_folder_is_chosen_by_name(tmp_path: Path) -> None:
+    path = saved_folder(tmp_path, splits=True)
+    assert read(path, split="test") == [("c", 1)]
+    assert error_of(path) == f"{path} has several splits: choose one of train, test with --split."
+    assert error_of(path, split="tset") == f"{path} has no split 'tset': choose one of train, test with --split."
+
+
+def test_a_folder_without_splits_takes_none(tmp_path: Path) -> None:
+    path = saved_folder(tmp_path)
+    assert error_of(path, split="test") == f"{path} is a single dataset without splits: leave out --split."
+
+
+def test_a_folder_names_a_missing_column(tmp_path: Path) -> None:
+    assert "has no column 'sentence'. It has: label, text." in error_of(saved_folder(tmp_path), ("sentence", "label"))
+
+
+def test_a_folder_that_datasets_did_not_save_is_named(tmp_path: Path) -> None:
+    assert error_of(str(tmp_path)).startswith(f"{tmp_path} is no folder saved by datasets")
+
+
+@pytest.mark.parametrize("name", ["glue", "teknium/some-data", "teknium/OpenHermes-2.5"])
+def test_a_hub_name_is_left_to_datasets_without_its_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load_dataset(*arguments: Any, **options: Any) -> datasets.Dataset:
+        asked.append((arguments, options))
+        return datasets.Dataset.from_dict({"text": ["a"], "label": ["x"]})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+    assert read(name, subset="sst2", split="test") == [("a", "x")]
+    assert asked == [((name, "sst2"), {"split": "test", "trust_remote_code": False})]
+
+
+def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def load_dataset(*_: Any, **__: Any) -> datasets.Dataset:
+        raise ConnectionError("Couldn't reach the Hub\n(a long story)")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    message = error_of("gleu")
+    assert message.startswith("gleu is neither a file, a folder nor a hub dataset")
+    assert message.endswith("Couldn't reach the Hub")

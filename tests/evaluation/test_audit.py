@@ -1,0 +1,211 @@
+"""Second opinions: real servers, one of which computes with other weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Launcher, SwarmClient, requests_of, results_of
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from dist_eval import demo
+from dist_eval.evaluation.audit import Audit, Dispute, Findings, audited_batches, largest_difference
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.requests import SwarmRequests
+from dist_eval.swarm.routes import Trip
+
+LIAR = 2
+
+
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_as_many_batches_are_audited_as_asked_for_and_always_the_same(batches: int, fraction: float) -> None:
+    chosen = audited_batches(batches, fraction)
+    assert chosen == audited_batches(batches, fraction)
+    assert chosen <= set(range(batches))
+    assert -1e-6 < len(chosen) - fraction * batches <= 1
+    assert bool(chosen) == (fraction > 0)
+
+
+def test_the_row_that_differs_most_is_the_difference() -> None:
+    one = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    assert largest_difference(one, one) == 0.0
+    assert largest_difference(one, one * torch.tensor([[1.0], [0.5]])) == pytest.approx(0.5)
+    assert largest_difference(one, one * torch.tensor([[0.5], [1.0]])) == pytest.approx(0.5)
+    small = one * 1e-3
+    assert largest_difference(small, -small) == pytest.approx(2.0)
+    assert largest_difference(small, -small, least=1.0) == pytest.approx(0.01)
+
+
+def test_what_ranks_found_is_joined() -> None:
+    dispute = Dispute(("a", "b"), (0, 2), 0.5, "no third server")
+    ranks = [
+        Findings(batches=2, largest_difference=1e-6, agreed=Counter(a=2, b=1)),
+        Findings(batches=1, alone=3, disagreed=Counter(a=1), odd=frozenset("a"), disputes=[dispute] * 30),
+    ]
+    facts = Findings.merged(ranks).facts(0.1)
+    assert facts["servers"] == [
+        {"peer": "a", "agreed": 2, "disagreed": 1, "odd": True},
+        {"peer": "b", "agreed": 1, "disagreed": 0, "odd": False},
+    ]
+    assert (facts["fraction"], facts["batches"], facts["alone"], facts["unanswered"]) == (0.1, 3, 3, 0)
+    assert (facts["disputes"], len(facts["first_disputes"])) == (30, 20)
+    for one in ranks:
+        again = Findings.of_notes(json.loads(json.dumps(one.to_notes())))
+        assert dataclasses.replace(again, odd=one.odd) == one
+    assert Findings.merged(ranks)
+    assert not Findings()
+
+
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's base model with one of its matrices exchanged."""
+    folder = tmp_path_factory.mktemp("other") / "base"
+    shutil.copytree(demo.BASE_MODEL, folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "layers.2" in name and "down_proj" in name)
+    tensors[name] = tensors[name].flip(0).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+class SwarmWithLiar(PrivateSwarm):
+    """A swarm of which one server computes with other weights."""
+
+    other_weights = ""
+
+    def start_server(self, number: int) -> None:
+        self.model = self.other_weights if number == LIAR else str(demo.BASE_MODEL)
+        super().start_server(number)
+
+    @property
+    def liar(self) -> str:
+        return self.addresses[LIAR].rsplit("/", 1)[1]
+
+
+@pytest.fixture(scope="module")
+def swarm(other_weights: Path) -> Iterator[SwarmWithLiar]:
+    swarm = SwarmWithLiar(
+        str(demo.BASE_MODEL), num_blocks=4, dht_prefix="doubtful", spans=[(0, 4), (0, 2), (0, 4), (2, 4)], threads=1
+    )
+    swarm.other_weights = str(other_weights)
+    with swarm:
+        yield swarm
+
+
+def connect(client: SwarmClient, swarm: PrivateSwarm) -> tuple[Classifier, SwarmRequests]:
+    swarm.model = str(demo.BASE_MODEL)
+    classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
+    requests_of(classifier).routes.servers.clear()  # or one that is a little slower might not be asked for minutes
+    return classifier, requests_of(classifier)
+
+
+def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(5, 30, (4, 50), generator=generator), torch.tensor([50, 20, 35, 50])
+
+
+def local_logits(number: int) -> torch.Tensor:
+    return load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(*batch(number))
+
+
+def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
+    swarm: SwarmWithLiar, swarm_client: SwarmClient
+) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    told: list[str] = []
+    audit, found, number = Audit(classifier, told.append), [], 0
+    while not told or number < 4:  # until it was asked
+        trip = Trip(audited=True)
+        logits = audit.logits(*batch(number), trip)
+        assert swarm.liar not in {peer for peer, _, _ in trip.route}
+        assert [block for _, start, end in trip.route for block in range(start, end)] == [0, 1, 2, 3]
+        assert torch.allclose(logits, local_logits(number), atol=1e-4)
+        found.append(trip.findings)
+        number += 1
+    facts = Findings.merged(found).facts(1.0)
+    assert told == [swarm.liar]
+    assert facts["batches"] == number
+    assert swarm.liar not in {server["peer"] for server in facts["servers"]}
+    assert all(server["agreed"] > 0 for server in facts["servers"])
+    assert facts["disputes"] == facts["unanswered"] == facts["alone"] == 0
+    assert facts["largest_difference"] < 1e-4
+    assert swarm.liar not in {str(span.peer) for span in requests.spans()}
+
+
+def test_a_batch_that_servers_take_in_halves_shows_the_odd_one_too(
+    swarm: SwarmWithLiar, swarm_client: SwarmClient
+) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
+    lengths = torch.full((60,), 50)
+    truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
+    told: list[str] = []
+    while not told:
+        trip = Trip(audited=True)
+        logits = Audit(classifier, told.append).logits(ids, lengths, trip)
+        assert torch.allclose(logits, truth, atol=1e-4)
+        assert (trip.findings.batches, trip.findings.disputes) == (1, [])
+    assert told == [swarm.liar]
+    assert requests.halved >= 1
+
+
+def test_a_run_with_a_liar_among_three_gives_the_honest_result(
+    swarm: SwarmWithLiar, launcher: Launcher, tmp_path: Path
+) -> None:
+    what = ["--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA), "--model", str(demo.BASE_MODEL)]
+    where = ["--initial-peers", *swarm.initial_peers, "--dht-prefix", "doubtful"]
+    audited, honest = tmp_path / "audited", tmp_path / "honest"
+    done = launcher.run("-m", "dist_eval", *what, *where, "--audit", "0.3", "--output", str(audited), ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert launcher.run("-m", "dist_eval", *what, "--backend", "local", "--output", str(honest)).returncode == 0
+    assert (audited / "predictions.parquet").read_bytes() == (honest / "predictions.parquet").read_bytes()
+    results = results_of(audited)
+    assert [server["peer"] for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
+    assert results["audit"]["batches"] >= 0.3 * results["plan"]["batches"]
+    assert results["audit"]["disputes"] == 0
+    assert list((audited / "journal").glob(f"*{swarm.liar}.odd"))
+    assert swarm.liar in done.stdout
+    assert not launcher.leftovers()
+
+
+def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    honest = swarm.addresses[0].rsplit("/", 1)[1]
+    requests.distrusted |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    audit = Audit(classifier)
+    trip = Trip(audited=True)
+    audit.logits(*batch(0), trip)
+    facts = trip.findings.facts(1.0)
+    assert (facts["batches"], facts["disputes"]) == (1, 1)
+    [dispute] = facts["first_disputes"]
+    assert {*dispute["peers"]} == {swarm.liar, honest}
+    assert "no third server" in dispute["why"]
+    assert 2 in range(*dispute["blocks"]), "the part with the other weights is named"
+
+    requests.distrusted |= {swarm.liar}
+    trip = Trip(audited=True)
+    audit.logits(*batch(0), trip)
+    assert trip.findings == Findings(alone=1)
+
+
+def test_a_replica_that_is_gone_costs_its_opinion_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    honest = swarm.addresses[0].rsplit("/", 1)[1]
+    requests.distrusted |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    swarm.kill_server(LIAR)
+    for number in range(3):
+        trip = Trip(audited=True)
+        assert torch.allclose(Audit(classifier).logits(*batch(number), trip), local_logits(number), atol=1e-4)
+        assert {peer for peer, _, _ in trip.route} == {honest}
+        assert trip.findings in (Findings(unanswered=1), Findings(alone=1))

@@ -1,0 +1,464 @@
+"""The main job as people run it: exact on any number of ranks, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+from conftest import Launcher, SwarmClient, results_of, run_here, wait_for
+
+from dist_eval import demo
+from dist_eval.__main__ import run
+from dist_eval.config import EvaluationConfig
+from dist_eval.errors import SwarmError
+from dist_eval.model.base import Base
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.swarm.private import PrivateSwarm
+
+WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")
+SIZES = {2: [1, 3, 97], 3: [2, 3, 4, 97]}
+"""Numbers of examples to try with so many ranks: fewer than ranks, as many, one more, many."""
+DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+
+
+@pytest.fixture(scope="module")
+def by_world_size(
+    demo_swarm: PrivateSwarm, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, tuple[Path, subprocess.CompletedProcess[str]]]:
+    """Folders with the results of 1 to 3 ranks."""
+    folders = {}
+    for ranks, sizes in {1: sorted({*itertools.chain(*SIZES.values())}), **SIZES}.items():
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        temporary = Path("/tmp") / f"w-{os.getpid()}-{ranks}"
+        temporary.mkdir()
+        try:
+            result = Launcher(temporary).run(
+                WORKER, str(folder), ",".join(demo_swarm.initial_peers), *map(str, sizes), ranks=ranks
+            )
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        folders[ranks] = (folder, result)
+    return folders
+
+
+@pytest.mark.parametrize(("ranks", "n"), [(ranks, n) for ranks, sizes in SIZES.items() for n in sizes])
+def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ranks(
+    ranks: int,
+    n: int,
+    by_world_size: dict[int, tuple[Path, subprocess.CompletedProcess[str]]],
+    demo_swarm: PrivateSwarm,
+) -> None:
+    folder, result = by_world_size[ranks]
+    assert result.returncode == 0, result.stderr
+    results, alone = results_of(folder / str(n)), by_world_size[1][0] / str(n)
+    samples = [work["samples"] for work in results["ranks"]]
+    assert results["coverage"] == {"expected": n, "seen": n, "duplicates": 0, "missing": 0, "failed": 0}
+    assert sum(samples) == n == sum(map(sum, results["confusion_matrix"]["matrix"]))
+    assert len(samples) == ranks
+    if n == 97:
+        assert results["plan"]["batches"] > 2 * ranks
+        assert min(samples) > 0
+    assert (folder / str(n) / "predictions.parquet").read_bytes() == (alone / "predictions.parquet").read_bytes()
+    for section in ("metrics", "undefined", "intervals", "per_class", "confusion_matrix"):
+        assert json.dumps(results[section]) == json.dumps(results_of(alone)[section])
+    assert not any(peer in (folder / str(n) / "results.json").read_text() for peer in demo_swarm.initial_peers)
+
+
+def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Path) -> None:
+    output = tmp_path / "demo"
+    result = launcher.run("-m", "dist_eval", "--demo", "--output", str(output), ranks=2)
+    assert result.returncode == 0, result.stderr
+    results = results_of(output)
+    assert results["status"] == "complete"
+    assert results["metrics"]["accuracy"] >= 0.90
+    assert results["majority_share"] < 0.12
+    assert f"accuracy              {results['metrics']['accuracy']:.4f}" in result.stdout
+    assert f"most frequent class: {results['majority_share']:.4f}" in result.stdout
+    n = results["data"]["examples"]
+    assert results["coverage"] == {"expected": n, "seen": n, "duplicates": 0, "missing": 0, "failed": 0}
+    assert [work["samples"] > 0 for work in results["ranks"]] == [True, True]
+    assert sum(work["samples"] for work in results["ranks"]) == n
+    assert [(s["start"], s["end"], s["state"]) for s in results["swarm"]["servers"]] == [
+        (0, 2, "online"),
+        (2, 4, "online"),
+    ]
+    table = pandas.read_parquet(output / "predictions.parquet")
+    assert table["index"].tolist() == list(range(n))
+    assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["metrics"]["accuracy"])
+    assert (output / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert "Traceback" not in result.stdout + result.stderr
+    assert f"evaluating: {n} of {n} examples" in result.stderr
+    assert not launcher.leftovers()
+    assert run_here("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone")) == 0
+    assert (output / "predictions.parquet").read_bytes() == (tmp_path / "alone" / "predictions.parquet").read_bytes()
+    for section in ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan"):
+        assert json.dumps(results[section]) == json.dumps(results_of(tmp_path / "alone")[section])
+
+
+DEMO = ("--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA))
+
+
+def swarm_options(swarm: PrivateSwarm, output: Path) -> list[str]:
+    return [*DEMO, "--initial-peers", *swarm.initial_peers, "--output", str(output)]
+
+
+@pytest.mark.parametrize("victim", ["agent", "rank 0"])
+def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: Launcher, tmp_path: Path) -> None:
+    header, *rows = demo.TEST_DATA.read_text().splitlines()
+    data = tmp_path / "long.csv"
+    data.write_text("\n".join([header, *rows * 40]) + "\n")  # minutes of work
+    options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
+    output = tmp_path / "out"
+    agent = launcher.start(
+        "-m", "dist_eval", *options, "--swarm", "embedded", "--output", str(output), "--stop-grace", "2", ranks=2
+    )
+    assert agent.stderr
+    for line in agent.stderr:
+        if "evaluating:" in line:
+            break
+    else:
+        pytest.fail(f"it never began: {results_of(tmp_path / 'out')}")
+    ours = launcher.processes()
+    assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
+    os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)
+    assert wait_for(lambda: not launcher.processes()), launcher.processes()
+    agent.communicate()
+    assert not launcher.leftovers()
+    assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in ours)]
+
+
+def _ranks(processes: dict[int, str]) -> dict[str, int]:
+    """Process of each rank: the one that torchrun started, not what forked from it."""
+    ranks = {}
+    for pid in sorted(processes):
+        variables = dict(
+            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+        )
+        if "-m dist_eval " in processes[pid] and "LOCAL_RANK" in variables:
+            ranks.setdefault(variables["RANK"], pid)
+    return ranks
+
+
+def config_for(tmp_path: Path, **changes: Any) -> EvaluationConfig:
+    options: dict[str, Any] = {
+        "model": str(demo.BASE_MODEL),
+        "checkpoint": str(demo.CHECKPOINT),
+        "dataset": str(demo.TEST_DATA),
+        "initial_peers": [DEAD_PEER],
+        "swarm_timeout": 3.0,
+        "output": str(tmp_path / "out"),
+    }
+    return EvaluationConfig(**{**options, **changes})
+
+
+def csv_file(tmp_path: Path, *rows: str) -> str:
+    path = tmp_path / "data.csv"
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return str(path)
+
+
+def fails_with(config: EvaluationConfig, capfd: pytest.CaptureFixture[str], *words: str) -> None:
+    """The run ends with status 1 and says the same, once, to the person and to results.json."""
+    folder = config.output_folder.parent / "own"
+    folder.mkdir(exist_ok=True)
+    assert run(config, folder) == 1
+    printed = capfd.readouterr()
+    results = results_of(config.output_folder)
+    assert results["status"] == "failed"
+    assert "metrics" not in results
+    message = results["error"]["message"]
+    for word in words:
+        assert word in message, message
+    assert printed.err.count(message) == 1
+    assert "Traceback" not in printed.err + printed.out
+
+
+def test_no_such_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails_with(config_for(tmp_path, dataset="/nowhere/data.csv"), capfd, "There is no file /nowhere/data.csv")
+
+
+def test_missing_column(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, text_column=["sentence"])
+    fails_with(config, capfd, "'sentence'", "It has: text, label", "--text-column")
+
+
+def test_a_label_that_the_head_does_not_know(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "..1,1", "..2,eleven"))
+    fails_with(config, capfd, "data.csv, row 1", "'eleven'", "0, 1, 2")
+
+
+def test_an_empty_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails_with(config_for(tmp_path, dataset=csv_file(tmp_path)), capfd, "data.csv has no rows")
+
+
+def copied_checkpoint(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(demo.CHECKPOINT, tmp_path / "tuned"))
+
+
+def test_a_checkpoint_without_a_head(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = copied_checkpoint(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    fails_with(config_for(tmp_path, checkpoint=str(folder)), capfd, str(folder), "no classification head")
+
+
+def test_a_checkpoint_for_a_base_model_of_another_size(
+    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(tmp_path, model=str(tiny_models["llama"]))
+    fails_with(config, capfd, "hidden_size 96", str(tiny_models["llama"]), "64")
+
+
+def test_a_checkpoint_for_another_family(
+    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails_with(config_for(tmp_path, model=str(tiny_models["bloom"])), capfd, "model_type llama", "bloom")
+
+
+def test_a_model_that_petals_cannot_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config().save_pretrained(tmp_path / "gpt2")
+    fails_with(config_for(tmp_path, model=str(tmp_path / "gpt2")), capfd, "cannot serve", "'gpt2'", "llama")
+
+
+def test_peers_that_do_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path)
+    assert run(config, tmp_path) == 1
+    printed = capfd.readouterr().err
+    assert "None of the swarm's peers answered within 3 s" in printed
+    assert DEAD_PEER in printed
+    results = results_of(config.output_folder)
+    assert results["status"] == "failed"
+    assert "peers answered within 3 s" in results["error"]["message"]
+    assert DEAD_PEER not in json.dumps(results)
+
+
+def test_a_text_longer_than_the_limit_is_an_error_if_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "12345678,1"), max_length=5, strict=True)
+    fails_with(config, capfd, "data.csv, row 1", "9 tokens", "--max-length 5")
+
+
+def test_a_text_longer_than_the_limit_is_cut_counted_and_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = csv_file(tmp_path, "123,1", "12345678,1", "1234567,2")
+    assert run(config_for(tmp_path, dataset=dataset, max_length=5, initial_peers=[], backend="local"), tmp_path) == 0
+    data = results_of(tmp_path / "out")["data"]
+    assert (data["truncated"], data["longest"], data["max_length"]) == (2, 9, 5)
+    assert "2 texts cut to 5 tokens" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_length": 4000}, ("--max-length 4000", "16 prompt tokens", "at most 496")),
+        ({"max_length": 300, "server_max_tokens": 256}, ("256 tokens that servers accept", "at most 240")),
+    ],
+)
+def test_a_sequence_over_the_limits_is_refused_before_any_request(
+    options: dict[str, Any], words: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fails_with(config_for(tmp_path, **options), capfd, *words)
+
+
+def test_blocks_that_no_server_holds(
+    tmp_path: Path, launcher: Launcher, demo_swarm: PrivateSwarm, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = swarm_options(demo_swarm, tmp_path / "out")
+    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "30", ranks=2)
+    assert result.returncode == 1
+    message = results_of(tmp_path / "out")["error"]["message"]
+    assert "serves no block of 'elsewhere'" in message
+    assert "base (4 blocks)" in message
+    assert result.stderr.count(f"dist_eval: {message}") == 1
+    assert not launcher.leftovers()
+
+
+def test_an_embedded_swarm_is_refused_on_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    config = config_for(tmp_path, initial_peers=[], swarm="embedded")
+    fails_with(config, capfd, "--swarm embedded", "--initial-peers")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"),
+    [(1, "empty"), (2, "unknown label"), (3, "no checkpoint")],
+)
+def test_of_several_ranks_one_speaks_once_and_the_run_is_marked_as_failed(
+    ranks: int, case: str, launcher: Launcher, tmp_path: Path
+) -> None:
+    rows, checkpoint, words = {
+        "empty": ([], str(demo.CHECKPOINT), "data.csv has no rows"),
+        "no checkpoint": (["123,1"], "/nowhere", "The checkpoint folder /nowhere does not exist"),
+        "unknown label": (["123,1", "45,eleven"], str(demo.CHECKPOINT), "row 1 (counted from 0): the label"),
+    }[case]
+    options = ["--model", str(demo.BASE_MODEL), "--checkpoint", checkpoint, "--dataset", csv_file(tmp_path, *rows)]
+    result = launcher.run(
+        "-m", "dist_eval", *options, "--initial-peers", DEAD_PEER, "--output", str(tmp_path / "out"), ranks=ranks
+    )
+    assert result.returncode == 1
+    results = results_of(tmp_path / "out")
+    assert results["status"] == "failed"
+    assert words in results["error"]["message"]
+    assert result.stderr.count(words) == 1
+    ours = result.stderr.split("torch/distributed")[0]
+    assert "Traceback" not in ours
+    assert not launcher.leftovers()
+
+
+def test_the_public_swarm_is_joined_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swarm_client: SwarmClient
+) -> None:
+    from dist_eval.swarm import client
+
+    asked: list[list[str]] = []
+
+    def join_swarm(peers: list[str], *_: Any, **__: Any) -> None:
+        asked.append(list(peers))
+        raise SwarmError("not joined in a test")
+
+    monkeypatch.setattr(client, "join_swarm", join_swarm)
+    assert run(config_for(tmp_path, initial_peers=[], swarm="public"), tmp_path) == 1
+    assert run(config_for(tmp_path, output=str(tmp_path / "other")), tmp_path) == 1
+    assert asked == [client.public_peers(), [DEAD_PEER]]
+    assert len(client.public_peers()) > 1
+
+
+def test_requests_stay_within_what_servers_accept(tmp_path: Path) -> None:
+    config = config_for(tmp_path, server_max_tokens=256, max_length=100)
+    base = Base.of(config, TunedCheckpoint.load(demo.CHECKPOINT))
+    assert base.token_budget == 256
+    assert Base.of(config_for(tmp_path), TunedCheckpoint.load(demo.CHECKPOINT)).token_budget == 1024
+
+
+def test_a_checkpoint_and_a_base_without_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folders = {}
+    for name, source in (("base", demo.BASE_MODEL), ("tuned", demo.CHECKPOINT)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy(source / file, folders[name] / file)
+    config = config_for(tmp_path, model=str(folders["base"]), checkpoint=str(folders["tuned"]))
+    fails_with(config, capfd, "tokenizer", str(folders["base"]), str(folders["tuned"]))
+
+
+def test_a_server_of_the_embedded_swarm_that_cannot_start_is_named(
+    tmp_path: Path, launcher: Launcher, tiny_models: dict[str, Path], make_tuned: Any
+) -> None:
+    broken = shutil.copytree(tiny_models["llama"], tmp_path / "broken")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(broken / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers.3." not in name}
+    save_file(kept, broken / "model.safetensors", metadata={"format": "pt"})
+    make_tuned(None).save(tmp_path / "tuned")
+    for file in demo.BASE_MODEL.glob("*token*"):
+        shutil.copy(file, broken / file.name)
+    result = launcher.run(
+        *("-m", "dist_eval", "--model", str(broken), "--checkpoint", str(tmp_path / "tuned")),
+        *("--dataset", csv_file(tmp_path, "123,class-1"), "--swarm", "embedded", "--output", str(tmp_path / "out")),
+    )
+    assert result.returncode == 1
+    assert "Server 1 of the private swarm (blocks 2:4" in results_of(tmp_path / "out")["error"]["message"]
+    assert not launcher.leftovers()
+
+
+def test_a_complete_run_is_not_run_twice_and_not_replaced_by_accident(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"initial_peers": [], "backend": "local"}
+    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "3,2"), **options)
+    assert run(config, tmp_path) == 0
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    capfd.readouterr()
+    assert run(config, tmp_path) == 0
+    assert "Nothing was sent; --overwrite runs it again" in capfd.readouterr().out
+    csv_file(tmp_path, "123,1", "3,3")
+    assert run(config, tmp_path) == 1
+    printed = capfd.readouterr().err
+    assert "what differs is the dataset." in printed
+    assert "--overwrite" in printed
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path, tiny_models: dict[str, Path], make_tuned: Any) -> tuple[EvaluationConfig, Path]:
+    """A run on a base model that has no finite answer to texts with a 7, and where its weights are."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    base = shutil.copytree(tiny_models["llama"], tmp_path / "base")
+    for file in demo.BASE_MODEL.glob("*token*"):
+        shutil.copy(file, base / file.name)
+    [seven] = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(["7"])
+    tensors = load_file(base / "model.safetensors")
+    shutil.copy(base / "model.safetensors", tmp_path / "good.safetensors")
+    tensors["model.embed_tokens.weight"][seven] = torch.inf
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    make_tuned(None).save(tmp_path / "tuned")
+    dataset = csv_file(tmp_path, "123,class-1", "12,class-0", "172,class-2", "33,class-0", "7,class-1", "21,class-2")
+    options = {"model": str(base), "checkpoint": str(tmp_path / "tuned"), "dataset": dataset}
+    config = config_for(tmp_path, **options, initial_peers=[], backend="local", on_error="skip", max_failed=2)
+    return config, base / "model.safetensors"
+
+
+def test_failed_examples_are_listed_kept_out_of_every_figure_and_tried_again(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, weights = spoiled
+    assert run(config, tmp_path) == 0
+    results = results_of(config.output_folder)
+    assert results["coverage"] == {"expected": 6, "seen": 4, "duplicates": 0, "missing": 2, "failed": 2}
+    assert [failure["index"] for failure in results["failures"]] == [2, 4]
+    assert "rows 2): The model answered with values that are not finite" in results["failures"][0]["reason"]
+    assert sum(map(sum, results["confusion_matrix"]["matrix"])) == 4
+    assert pandas.read_parquet(config.output_folder / "predictions.parquet")["index"].tolist() == [0, 1, 3, 5]
+    assert "4 of 6 examples, each exactly once; 2 failed" in capfd.readouterr().out
+
+    shutil.copy(tmp_path / "good.safetensors", weights)
+    assert run(config, tmp_path) == 0
+    again = results_of(config.output_folder)
+    assert again["coverage"] == {"expected": 6, "seen": 6, "duplicates": 0, "missing": 0, "failed": 0}
+    assert again["failures"] == []
+    assert pandas.read_parquet(config.output_folder / "predictions.parquet")["index"].tolist() == list(range(6))
+
+
+def test_more_failed_examples_than_allowed_end_the_run(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = spoiled
+    config.max_failed = 1
+    fails_with(config, capfd, "2 examples failed, more than --max-failed 1 allows", "not finite")
+
+
+def test_by_default_the_first_failed_example_ends_the_run(
+    tmp_path: Path, spoiled: tuple[EvaluationConfig, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = spoiled
+    config.on_error = "stop"
+    fails_with(config, capfd, "data.csv, rows", "not finite for 2 of 6 texts")
+
+
+def test_options_that_make_no_sense_end_with_status_2(launcher: Launcher) -> None:
+    result = launcher.run("-m", "dist_eval", "--modle", "x", ranks=2)
+    assert result.returncode == 1  # torchrun's own
+    assert result.stderr.count("There is no option --modle. Did you mean --model?") == 1
+    alone = launcher.run("-m", "dist_eval")
+    assert alone.returncode == 2
+    assert len(alone.stderr.strip().splitlines()) == 3
+    assert "--demo" in alone.stderr

@@ -1,0 +1,263 @@
+"""The journal: what was written is found again, whatever happened to the files; nothing else is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_eval.errors import RunError
+from dist_eval.evaluation.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
+from dist_eval.metrics.predictions import BatchOutcome
+
+BATCHES, LABELS = 12, 3
+SIZES = np.arange(1, BATCHES + 1)
+quickly = settings(max_examples=60, deadline=None)
+
+floats = st.floats(width=32, allow_nan=False)
+reasons = st.text(max_size=30)
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> BatchOutcome:
+    batch = draw(st.integers(0, BATCHES - 1))
+    size = int(SIZES[batch])
+    logits = np.array(draw(st.lists(floats, min_size=size * LABELS, max_size=size * LABELS)), dtype=np.float32)
+    route = draw(st.lists(st.tuples(st.text(max_size=8), st.integers(0, 80), st.integers(0, 80)), max_size=3))
+    failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
+    audit = draw(st.none() | st.dictionaries(reasons, st.integers(), max_size=2))
+    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed, audit)
+
+
+def whole(batch: int, value: float = 0.0) -> BatchOutcome:
+    return BatchOutcome(batch, np.full((int(SIZES[batch]), LABELS), value, dtype=np.float32))
+
+
+@contextmanager
+def fresh_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def write(folder: Path, *written: BatchOutcome, rank: int = 0) -> Path:
+    journal = Journal(folder, SIZES, LABELS, rank=rank)
+    for outcome in written:
+        journal.append(outcome)
+    journal.close()
+    return max((folder / FOLDER).glob("*.batches"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def found_in(folder: Path) -> tuple[list[int], Journal]:
+    journal = Journal(folder, SIZES, LABELS)
+    return np.flatnonzero(journal.read()).tolist(), journal
+
+
+def same(one: BatchOutcome, other: BatchOutcome) -> bool:
+    return (
+        (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
+        and [tuple(hop) for hop in one.route] == [tuple(hop) for hop in other.route]
+        and one.logits.tobytes() == other.logits.tobytes()
+    )
+
+
+@quickly
+@given(st.lists(st.lists(outcomes(), max_size=6), max_size=4))
+def test_of_each_batch_a_whole_record_is_found_to_the_last_bit(files: list[list[BatchOutcome]]) -> None:
+    with fresh_folder() as folder:
+        for rank, written in enumerate(files):
+            if written:
+                write(folder, *written, rank=rank)
+        best: dict[int, bool] = {}
+        for outcome in (one for written in files for one in written):
+            best[outcome.batch] = best.get(outcome.batch, False) or outcome.is_whole
+        finished, journal = found_in(folder)
+        assert finished == sorted(batch for batch, is_whole in best.items() if is_whole)
+        everything = [one for written in files for one in written]
+        for outcome in journal.outcomes(sorted(best)):
+            assert outcome.is_whole == best[outcome.batch]
+            assert any(same(outcome, one) for one in everything)
+
+
+@quickly
+@given(st.lists(outcomes(), min_size=1, max_size=5), st.data())
+def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data: st.DataObject) -> None:
+    with fresh_folder() as folder:
+        ends = []
+        journal = Journal(folder, SIZES, LABELS)
+        for outcome in written:
+            journal.append(outcome)
+            [path] = (folder / FOLDER).glob("*.batches")
+            ends.append(path.stat().st_size)
+        journal.close()
+        cut = data.draw(st.integers(0, ends[-1]))
+        os.truncate(path, cut)
+        kept = [outcome for outcome, end in zip(written, ends, strict=True) if end <= cut]
+        finished, _ = found_in(folder)
+        expected = Journal(folder, SIZES, LABELS)
+        for outcome in kept:
+            expected._note(path, 0, outcome)
+        assert finished == sorted(batch for batch, place in expected._places.items() if place.is_whole)
+
+
+@quickly
+@given(st.lists(outcomes(), min_size=1, max_size=5), st.data())
+def test_no_changed_byte_makes_a_wrong_record(written: list[BatchOutcome], data: st.DataObject) -> None:
+    with fresh_folder() as folder:
+        path = write(folder, *written)
+        content = bytearray(path.read_bytes())
+        at, flip = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(1, 255))
+        content[at] ^= flip
+        path.write_bytes(bytes(content))
+        _, journal = found_in(folder)
+        survivors = list(journal.outcomes(sorted(journal._places)))
+        assert all(any(same(one, other) for other in written) for one in survivors)
+        assert len({one.batch for one in written}) - len(survivors) <= 1
+
+
+@quickly
+@given(st.binary(max_size=200), outcomes())
+def test_rubbish_in_front_of_a_record_does_not_hide_it(rubbish: bytes, outcome: BatchOutcome) -> None:
+    with fresh_folder() as folder:
+        path = write(folder, outcome)
+        path.write_bytes(rubbish + path.read_bytes())
+        _, journal = found_in(folder)
+        [found] = journal.outcomes([outcome.batch])
+        assert same(found, outcome)
+
+
+def test_records_of_another_plan_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, whole(3), whole(11))
+    other = Journal(tmp_path, SIZES[:5][::-1].copy(), LABELS)  # batch 3 has another size there, 11 does not exist
+    assert not other.read().any()
+
+
+def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path: Path) -> None:
+    half = BatchOutcome(2, np.full((3, LABELS), np.nan, dtype=np.float32), failed={1: "refused"})
+    write(tmp_path, half)
+    finished, journal = found_in(tmp_path)
+    assert finished == []
+    assert next(journal.outcomes([2])).failed == {1: "refused"}
+    write(tmp_path, whole(2, 0.5), rank=1)
+    assert found_in(tmp_path)[0] == [2]
+
+
+def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -> None:
+    routes = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
+    for batch, route in routes.items():
+        write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))
+    _, journal = found_in(tmp_path)
+    assert journal.odd_servers() == frozenset()
+    journal.distrust("b")
+    journal.distrust("b")
+    finished, later = found_in(tmp_path)
+    assert finished == [1, 4]
+    assert later.odd_servers() == {"b"}
+    journal.append(BatchOutcome(3, whole(3, 7.0).logits, [("a", 0, 4)]))  # done again by a rank that knew the old one
+    assert [float(outcome.logits[0, 0]) for outcome in journal.outcomes([3])] == [7.0]
+    journal.close()
+    assert found_in(tmp_path)[0] == [1, 3, 4]
+    forget_journal(tmp_path)
+    assert found_in(tmp_path)[1].odd_servers() == frozenset()
+
+
+def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
+    older = Journal(tmp_path, SIZES, LABELS, run="older")
+    older.append(whole(3))
+    older.distrust("a")
+    older.close()
+    assert not Journal(tmp_path, SIZES, LABELS, run="newer").read().any()
+    assert Journal(tmp_path, SIZES, LABELS, run="newer").odd_servers() == frozenset()
+    assert Journal(tmp_path, SIZES, LABELS, run="older").read()[3]
+
+
+def test_a_batch_to_be_audited_is_finished_once_it_was(tmp_path: Path) -> None:
+    write(tmp_path, whole(3), whole(4))
+    assert np.flatnonzero(Journal(tmp_path, SIZES, LABELS).read(audited={4})).tolist() == [3]
+    write(tmp_path, BatchOutcome(4, whole(4).logits, audit={"batches": 1}), rank=1)
+    journal = Journal(tmp_path, SIZES, LABELS)
+    assert np.flatnonzero(journal.read(audited={4})).tolist() == [3, 4]
+    assert [outcome.audit for outcome in journal.outcomes([3, 4])] == [None, {"batches": 1}]
+
+
+def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SIZES, LABELS)
+    for batch in (4, 1):
+        journal.append(whole(batch, batch))
+    assert {outcome.batch: float(outcome.logits[0, 0]) for outcome in journal.outcomes([1, 4])} == {1: 1.0, 4: 4.0}
+    journal.close()
+
+
+def test_ranks_and_starts_never_write_into_the_same_file(tmp_path: Path) -> None:
+    for rank in (0, 0, 1):
+        write(tmp_path, whole(rank), rank=rank)
+    assert len(list((tmp_path / FOLDER).glob("*.batches"))) == 3
+
+
+def test_every_batch_is_forced_to_the_disk(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SIZES, LABELS)
+    with mock.patch("os.fdatasync", wraps=os.fdatasync) as sync:
+        journal.append(whole(0))
+        journal.append(whole(1))
+    assert sync.call_count == 2
+    journal.close()
+
+
+def test_a_full_disk_is_one_clear_message_and_what_was_written_is_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SIZES, LABELS)
+    journal.append(whole(0))
+    with (
+        mock.patch("os.write", side_effect=OSError(errno.ENOSPC, "No space left on device")),
+        pytest.raises(RunError, match=r"rank-00000.*No space left on device.*start the same command again"),
+    ):
+        journal.append(whole(1))
+    journal.close()
+    assert found_in(tmp_path)[0] == [0]
+
+
+def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    assert write(tmp_path, whole(0)).stat().st_mode & 0o077 == 0
+
+
+def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
+    assert found_in(tmp_path)[0] == []
+    assert not has_batches(tmp_path)
+    assert Fingerprint.load(tmp_path) is None
+
+
+def test_a_forgotten_journal_is_gone(tmp_path: Path) -> None:
+    write(tmp_path, whole(0))
+    Fingerprint({"dataset": "a"}).save(tmp_path)
+    assert has_batches(tmp_path)
+    forget_journal(tmp_path)
+    assert not has_batches(tmp_path)
+    assert Fingerprint.load(tmp_path) is None
+
+
+def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Path) -> None:
+    Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).save(tmp_path)
+    earlier = Fingerprint.load(tmp_path)
+    assert earlier is not None
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).changed(earlier) == []
+    assert Fingerprint({"dataset": "x", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["dataset"]
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["plan"]
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c", "new": "1"}).changed(earlier) == ["new"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3"])
+def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
+    Fingerprint({"dataset": "a"}).save(tmp_path)
+    (tmp_path / FOLDER / "fingerprint.json").write_text(content)
+    assert Fingerprint.load(tmp_path) is None

@@ -1,0 +1,139 @@
+"""A rank's work: what is left is done, what an odd server had a hand in is done again."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import tokenized_digits
+
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.errors import RunError, RunStopped
+from dist_eval.evaluation import work
+from dist_eval.evaluation.journal import Journal
+from dist_eval.evaluation.work import FailurePolicy, Work, share_out
+from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.model.window import Window
+from dist_eval.ranks.board import Board, Launch
+from dist_eval.ranks.collectives import process_group
+from dist_eval.ranks.progress import Progress
+from dist_eval.ranks.stopping import Stop
+from dist_eval.swarm.routes import Trip
+
+ROWS, CLASSES, ODD = 40, 3, "odd"
+ALONE = Launch()
+
+
+class Classifier:
+    """Two servers that take turns; one of them answers falsely until it is distrusted.
+
+    Args:
+        journal: where the verdict is written.
+        verdict_at: the call in which the odd server is found out.
+    """
+
+    num_labels = CLASSES
+    retries = 0
+
+    def __init__(self, journal: Journal, verdict_at: int) -> None:
+        self._journal, self._verdict_at = journal, verdict_at
+        self._distrusted: set[str] = set()
+        self.calls = 0
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        self.calls += 1
+        server = "honest" if self.calls % 2 or ODD in self._distrusted else ODD
+        if self.calls == self._verdict_at:
+            self._journal.distrust(ODD)
+        trip.route.append((server, 0, 4))
+        return torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        self._distrusted |= set(servers)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
+    return tokenized_digits(tmp_path_factory.mktemp("data"), ROWS, CLASSES)
+
+
+@pytest.fixture
+def plan(data: TokenizedDataset) -> Plan:
+    return plan_batches(data.lengths, token_budget=16, prefix=0)
+
+
+def work_of(
+    classifier: Classifier, data: TokenizedDataset, plan: Plan, journal: Journal, stop: Stop | None = None
+) -> Work:
+    board, stop = Board(ALONE), stop or Stop()
+    progress = Progress(ALONE, board, len(data), stop=stop, stream=io.StringIO())
+    parts = classifier, data, plan, journal, progress, Window(1), stop
+    return Work(*parts, grace=5.0, failures=FailurePolicy())
+
+
+@pytest.mark.parametrize("verdict_at", [2, 7, 20])
+def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
+    verdict_at: int, data: TokenizedDataset, plan: Plan, tmp_path: Path
+) -> None:
+    assert len(plan) > 8
+    journal = Journal(tmp_path, plan.sizes, CLASSES)
+    earlier = Journal(tmp_path, plan.sizes, CLASSES)
+    for batch, server in ((0, ODD), (1, "honest")):
+        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == ODD else 1.0, dtype=np.float32)
+        earlier.append(BatchOutcome(batch, logits, [(server, 0, 4)]))
+    earlier.close()
+    classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
+    with process_group(ALONE, Board(ALONE), 60.0):
+        own = work_of(classifier, data, plan, journal)
+        brought = own.do_all(ALONE, patience=60.0)
+    predictions, failed, findings = own.collect(brought)
+    assert sorted(brought.tolist()) == list(range(len(plan)))
+    assert sorted(predictions.index.tolist()) == list(range(ROWS))
+    assert (predictions.logits == 1.0).all(), "a false answer counts"
+    assert (failed, findings.odd) == ([], {ODD})
+    assert classifier.calls > len(plan) - 2
+    facts = own.facts(ALONE)
+    assert facts["resumed"] == plan.sizes[:2].sum()
+    assert facts["samples"] > ROWS - facts["resumed"]
+    journal.close()
+
+
+def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
+    journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
+    stop.request("somebody said so")
+    with process_group(ALONE, Board(ALONE), 60.0), pytest.raises(RunStopped) as caught:
+        work_of(Classifier(journal, 0), data, plan, journal, stop).do_all(ALONE, patience=60.0)
+    assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
+
+
+def test_too_many_failures_are_told_with_a_reason() -> None:
+    FailurePolicy(skip=True, limit=2).require_few(2, 10, "refused")
+    with pytest.raises(RunError, match=r"3 examples failed, more than --max-failed 2 allows. One of them: refused"):
+        FailurePolicy(skip=True, limit=2).require_few(3, 10, "refused")
+    with pytest.raises(RunError, match=r"All 2 examples failed"):
+        FailurePolicy(skip=True, limit=5).require_few(2, 2, "refused")
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=5))
+def test_every_batch_is_brought_or_done_by_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
+    world_size = len(found_by_rank)
+    firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)
+    shares = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "least_over_ranks", lambda value: firsts)
+        for rank, found in enumerate(found_by_rank):
+            share, done = share_out(np.array(found), plan, Launch(rank=rank, world_size=world_size))
+            assert done == np.any(found_by_rank, axis=0).sum()
+            assert all(found[batch] for batch in share.resumed), "a rank can bring only what it knows"
+            shares.append(share)
+    everything = [batch for share in shares for batch in (*share.resumed, *share.shard)]
+    assert sorted(everything) == list(range(12))
+    assert not any(np.any(found_by_rank, axis=0)[batch] for share in shares for batch in share.shard)

@@ -1,0 +1,83 @@
+"""Calibration: the figures that scikit-learn gives, and cases that are worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss
+
+from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of, calibration_figures
+from dist_eval.metrics.predictions import Predictions
+
+
+def classified(examples: int, classes: int, seed: int, scale: float) -> Predictions:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=scale, size=(examples, classes))
+    return Predictions.from_logits(np.arange(examples), generator.integers(classes, size=examples), logits)
+
+
+def labelled(examples: int, labels: int, seed: int) -> Predictions:
+    generator = np.random.default_rng(seed)
+    label = generator.random((examples, labels)) < 0.4
+    return Predictions.from_logits(np.arange(examples), label, generator.normal(size=label.shape), MULTI_LABEL)
+
+
+several = st.integers(1, 60), st.integers(2, 5), st.integers(0, 1000)
+
+
+@settings(max_examples=80, deadline=None)
+@given(*several, st.sampled_from([0.1, 1.0, 20.0]))
+def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed: int, scale: float) -> None:
+    predictions = classified(examples, classes, seed, scale)
+    found, probabilities = calibration_figures(predictions), predictions.probabilities
+    truth = np.eye(classes)[predictions.label]
+    assert found["brier"] == pytest.approx(((probabilities - truth) ** 2).sum(axis=1).mean())
+    if classes == 2:
+        assert found["brier"] == pytest.approx(2 * brier_score_loss(predictions.label, probabilities[:, 1]))
+    top = probabilities.max(axis=1).clip(0, 1)
+    is_right = predictions.label == predictions.prediction
+    assert found["ece"] == pytest.approx(by_scikit_learn(is_right, top), abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(*several)
+def test_figures_of_labels_are_means_of_scikit_learns(examples: int, labels: int, seed: int) -> None:
+    predictions = labelled(examples, labels, seed)
+    found, probabilities = calibration_figures(predictions), predictions.probabilities
+    columns = [(predictions.label[:, number], probabilities[:, number]) for number in range(labels)]
+    assert found["ece"] == pytest.approx(np.mean([by_scikit_learn(*column) for column in columns]), abs=1e-12)
+    briers = [brier_score_loss(label, probability, pos_label=True) for label, probability in columns]
+    assert found["brier"] == pytest.approx(np.mean(briers))
+
+
+def by_scikit_learn(is_so: np.ndarray, confidence: np.ndarray) -> float:
+    shares, means = calibration_curve(is_so.astype(int), confidence, n_bins=BINS)
+    counts = np.histogram(confidence, bins=np.nextafter(EDGES, 2))[0]  # an edge belongs to the bin below
+    counts[0] += (confidence == 0).sum()
+    return float((counts[counts > 0] * np.abs(shares - means)).sum() / len(confidence))
+
+
+def test_a_case_worked_out_by_hand() -> None:
+    # three examples in the bin 0.8 to 0.8667, two of them right; one, wrong, in 0.5333 to 0.6
+    confidence = np.array([0.81, 0.82, 0.83, 0.6])
+    confidences = Confidences(confidence, np.array([True, True, False, False]), np.zeros(4))
+    assert confidences.ece() == pytest.approx((abs(2 - 2.46) + 0.6) / 4)
+    bins = Bins.of(confidences)
+    assert bins.count.tolist() == [0] * 8 + [1, 0, 0, 0, 3, 0, 0]
+    assert bins.hits[12] == 2 and bins.confidence[12] == pytest.approx(2.46)
+
+
+def test_an_edge_belongs_to_the_bin_below_and_the_ends_to_the_outer_ones() -> None:
+    assert bins_of(EDGES).tolist() == [0, *range(BINS)]
+    assert bins_of(np.nextafter(EDGES[:-1], 2)).tolist() == list(range(BINS))
+
+
+def test_sure_and_right_is_calibrated_sure_and_wrong_is_as_bad_as_can_be() -> None:
+    logits = np.array([[90.0, 0.0], [0.0, 90.0]])
+    right, wrong = (Predictions.from_logits(np.arange(2), np.array(label), logits) for label in ([0, 1], [1, 0]))
+    assert calibration_figures(right) == pytest.approx({"ece": 0, "brier": 0})
+    assert calibration_figures(wrong) == pytest.approx({"ece": 1, "brier": 2})

@@ -1,0 +1,216 @@
+"""The classifier: equal to Hugging Face's own models, whether the blocks run here or on a real swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FAMILIES, HIDDEN, VOCABULARY, SwarmClient
+
+from dist_eval.errors import CheckpointError, ModelOutputError
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.wire import Wire
+
+MODES = (None, "ptune", "deep_ptune")
+MakeTuned = Callable[..., TunedCheckpoint]
+
+
+def ragged_batch(lengths: list[int], seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random texts that also contain id 0, which most tokenizers pad with, at their start, middle and end."""
+    ids = torch.randint(0, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
+    ids[:, ::3] = 0
+    for row, length in enumerate(lengths):
+        ids[row, length:] = 0
+    return ids, torch.tensor(lengths)
+
+
+def reference_logits(path: Path, tuned: TunedCheckpoint, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Hugging Face's own sequence classifier, one text at a time, nothing padded."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=tuned.num_labels, torch_dtype=torch.float32
+    ).eval()
+    model.config.pad_token_id = None  # without it the model takes the last token, which is right for a single text
+    model.score.weight.data = tuned.head
+    with torch.no_grad():
+        rows = [model(input_ids=ids[i : i + 1, :n]).logits for i, n in enumerate(lengths.tolist())]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_local_logits_equal_those_of_hugging_face(
+    family: str, tiny_models: dict[str, Path], make_tuned: MakeTuned
+) -> None:
+    tuned = make_tuned(None, model_type=family)
+    ids, lengths = ragged_batch([20, 19, 7, 3, 1])
+    logits = load_locally(str(tiny_models[family]), tuned).logits(ids, lengths)
+    torch.testing.assert_close(logits, reference_logits(tiny_models[family], tuned, ids, lengths))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_swarm_logits_equal_local_ones(
+    family: str,
+    mode: str | None,
+    tiny_models: dict[str, Path],
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+) -> None:
+    tuned = make_tuned(mode, model_type=family)
+    local, remote = load_locally(str(tiny_models[family]), tuned), swarm_client.classifier(family_swarms[family], tuned)
+    for lengths in ([20, 19, 7, 7, 3, 1], [13]):
+        ids, true_lengths = ragged_batch(lengths)
+        torch.testing.assert_close(remote.logits(ids, true_lengths), local.logits(ids, true_lengths))
+
+
+def test_a_text_alone_gets_the_logits_it_gets_in_a_padded_batch(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: MakeTuned
+) -> None:
+    remote = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
+    ids, lengths = ragged_batch([20, 11, 1])
+    together = remote.logits(ids, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        alone = remote.logits(ids[row : row + 1, :length], lengths[row : row + 1])
+        torch.testing.assert_close(alone, together[row : row + 1])
+
+
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
+    family: str,
+    mode: str,
+    tmp_path: Path,
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+) -> None:
+    swarm, tuned = family_swarms[family], make_tuned(mode, model_type=family)
+    tuned.save(tmp_path)
+    ours = swarm_client.classifier(swarm, TunedCheckpoint.load(tmp_path))
+    import petals
+    from safetensors.torch import load_file
+
+    from dist_eval.swarm.client import leave_swarm
+
+    name = {"llama": "Llama", "bloom": "Bloom", "falcon": "Falcon"}[family]
+    theirs = getattr(petals, f"Distributed{name}ForSequenceClassification").from_pretrained(
+        swarm.model,
+        initial_peers=swarm.initial_peers,
+        dht_prefix=swarm.dht_prefix,
+        tuning_mode=tuned.tuning_mode,
+        pre_seq_len=tuned.pre_seq_len,
+        num_labels=tuned.num_labels,
+        torch_dtype=torch.float32,
+    )
+    try:
+        unexpected = theirs.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).unexpected_keys
+        theirs.config.pad_token_id = None  # a single text: the last token is the right one
+        ids, lengths = ragged_batch([9])
+        with torch.no_grad():
+            expected = theirs(input_ids=ids).logits
+        torch.testing.assert_close(ours.logits(ids, lengths), expected)
+        assert unexpected == []
+        theirs.save_pretrained(tmp_path / "export", safe_serialization=True)
+        exported = TunedCheckpoint.load(tmp_path / "export")
+        assert exported.digest() == tuned.digest()
+    finally:
+        routes = theirs.transformer.h.sequence_manager
+        leave_swarm(routes.dht, routes)
+
+
+def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
+    tiny_models: dict[str, Path],
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned = make_tuned("deep_ptune", hidden=512, layers=1)
+    remote = swarm_client.classifier(family_swarms["wide"], tuned)
+    streamed = []
+    original = Wire._ask_in_parts
+    monkeypatch.setattr(Wire, "_ask_in_parts", lambda *a: (streamed.append(1), original(*a))[1])
+    ids, lengths = ragged_batch([123] * 8)  # 8 x (5 + 123) tokens of 512 float32: 2 MiB
+    local = load_locally(str(tiny_models["wide"]), tuned)
+    torch.testing.assert_close(remote.logits(ids, lengths), local.logits(ids, lengths))
+    assert streamed
+
+
+def test_concurrent_forwards_do_not_disturb_each_other(
+    tiny_models: dict[str, Path],
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: MakeTuned,
+) -> None:
+    tuned = make_tuned("deep_ptune")
+    batches = [ragged_batch([5 + seed, 3, 1], seed=seed) for seed in range(12)]
+    for classifier in (
+        load_locally(str(tiny_models["llama"]), tuned),
+        swarm_client.classifier(family_swarms["llama"], tuned),
+    ):
+        one_by_one = [classifier.logits(*batch) for batch in batches]
+        with ThreadPoolExecutor(6) as pool:
+            at_once = list(pool.map(classifier.logits, *zip(*batches, strict=True)))
+        torch.testing.assert_close(at_once, one_by_one)
+
+
+class StubbornBackbone:
+    """A base model that answers with the given hidden states."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+        self.final_norm = torch.nn.Identity()
+
+    def hidden_states(self, *_: Any) -> torch.Tensor:
+        return self.hidden
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_an_error(value: float, make_tuned: MakeTuned) -> None:
+    hidden = torch.zeros(3, 4, HIDDEN)
+    hidden[1, 3] = value
+    with pytest.raises(ModelOutputError, match="not finite for 1 of 3 texts"):
+        Classifier(StubbornBackbone(hidden), make_tuned(None)).logits(torch.ones(3, 4).long(), torch.tensor([4, 4, 4]))  # type: ignore[arg-type]
+
+
+def test_an_answer_of_another_shape_is_an_error(make_tuned: MakeTuned) -> None:
+    backbone = StubbornBackbone(torch.zeros(3, 5, HIDDEN))
+    with pytest.raises(ModelOutputError, match=r"\[3, 5, 64\] instead of \[3, 4, 64\]"):
+        Classifier(backbone, make_tuned(None)).logits(torch.ones(3, 4).long(), torch.tensor([4, 4, 4]))  # type: ignore[arg-type]
+
+
+def test_other_weights_of_the_same_size_are_an_error(
+    tmp_path: Path, tiny_models: dict[str, Path], make_tuned: MakeTuned
+) -> None:
+    from dataclasses import replace
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from dist_eval.model.classifier import base_fingerprint
+
+    original = load_locally(str(tiny_models["llama"]), make_tuned(None))
+    tuned = replace(make_tuned(None), base_fingerprint=base_fingerprint(original.backbone))
+    load_locally(str(tiny_models["llama"]), tuned)
+    torch.manual_seed(7)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(tiny_models["llama"])).save_pretrained(
+        tmp_path, safe_serialization=True
+    )
+    with pytest.raises(CheckpointError, match="other fingerprint"):
+        load_locally(str(tmp_path), tuned)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path, tiny_models: dict[str, Path], make_tuned: MakeTuned) -> None:
+    from transformers import LlamaForCausalLM
+
+    LlamaForCausalLM.from_pretrained(tiny_models["llama"]).save_pretrained(tmp_path, safe_serialization=False)
+    assert list(tmp_path.glob("*.bin"))
+    with pytest.raises(CheckpointError, match="only safetensors are read"):
+        load_locally(str(tmp_path), make_tuned(None))

@@ -1,0 +1,52 @@
+"""Files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import watch
+
+from dist_eval.process.files import allow_many_files, write_atomically
+
+
+def test_whoever_looks_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    contents = [bytes([letter]) * 2_000_000 for letter in b"abcdefgh"]
+    write_atomically(tmp_path / "file", contents[0])
+
+    def change() -> None:
+        for content in contents * 5:
+            write_atomically(tmp_path / "file", content)
+
+    seen = watch(tmp_path / "file", change)
+    assert len(seen) > 3
+    assert set(seen) <= set(contents)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_atomically(tmp_path / "file", b"old")
+
+    def full_disk(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+        allow_many_files()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert (soft, hard) == (min(before[1], 1 << 16), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

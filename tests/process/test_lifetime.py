@@ -1,0 +1,102 @@
+"""Nothing is left behind, however a process ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Launcher, wait_for
+
+from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
+
+OWNER = str(Path(__file__).parents[1] / "workers" / "owner.py")
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_owner_leaves_nothing(launcher: Launcher, end: signal.Signals) -> None:
+    owner = launcher.start(OWNER, "wait")
+    assert owner.stdout
+    left = json.loads(owner.stdout.readline())
+    assert Path(left["folder"], "left.sock").exists()
+    assert wait_for(lambda: set(left["processes"]) < set(launcher.processes()))  # one may be at its start still
+    os.kill(owner.pid, end)
+    owner.wait()
+    assert not launcher.leftovers()
+
+
+@pytest.mark.parametrize(("how", "status"), [("return", 0), ("fail", 1)])
+def test_an_owner_that_ends_by_itself_leaves_nothing(launcher: Launcher, how: str, status: int) -> None:
+    assert launcher.run(OWNER, how).returncode == status
+    assert not launcher.leftovers()
+
+
+def test_the_janitor_survives_an_interrupt_of_the_whole_process_group(launcher: Launcher) -> None:
+    owner = launcher.start(OWNER, "wait", start_new_session=True)
+    assert owner.stdout
+    owner.stdout.readline()
+    os.killpg(owner.pid, signal.SIGTERM)
+    owner.wait()
+    assert not launcher.leftovers()
+
+
+def test_a_workspace_is_private_and_gone_afterwards() -> None:
+    with workspace() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "file").write_text("content")
+    assert not folder.exists()
+
+
+def test_a_socket_fits_into_a_workspace_even_if_the_temporary_folder_has_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with workspace() as folder:
+        assert len(str(folder / "p2pclient-0123456789a.sock")) <= 107
+
+
+def test_a_workspace_survives_the_end_of_an_earlier_one_and_of_forked_helpers() -> None:
+    with workspace():
+        pass
+    with workspace() as folder:
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(0.2)
+        assert folder.exists()
+
+
+def test_ending_a_session_ends_and_reaps_orphans_in_it() -> None:
+    adopt_orphans()
+    script = (
+        "import os, time; print(os.fork() or os.getpid(), flush=True); os._exit(0) if os.fork() else time.sleep(600)"
+    )
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert leader.stdout
+    leader.stdout.readline()
+    members = lambda: [p for p in _processes() if p[1] == leader.pid]  # noqa: E731
+    assert wait_for(lambda: any(state != "Z" and pid != leader.pid for pid, _, state in members()))
+    end_session(leader.pid)
+    assert members() == []
+    leader.wait()
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """Id, process group and state of all processes."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                state, _, group = (folder / "stat").read_text().rsplit(") ", 1)[1].split()[:3]
+                found.append((int(folder.name), int(group), state))
+            except OSError:
+                continue
+    return found
