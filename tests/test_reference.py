@@ -97,6 +97,9 @@ def complaints(name: str, folder: Path) -> list[str]:
 
     listener, logger = Listener(logging.WARNING), logging.getLogger("griffe")
     logger.addHandler(listener)
+    level, disabled, all_below = logger.level, logger.disabled, logger.manager.disable
+    logger.setLevel(logging.WARNING)  # libraries that other tests have loaded may have turned it down
+    logger.disabled, logger.manager.disable = False, 0
     try:
         parts: list[Any] = [griffe.load(name, search_paths=[folder], docstring_parser="google")]
         while parts:
@@ -106,6 +109,8 @@ def complaints(name: str, folder: Path) -> list[str]:
                 parts += part.members.values()
     finally:
         logger.removeHandler(listener)
+        logger.setLevel(level)
+        logger.disabled, logger.manager.disable = disabled, all_below
     return found
 
 

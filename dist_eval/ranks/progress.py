@@ -7,6 +7,7 @@ started again the run shares out what is left.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -227,11 +228,12 @@ class Progress:
     def _stop_if_cut_off(self, error: Exception) -> None:
         if self._cut_off or time.monotonic() - self._answered < self._patience:
             return
+        leader = self._leader or os.environ.get("MASTER_ADDR", "another host")
         self._cut_off = (
-            f"Rank {self._launch.rank} on {self._launch.host} is cut off from rank 0 on {self._leader}, for "
+            f"Rank {self._launch.rank} on {self._launch.host} is cut off from rank 0 on {leader}, for "
             f"{self._patience:g} s: {first_line(error)}{_LONGER}"
         )
-        self._stop.request(f"this rank is cut off from rank 0 on {self._leader}")
+        self._stop.request(f"this rank is cut off from rank 0 on {leader}")
 
     def _stop_if_one_is_gone(self, store: Any) -> None:
         """Stops the run if a rank has not been heard of; on the leader, which all others hear."""

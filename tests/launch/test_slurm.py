@@ -45,6 +45,7 @@ def slurm(jobs: Launcher) -> Iterator[RealSlurm]:
         yield cluster
     finally:
         cluster.end()
+        wait_for(lambda: not jobs.processes(), 30)
         left = jobs.processes()
         jobs.end()
     assert not left

@@ -27,9 +27,9 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium."""
+    """A headless Chromium; as long as it is there, playwright runs an event loop that other tests cannot have."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("there is no Chromium here (on Debian: apt-get install chromium)")
