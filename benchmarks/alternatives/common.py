@@ -20,9 +20,9 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from dist_eval.model.petals_classifier import open_petals_classifier
 from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
-from dist_eval.swarm.petals_classifier import open_petals_classifier
 
 _Answer = TypeVar("_Answer")
 
