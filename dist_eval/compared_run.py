@@ -5,6 +5,7 @@ Knows nothing of what is compared.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,9 +138,10 @@ def require_comparable(first: Run, second: Run) -> None:
         drawn = " and ".join(
             f"{run.folder} {'none' if run.group_column is None else repr(run.group_column)}" for run in (first, second)
         )
+        again = first if first.group_column is None else second
         raise RunError(
-            f"{pair}: their --group-column differs, {drawn}. Start the command of one of them again with that of the "
-            "other, which sends nothing."
+            f"{pair}: their --group-column differs, {drawn}. Start the command of {again.folder} again with "
+            f"--group-column {shlex.quote(first.group_column or second.group_column or '')}, which sends nothing."
         )
     if first.group is not None and second.group is not None and not np.array_equal(first.group, second.group):
         raise RunError(
