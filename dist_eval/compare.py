@@ -1,7 +1,8 @@
 """`python -m dist_eval.compare runs/a runs/b ...`: what changed between runs on the same data, example by example.
 
 The first run is what the others are compared with. Runs on different data are refused, with the reason: a difference
-between them would say nothing about the models.
+between them would say nothing about the models. Where runs have groups of examples (`--group-column`), whole groups are
+drawn, and McNemar's test, for which each example stands for itself, is not made.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_eval.compared_run import Run, require_comparable
 from dist_eval.errors import ConfigError, EvaluationError, RunError
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from dist_eval.report.footnotes import Footnotes
     from dist_eval.statistics import McNemar, PairedDifference
 
 METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss")
 """Figures that are shown unless others are asked for, where each example has one class."""
 
+_DECIDING = "accuracy"
+_LEAST_P = 1e-300  # beyond what the distributions' tails are computed to
+_HEAD_WIDTH = 20
 _CHANGES = {(True, False): "lost", (False, True): "gained", (False, False): "still wrong"}
 
 
@@ -47,99 +51,24 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A complete run, read back from its folder; one of the things that `dist_eval.statistics` can resample.
+class GroupedTest:
+    """Test of whether two models are right equally often, where examples belong together: a bootstrap of groups.
 
     Attributes:
-        folder: where it is.
-        results: what `results.json` holds.
-        index: positions in the dataset, int64 of shape [n], ascending.
-        label: true class, int64 of shape [n].
-        prediction: predicted class, int64 of shape [n].
-        loss: cross-entropy in nats, float64 of shape [n].
-        probabilities: float64 of shape [n, num_labels].
+        only_first: examples that only the first model gets right.
+        only_second: examples that only the second model gets right.
+        p_value: two-sided, of the difference of the accuracies; None where the groups tell of none.
+        reason: why there is no p-value.
+        column: the column that names the groups.
+        count: of the groups.
     """
 
-    folder: Path
-    results: dict[str, Any]
-    index: np.ndarray
-    label: np.ndarray
-    prediction: np.ndarray
-    loss: np.ndarray
-    probabilities: np.ndarray
-
-    @classmethod
-    def load(cls, folder: Path) -> Run:
-        """Reads a run.
-
-        Raises:
-            RunError: the folder holds no complete run, or its files cannot be read.
-        """
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        from dist_eval.data.problems import SINGLE_LABEL
-        from dist_eval.report import PREDICTIONS
-        from dist_eval.report.reading import read_results
-
-        results = read_results(folder)
-        problem = results.get("problem_type", SINGLE_LABEL.name)
-        if problem != SINGLE_LABEL.name:
-            raise RunError(f"{folder} is a run of {problem}; so far only runs with one class for a text are compared.")
-        try:
-            table = parquet.read_table(folder / PREDICTIONS)
-            width = table.schema.field("probabilities").type.list_size
-            flat = table.column("probabilities").combine_chunks().flatten().to_numpy()
-            columns = {name: table.column(name).to_numpy() for name in ("index", "label", "prediction", "loss")}
-            return cls(folder, results, **columns, probabilities=flat.reshape(-1, width))
-        except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
-            raise RunError(f"{folder / PREDICTIONS} cannot be read: {error}.") from error
-
-    @property
-    def num_labels(self) -> int:
-        """Number of classes."""
-        return self.probabilities.shape[1]
-
-    @property
-    def label_names(self) -> list[str]:
-        """Names of the classes."""
-        return self.results["confusion_matrix"]["labels"]
-
-    @property
-    def is_right(self) -> np.ndarray:
-        """Whether each prediction is right, bool of shape [n]."""
-        return self.label == self.prediction
-
-    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields columns of the probabilities, float64 of shape [n] each."""
-        for number in classes:
-            yield self.probabilities[:, number]
-
-
-def require_comparable(first: Run, second: Run) -> None:
-    """Checks that two runs are about the same examples.
-
-    Raises:
-        RunError: they are not; the message says what differs.
-    """
-    import numpy as np
-
-    pair = f"{first.folder} and {second.folder} cannot be compared"
-    if first.results["data"].get("text_digest") != second.results["data"].get("text_digest"):
-        sources = " and ".join(
-            f"{run.results['data']['source']} ({len(run.index)} examples)" for run in (first, second)
-        )
-        raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
-    if first.label_names != second.label_names:
-        raise RunError(f"{pair}: the classes differ, {first.label_names[:5]} and {second.label_names[:5]}.")
-    differing = np.setxor1d(first.index, second.index)
-    if len(differing):
-        raise RunError(
-            f"{pair}: {len(differing)} examples, such as number {differing[0]}, failed in one of them only. Start its "
-            "command again to have them tried again."
-        )
-    if not np.array_equal(first.label, second.label):
-        raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
+    only_first: int
+    only_second: int
+    p_value: float | None
+    reason: str | None
+    column: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -148,8 +77,8 @@ class Comparison:
 
     Attributes:
         run: the other run.
-        test: McNemar's test of who is right more often.
-        test_corrected: its p-value, corrected for the number of runs.
+        test: of who is right more often: McNemar's, or one of whole groups where the runs have groups.
+        test_corrected: its p-value, corrected for the number of runs; None where there is none.
         differences: by name of the metric: the run's figure less that of the first one.
         corrected: by name of the metric, the p-value corrected for the number of runs and metrics; None where there is
             none.
@@ -157,8 +86,8 @@ class Comparison:
     """
 
     run: Run
-    test: McNemar
-    test_corrected: float
+    test: McNemar | GroupedTest
+    test_corrected: float | None
     differences: dict[str, PairedDifference]
     corrected: dict[str, float | None]
     changed: int
@@ -173,91 +102,153 @@ def compare(runs: Sequence[Run], *, metrics: Sequence[str] = METRICS, confidence
         confidence: level of the intervals.
 
     Returns:
-        One comparison for each run but the first. P-values are corrected by Holm's procedure: McNemar's for the number
-        of runs, those of the metrics for the number of runs times metrics.
+        One comparison for each run but the first. P-values are corrected by Holm's procedure: those of who is right
+        more often for the number of runs, those of the metrics for the number of runs times metrics.
 
     Raises:
         RunError: the runs are not about the same examples.
         ConfigError: there is no such metric, or nothing to compare.
     """
-    from dist_eval.statistics import holm, mcnemar, paired_differences
+    from dist_eval.statistics import paired_differences
 
     first, others = runs[0], runs[1:]
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     for other in others:
         require_comparable(first, other)
-    tests = [mcnemar(first.is_right, other.is_right) for other in others]
-    tables = [paired_differences(first, other, metrics=metrics, confidence=confidence) for other in others]
+    wanted = {*metrics, _DECIDING}
+    tables = [
+        paired_differences(first, other, metrics=wanted, confidence=confidence, groups=first.group) for other in others
+    ]
     for name in metrics:
         if name not in tables[0]:
-            known_ones = ", ".join(first.results["metrics"])
-            raise ConfigError(f"There is no metric {name!r} that could be compared; the runs have {known_ones}.")
+            raise ConfigError(f"{name!r} cannot be compared; these can: {', '.join(_comparable_metrics(first))}.")
+    tests = [_test(first, other, table[_DECIDING]) for other, table in zip(others, tables, strict=True)]
     keys = [(number, name) for number in range(len(others)) for name in metrics]
-    p_values = {key: tables[key[0]][key[1]].p_value for key in keys}
-    known = [key for key in keys if p_values[key] is not None]
-    corrected = dict(zip(known, holm([p_values[key] or 0.0 for key in known]), strict=True))
+    corrected = dict(zip(keys, _holm([tables[number][name].p_value for number, name in keys]), strict=True))
     return [
         Comparison(
             run=other,
             test=test,
             test_corrected=test_corrected,
             differences={name: table[name] for name in metrics},
-            corrected={name: corrected.get((number, name)) for name in metrics},
+            corrected={name: corrected[number, name] for name in metrics},
             changed=int((first.prediction != other.prediction).sum()),
         )
         for number, (other, test, test_corrected, table) in enumerate(
-            zip(others, tests, holm([test.p_value for test in tests]), tables, strict=True)
+            zip(others, tests, _holm([test.p_value for test in tests]), tables, strict=True)
         )
     ]
 
 
+def _test(first: Run, second: Run, difference: PairedDifference) -> McNemar | GroupedTest:
+    """Tests who is right more often; the difference is that of the accuracies."""
+    from dist_eval.statistics import mcnemar
+    from dist_eval.statistics.resampling import FEW_UNITS
+
+    test = mcnemar(first.is_right, second.is_right)
+    if first.group is None:
+        return test
+    groups = first.results["groups"]
+    p_value, reason = difference.p_value, difference.interval.reason
+    if groups["count"] < FEW_UNITS:
+        p_value, reason = None, f"fewer than {FEW_UNITS} groups: too few for the bootstrap"
+    return GroupedTest(
+        only_first=test.only_first,
+        only_second=test.only_second,
+        p_value=p_value,
+        reason=None if p_value is not None else reason,
+        column=groups["column"],
+        count=groups["count"],
+    )
+
+
+def _comparable_metrics(run: Run) -> list[str]:
+    from dist_eval.statistics import Units
+    from dist_eval.statistics.classification import statistics_of
+
+    each = Units.single(len(run.index))
+    resampled = {name for statistic in statistics_of(run, each, each, each) for name in statistic.names}
+    return [name for name in run.results["metrics"] if name in resampled]
+
+
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrects those that are known."""
+    from dist_eval.statistics import holm
+
+    corrected = iter(holm([value for value in p_values if value is not None]))
+    return [None if value is None else next(corrected) for value in p_values]
+
+
 def format_comparisons(first: Run, comparisons: Sequence[Comparison]) -> str:
     """Returns the tables for a person."""
+    from dist_eval.report.footnotes import Footnotes
+
     lines = [f"{len(first.index)} examples of {first.results['data']['source']}; compared with {first.folder}"]
     for one in comparisons:
-        test, folder = one.test, one.run.folder
+        test, folder, notes = one.test, one.run.folder, Footnotes()
+        differences = one.differences.values()
+        level = next((difference.interval.confidence for difference in differences), None)
         lines += [
             "",
             f"{folder}: {one.changed} predictions changed, {test.only_second} of them from wrong to right, "
             f"{test.only_first} from right to wrong",
-            f"McNemar's test ({test.method}): p = {_p(test.p_value)}" + _also(one.test_corrected, test.p_value),
-            f"{'':<18}  {str(first.folder)[-26:]:<26}  {str(folder)[-26:]:<26}  {'difference':<27}  p        p (Holm)",
+            f"{_name_of(test)}: p = {_p(test.p_value)}" + _also(one.test_corrected, test.p_value),
+            f"{'':<18}  {_head(first):<27}  {_head(one.run):<27}  {_with_level('difference', level):<30}  p        "
+            "p (Holm)",
         ]
         for name, difference in one.differences.items():
             lines.append(
-                f"{name:<18}  {_figure(first, name):<26}  {_figure(one.run, name):<26}  {_signed(difference):<27}  "
-                f"{_p(difference.p_value):<7}  {_p(one.corrected[name])}".rstrip()
+                f"{name:<18}  {_figure(first, name, notes):<27}  {_figure(one.run, name, notes):<27}  "
+                f"{_signed(difference, notes):<30}  {_p(difference.p_value):<7}  {_p(one.corrected[name])}".rstrip()
             )
-            if difference.interval.reason is not None and difference.value != 0:
-                lines.append(f"{'':<18}  ({difference.interval.reason})")
+        lines += notes.lines()
     return "\n".join(lines)
 
 
-def _figure(run: Run, name: str) -> str:
+def _head(run: Run) -> str:
+    return _with_level(str(run.folder)[-_HEAD_WIDTH:], run.results["config"]["confidence"])
+
+
+def _with_level(words: str, level: float | None) -> str:
+    return words if level is None else f"{words} [{100 * level:g}%]"
+
+
+def _name_of(test: McNemar | GroupedTest) -> str:
+    from dist_eval.statistics import McNemar
+
+    if isinstance(test, McNemar):
+        return f"McNemar's test ({test.method})"
+    why = f" ({test.reason})" if test.reason else ""
+    return f"paired bootstrap of the accuracy over {test.count} groups of {test.column!r}{why}"
+
+
+def _figure(run: Run, name: str, notes: Footnotes) -> str:
     value, interval = run.results["metrics"].get(name), run.results.get("intervals", {}).get(name)
     if value is None:
         return "-"
     if interval is None or interval["low"] is None:
-        return f"{value:.4f}"
+        return f"{value:.4f}{notes.mark(interval and interval['reason'])}"
     return f"{value:.4f} [{interval['low']:.4f}, {interval['high']:.4f}]"
 
 
-def _signed(difference: PairedDifference) -> str:
-    if difference.value is None:
-        return "-"
+def _signed(difference: PairedDifference, notes: Footnotes) -> str:
     interval = difference.interval
-    ends = "" if interval.low is None else f" [{interval.low:+.4f}, {interval.high:+.4f}]"
+    if difference.value is None:
+        return f"-{notes.mark(interval.reason)}"
+    ends = notes.mark(interval.reason) if interval.low is None else f" [{interval.low:+.4f}, {interval.high:+.4f}]"
     return f"{difference.value:+.4f}{ends}"
 
 
 def _p(value: float | None) -> str:
     if value is None:
         return "-"
+    if value < _LEAST_P:
+        return f"<{_LEAST_P:.0e}"
     return f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"
 
 
-def _also(corrected: float, value: float) -> str:
+def _also(corrected: float | None, value: float | None) -> str:
     return "" if corrected == value else f", corrected for the number of runs {_p(corrected)}"
 
 
@@ -275,7 +266,8 @@ def to_json(first: Run, comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "metrics": one.run.results["metrics"],
                 "intervals": one.run.results.get("intervals"),
                 "changed": one.changed,
-                "mcnemar": {**asdict(one.test), "p_value_holm": one.test_corrected},
+                "mcnemar": _test_facts(one) if first.group is None else None,
+                "paired_bootstrap_of_groups": None if first.group is None else _test_facts(one),
                 "differences": {
                     name: {**asdict(difference), "p_value_holm": one.corrected[name]}
                     for name, difference in one.differences.items()
@@ -284,6 +276,10 @@ def to_json(first: Run, comparisons: Sequence[Comparison]) -> dict[str, Any]:
             for one in comparisons
         ],
     }
+
+
+def _test_facts(one: Comparison) -> dict[str, Any]:
+    return {**asdict(one.test), "p_value_holm": one.test_corrected}
 
 
 def write_changed(path: Path, first: Run, comparisons: Sequence[Comparison]) -> None:

@@ -1,7 +1,7 @@
 """`python -m dist_eval.summary RUN [RUN ...]`: what became of many runs, in one table.
 
-Names the runs that failed or are not complete, and ends with a status that a script can act on. Whether two runs differ
-by chance is not asked here, but by `dist_eval.compare`.
+Names the runs that failed or are not complete, and those on other data than the first, and ends with a status that a
+script can act on. Whether two runs differ by chance is not asked here, but by `dist_eval.compare`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import csv
 import io
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +22,13 @@ from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
 from dist_eval.process.files import write_atomically
 
+_SINGLE_LABEL = "single_label_classification"
 _METRICS = {
-    "single_label_classification": METRICS,
+    _SINGLE_LABEL: METRICS,
     "multi_label_classification": ("subset_accuracy", "f1_micro", "f1_macro", "loss"),
     "regression": ("mae", "rmse", "r2", "loss"),
 }
+_RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
 
 
@@ -74,11 +77,12 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
     """Returns one record for each run.
 
     Returns:
-        run, status, exit_status, reason, examples (null unless known), missing and failed ones, seconds of the
-        forwards, and for each figure its value, low and high end of its interval (NAME_low, NAME_high), null where
-        there is none.
+        run, status, exit_status, reason, problem_type, examples (null unless known), missing and failed ones, seconds
+        of the forwards, the first complete run if this one, complete too, is on other texts or labels
+        (other_data_than), and for each figure its value, low and high end of its interval (NAME_low, NAME_high), null
+        where there is none.
     """
-    rows = []
+    rows, first = [], next((outcome for outcome in outcomes if outcome.status == "complete"), None)
     for outcome in outcomes:
         complete = outcome.status == "complete"
         coverage = outcome.results.get("coverage") or {}
@@ -87,10 +91,12 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
             "status": outcome.status,
             "exit_status": outcome.exit_status,
             "reason": outcome.reason,
+            "problem_type": outcome.results.get("problem_type"),
             "examples": coverage.get("expected"),
             "missing": coverage.get("missing"),
             "failed": coverage.get("failed"),
             "seconds": (outcome.results.get("throughput") or {}).get("seconds"),
+            "other_data_than": str(first.folder) if first and complete and _data(outcome) != _data(first) else None,
         }
         for name in figures:
             interval = (outcome.results.get("intervals") or {}).get(name) or {}
@@ -104,6 +110,10 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
 
 def _metrics(outcome: Outcome) -> dict[str, float | None]:
     return outcome.results.get("metrics") or {}
+
+
+def _data(outcome: Outcome) -> str | None:
+    return (outcome.results.get("data") or {}).get("text_digest")
 
 
 def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
@@ -125,6 +135,22 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in odd:
         advice = "; the same command goes on where it was" if row["exit_status"] == STOPPED else ""
         lines.append(f"{row['run']}: {row['status']}" + (f", {row['reason']}" if row["reason"] else "") + advice)
+    return [*lines, *_cautions([row for row in rows if row["status"] == "complete"])]
+
+
+def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
+    """Says what figures side by side do not tell."""
+    others = [row for row in complete if row["other_data_than"]]
+    lines = [
+        f"{row['run']}: on other data than {row['other_data_than']}, their figures do not compare" for row in others
+    ]
+    alike = [row for row in complete if not row["other_data_than"]]
+    if len(alike) > 1:
+        advice = ""
+        if alike[0]["problem_type"] == _SINGLE_LABEL:
+            named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
+            advice = f"; what differs by more than chance says: python -m dist_eval.compare {' '.join(named)}"
+        lines.append(f"the best of {len(alike)} looks better than it is, for having been picked{advice}")
     return lines
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 from samples import FACTS, config_for
 
-from dist_eval.compare import Run, compare, main
+from dist_eval.compare import _p, compare, main
+from dist_eval.compared_run import Run
 from dist_eval.errors import RunError
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
@@ -31,14 +33,18 @@ def predictions(skill: float, seed: int = 0, examples: int = 300, classes: int =
     return Predictions.from_logits(np.arange(examples), label, logits)
 
 
-def run_of(folder: Path, found: Predictions, names: list[str] = NAMES, **data: Any) -> Path:
+def run_of(
+    folder: Path, found: Predictions, names: list[str] = NAMES, groups: np.ndarray | None = None, column: str = "doc",
+    **data: Any,
+) -> Path:  # fmt: skip
     """Writes a run's folder as the evaluator does."""
     metrics = compute_metrics(found, names)
     intervals = {name: one.facts() for name, one in metric_intervals(found, metrics, resamples=99).items()}
+    of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()
     facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals}
-    run.complete(found, metrics, {**FACTS, **facts})
+    run.complete(found, metrics, {**FACTS, **facts, "groups": of_groups or None}, groups)
     run.close()
     return folder
 
@@ -139,6 +145,113 @@ def test_a_run_does_not_differ_from_itself(folders: list[Path], capsys: pytest.C
     assert "+0.0000" in table
 
 
+DOCUMENTS = np.arange(300) // 10
+
+
+def test_runs_with_groups_are_compared_by_drawing_whole_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [run_of(tmp_path / str(skill), predictions(skill), groups=DOCUMENTS) for skill in (1.0, 1.6, 1.02)]
+    runs = [Run.load(folder) for folder in folders]
+    assert all(np.array_equal(run.group, DOCUMENTS) for run in runs)
+    comparisons = compare(runs, metrics=["f1_macro"])
+    first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
+    wanted = ["accuracy", "f1_macro"]
+    expected = [paired_differences(first, other, metrics=wanted, groups=DOCUMENTS) for other in others]
+    assert [one.differences for one in comparisons] == [{"f1_macro": each["f1_macro"]} for each in expected]
+    tests = [one.test for one in comparisons]
+    assert [test.p_value for test in tests] == [each["accuracy"].p_value for each in expected]
+    assert [one.test_corrected for one in comparisons] == holm([test.p_value for test in tests])
+    assert [(test.column, test.count, test.reason) for test in tests] == [("doc", 30, None)] * 2
+
+    assert main([*map(str, folders)]) == 0
+    table = capsys.readouterr().out
+    assert "McNemar" not in table
+    assert "paired bootstrap of the accuracy over 30 groups of 'doc': p = " in table
+    assert main([*map(str, folders[:2]), "--json"]) == 0
+    [one] = json.loads(capsys.readouterr().out)["runs"]
+    assert one["mcnemar"] is None
+    assert one["paired_bootstrap_of_groups"]["p_value"] == tests[0].p_value
+    assert one["differences"]["accuracy"]["interval"]["method"] == "bca"
+
+
+def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = np.arange(300) // 30
+    folders = [run_of(tmp_path / str(skill), predictions(skill), groups=few) for skill in (1.0, 1.6)]
+    assert main([*map(str, folders)]) == 0
+    assert "10 groups of 'doc' (fewer than 20 groups: too few for the bootstrap): p = -" in capsys.readouterr().out
+    [one] = compare([Run.load(folder) for folder in folders])
+    assert one.test.p_value is one.test_corrected is None
+
+
+def test_equal_models_whose_documents_are_right_or_wrong_as_a_whole_are_rarely_told_apart() -> None:
+    generator, samples, documents, rows = np.random.default_rng(7), 200, 40, 10
+    index, label = np.arange(documents * rows), np.zeros(documents * rows, dtype=np.int64)
+    facts = {"data": {"text_digest": "texts"}, "confusion_matrix": {"labels": ["yes", "no"]}, "metrics": {}}
+    grouped = {**facts, "groups": {"column": "doc", "count": documents, "largest": rows}}
+
+    def p_value(models: list[Predictions], results: dict[str, Any], group: np.ndarray | None) -> float:
+        columns = [(one.index, one.label, one.prediction, one.loss, one.probabilities) for one in models]
+        [one] = compare([Run(Path("run"), results, *each, group=group) for each in columns], metrics=["accuracy"])
+        assert one.differences["accuracy"].p_value == one.test.p_value
+        return one.test.p_value
+
+    p_values = []
+    for _ in range(samples):
+        # each model is right about most documents in nearly all rows, and wrong about the others
+        shares = generator.choice([0.05, 0.95], p=[0.3, 0.7], size=(2, documents))
+        right = generator.random((2, documents * rows)) < np.repeat(shares, rows, axis=1)
+        models = [Predictions.from_logits(index, label, np.eye(2)[np.where(one, 0, 1)]) for one in right]
+        p_values.append((p_value(models, grouped, index // rows), p_value(models, facts, None)))
+    of_groups, of_rows = (np.asarray(p_values) <= 0.05).mean(axis=0)
+    assert of_groups <= 0.1 < 0.3 < of_rows, (of_groups, of_rows)
+
+
+def without_its_groups(folder: Path) -> None:
+    path = folder / "predictions.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns(["group"]), path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"groups": DOCUMENTS, "column": "author"}, "their --group-column differs, {first} 'doc' and {other} 'author'"),
+        ({}, "{other} none. Start the command of {other} again with --group-column doc, which sends nothing."),
+        ({"groups": DOCUMENTS[::-1].copy()}, "column 'doc' puts examples into other groups"),
+        ({"old": True}, "{other} has intervals over groups of 'doc', but its predictions.parquet does"),
+    ],
+    ids=["column", "none", "members", "older"],
+)
+def test_runs_with_other_groups_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any], words: str
+) -> None:
+    first, other = tmp_path / "first", tmp_path / "other"
+    run_of(first, predictions(1.0), groups=DOCUMENTS)
+    if "old" in options:
+        without_its_groups(run_of(other, predictions(1.6), groups=DOCUMENTS))
+    else:
+        run_of(other, predictions(1.6), **options)
+    assert main([str(first), str(other)]) == 1
+    assert words.format(first=first, other=other) in capsys.readouterr().err
+
+
+def test_the_heads_say_the_levels_and_reasons_stand_below(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perfect = run_of(tmp_path / "perfect", predictions(50.0))
+    assert main([str(folders[0]), str(perfect), "--confidence", "0.8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [head] = [line for line in lines if "p (Holm)" in line]
+    assert f"{str(folders[0])[-20:]} [95%]" in head and "difference [80%]" in head
+    [row] = [line for line in lines if line.startswith("f1_macro")]
+    assert "1.0000 (1)" in row
+    assert any(line.startswith("(1) all resamples give the same value") for line in lines)
+
+
+def test_no_p_value_is_shown_as_zero() -> None:
+    assert [_p(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]
+
+
 def failing(found: Predictions) -> Predictions:
     return found.rows(3, len(found))
 
@@ -186,7 +299,7 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
     ("options", "words"),
     [
         ([], "name at least two runs"),
-        (["SECOND", "--metric", "f1"], "There is no metric 'f1' that could be compared; the runs have accuracy"),
+        (["SECOND", "--metric", "f1"], "'f1' cannot be compared; these can: accuracy, "),
         (["SECOND", "--confidence", "95"], "--confidence must be between 0 and 1"),
     ],
 )

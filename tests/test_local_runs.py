@@ -206,7 +206,10 @@ def test_a_complete_run_is_looked_at_anew_without_a_forward(
     sources = [part for part in fresh["slices"] if part["by"] == "source"]
     assert [(part["value"], part["n"]) for part in sources] == [("web", 21), ("", 10), ("book", 10)]
     assert sum(part["n"] for part in fresh["slices"] if part["by"] == "length") == ROWS
-    table = pandas.read_parquet(output / "predictions.parquet")
+    files = [folder / "predictions.parquet" for folder in (output, tmp_path / "fresh")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    table = pandas.read_parquet(files[0])
+    assert table["group"].value_counts().tolist() == [2] * 20 + [1]
     web = table[[SOURCES[row % 4] == "web" for row in range(ROWS)]]
     if problem == "single_label_classification":
         assert sources[0]["metrics"]["accuracy"] == pytest.approx((web["label"] == web["prediction"]).mean())

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
+from dist_eval.analysis import View, analyse
+from dist_eval.data.problems import REGRESSION
 from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.metric_loading import made_up_predictions
 from dist_eval.summary import main
 
 
@@ -113,3 +117,47 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
     said = capsys.readouterr()
     assert "1 of 1 runs are complete" in said.out
     assert f"--write {runs / 'file' / 'a.csv'}: cannot be written (" in said.err
+
+
+def on_data(folder: Path, digest: str) -> str:
+    run(folder).complete(PREDICTIONS, METRICS, {**FACTS, "data": {**FACTS["data"], "text_digest": digest}})
+    return str(folder)
+
+
+def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, other, third = (on_data(tmp_path / name, data) for name, data in (("a b", "x"), ("c", "y"), ("d", "x")))
+    run(tmp_path / "wrong").fail("no column 'a|b'", rank=0, host="here")
+    written = [tmp_path / f"summary.{kind}" for kind in ("json", "md")]
+    assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
+    printed = capsys.readouterr().out
+    caution = f"{other}: on other data than {first}, their figures do not compare"
+    doubt = "the best of 2 looks better than it is, for having been picked; what differs by more than chance says: "
+    command = f"python -m dist_eval.compare '{first}' {third}"
+    assert caution in printed.splitlines()
+    assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
+    assert [row["other_data_than"] for row in json.loads(written[0].read_text())] == [None, None, first, None]
+    assert f"- {caution}" in written[1].read_text() and f"- {doubt}" in written[1].read_text()
+
+
+def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([on_data(tmp_path / "a", "x"), on_data(tmp_path / "b", "y")]) == 0
+    printed = capsys.readouterr().out
+    assert "on other data than" in printed and "the best of" not in printed
+
+
+def test_no_comparison_is_proposed_that_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predictions = made_up_predictions(REGRESSION, 1)
+    metrics = compute_metrics(predictions, ["score"])
+    facts = {**FACTS, **analyse(predictions, metrics, View())}
+    for name in ("a", "b"):
+        run(tmp_path / name).complete(predictions, metrics, facts)
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.endswith("the best of 2 looks better than it is, for having been picked\n")
+
+
+def test_only_so_many_runs_are_named_for_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [on_data(tmp_path / str(number), "x") for number in range(6)]
+    assert main(folders) == 0
+    assert capsys.readouterr().out.endswith(f"dist_eval.compare {' '.join(folders[:4])} ...\n")

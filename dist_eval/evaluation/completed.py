@@ -30,7 +30,7 @@ def present_complete(
     """Tells a person that there is nothing to do, and returns the metrics of the complete run.
 
     The caller's own metrics are computed from its predictions: they, or the code behind them, may be new. So are
-    slices, and with them or a group column all intervals, as the options say now.
+    slices, and with them or a group column all intervals and the groups of the predictions, as the options say now.
 
     Raises:
         RunError: the predictions cannot be read.
@@ -54,8 +54,9 @@ def present_complete(
     if config.slice_by or config.group_column:
         predictions = SavedPredictions.of_columns(_columns(folder))
         metrics = compute_metrics(predictions, [row["label"] for row in results["per_class"]])
-        facts = analyse(predictions, metrics, View.of(config, data))
-        folder.revise_view(facts)
+        view = View.of(config, data)
+        facts = analyse(predictions, metrics, view)
+        folder.revise_view(facts, predictions, view.groups(predictions))
         lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
         _tell([*format_figures(metrics.values, metrics.undefined, facts["intervals"]), *lines])
     if own_metrics or config.slice_by or config.group_column:

@@ -164,7 +164,7 @@ def evaluate_run(
             "backends": backends.facts(folder.path) if backends else None,
         }
         folder.save_timelines(combined.timelines)
-        folder.complete(combined.predictions, metrics, facts)
+        folder.complete(combined.predictions, metrics, facts, view.groups(combined.predictions))
         board.publish(_REPORTED, "")
         report_on(folder.path, config.report)
         print(format_results(metrics, facts, folder.path), flush=True)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dist_eval.config import RunConfig
 from dist_eval.errors import RunError
 from dist_eval.evaluation.environment import environment, now
@@ -24,7 +26,7 @@ from dist_eval.evaluation.folder_lock import take_lock
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.evaluation.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.predictions import Predictions, Scored
 from dist_eval.process.files import write_atomically
 from dist_eval.ranks.stopping import STOP_FILE, asked_by_a_person
 from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error
@@ -219,19 +221,22 @@ class RunFolder:
             return True
         return False
 
-    def complete(self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any]) -> None:
+    def complete(
+        self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any], groups: np.ndarray | None = None
+    ) -> None:
         """Writes all files of a complete run; the picture comes last, because no result depends on it.
 
         Args:
             predictions: one for each example, in dataset order.
             metrics: their metrics.
             facts: the further sections of `results.json`.
+            groups: the group of each prediction, None if each stands for itself.
 
         Raises:
             RunError: the files cannot be written.
         """
         try:
-            write_predictions(self.path / PREDICTIONS, predictions)
+            write_predictions(self.path / PREDICTIONS, predictions, groups)
             self._write(
                 {
                     **self._read(),
@@ -301,11 +306,13 @@ class RunFolder:
         )
         self._revise(results)
 
-    def revise_view(self, facts: dict[str, Any]) -> None:
+    def revise_view(self, facts: dict[str, Any], predictions: Scored, groups: np.ndarray | None) -> None:
         """Replaces intervals, calibration and slices in the results of a complete run by those that are asked for now.
 
         Args:
             facts: sections of `results.json` (see `dist_eval.analysis`).
+            predictions: the run's.
+            groups: the group of each prediction, None if each stands for itself.
 
         Raises:
             RunError: the results cannot be written.
@@ -319,12 +326,13 @@ class RunFolder:
             of_others = dict.fromkeys(of_others, Interval(options["confidence"], reason=later).facts())
         results.update(facts, intervals={**facts["intervals"], **of_others})
         results["config"].update({name: options[name] for name in ("confidence", "group_column", "slice_by")})
-        self._revise(results)
+        self._revise(results, lambda: write_predictions(self.path / PREDICTIONS, predictions, groups))
         if facts["calibration"]:
             self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
 
-    def _revise(self, results: dict[str, Any]) -> None:
+    def _revise(self, results: dict[str, Any], write_first: Callable[[], None] = lambda: None) -> None:
         try:
+            write_first()
             self._write(results)
         except OSError as error:
             raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error

@@ -16,6 +16,7 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.regression import FIGURES
 from dist_eval.report.figures import RELIABILITY, figure_name
+from dist_eval.report.footnotes import Footnotes
 from dist_eval.statistics.resampling import FEW_UNITS
 
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
@@ -112,13 +113,20 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
     width = max([len("slice"), *map(len, labels)])
+    notes = Footnotes()
     lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
     for label, one in zip(labels, shown, strict=True):
-        cells = [_number(one["metrics"][name]).strip() + _ends(one["intervals"][name]) for name in names]
+        cells = [_number(one["metrics"][name]).strip() + _ends_or_mark(one, name, notes) for name in names]
         lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
-    return lines
+    return lines + notes.lines()
+
+
+def _ends_or_mark(one: dict[str, Any], name: str, notes: Footnotes) -> str:
+    """Returns a figure's interval in a slice; where there is none, the number of the reason."""
+    interval = one["intervals"][name]
+    return _ends(interval) or notes.mark(one["undefined"].get(name) or interval["reason"])
 
 
 def figures_of_slices(problem: str) -> Sequence[str]:

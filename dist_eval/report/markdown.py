@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from dist_eval.report import figures_shown, group_lines
+from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.reading import without_path
 from dist_eval.report.sections import by_class, confusion, figure, slices
 
@@ -28,6 +29,7 @@ def summary(results: Mapping[str, Any], name: str) -> str:
     what, data = without_path(model["checkpoint"] or model["base"]), without_path(results["data"]["source"])
     names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
     interval = f"{100 * results['config']['confidence']:g}% interval"
+    notes = Footnotes()
     lines = [
         f"### {code(name)}",
         "",
@@ -36,7 +38,8 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         + (f"; {coverage['failed']} failed and are in no figure" if coverage["failed"] else "")
         + f"; {speed['examples_per_second']:.1f} examples/s on {len(ranks)} rank{'s' if len(ranks) > 1 else ''}.",
         "",
-        *_table(("metric", "value", interval), (_figure_cells(figure(one, results)) for one in names)),
+        *_table(("metric", "value", interval), (_figure_cells(figure(one, results), notes) for one in names)),
+        *_notes(notes),
     ]
     lines += [line for note in group_lines(results["groups"]) for line in ("", code(note))]
     matrix = confusion(results)
@@ -54,10 +57,10 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         lines += ["", f"{more} more are in results.json."] if more else []
         lines += ["", "</details>"]
     for table in slices(results):
-        columns = [cell for one in table["names"] for cell in (one, interval)]
+        columns, notes = [cell for one in table["names"] for cell in (one, interval)], Footnotes()
         lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table['by'].split()))}</code></summary>", ""]
-        lines += _table(("slice", "examples", *columns), map(_slice_cells, table["rows"]))
-        lines += ["", "</details>"]
+        lines += _table(("slice", "examples", *columns), [_slice_cells(row, notes) for row in table["rows"]])
+        lines += [*_notes(notes), "", "</details>"]
     return "\n".join(lines) + "\n"
 
 
@@ -74,14 +77,19 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
-def _figure_cells(one: Mapping[str, Any]) -> list[str]:
-    interval = one["interval"]
-    words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "–"
+def _notes(notes: Footnotes) -> list[str]:
+    return [line for note in notes.lines() for line in ("", code(note))]
+
+
+def _figure_cells(one: Mapping[str, Any], notes: Footnotes) -> list[str]:
+    interval, reason = one["interval"], one["why"] or one["no_interval"]
+    words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else f"–{notes.mark(reason)}"
     return [code(one["name"]), _number(one["value"]), words]
 
 
-def _slice_cells(row: Mapping[str, Any]) -> list[str]:
-    return [code(row["name"]), str(row["n"]), *(cell for one in row["figures"] for cell in _figure_cells(one)[1:])]
+def _slice_cells(row: Mapping[str, Any], notes: Footnotes) -> list[str]:
+    cells = (cell for one in row["figures"] for cell in _figure_cells(one, notes)[1:])
+    return [code(row["name"]), str(row["n"]), *cells]
 
 
 def _number(value: float | None) -> str:

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_of
-from dist_eval.metrics.predictions import Predictions, rows_of_a_piece
+from dist_eval.metrics.predictions import Scored, rows_of_a_piece
 from dist_eval.process.files import replaced_atomically
+
+GROUP = "group"
+"""Column with the group of each example, by number, where the run has groups."""
 
 _CELLS_READ_AT_ONCE = 1 << 20
 
@@ -76,18 +79,23 @@ class SavedPredictions:
             yield self.at(slice(start, start + step))
 
 
-def write_predictions(path: Path, predictions: Predictions) -> None:
+def write_predictions(path: Path, predictions: Scored, groups: np.ndarray | None = None) -> None:
     """Writes one row per example: index, label, prediction, loss, probabilities. Equal input gives equal bytes.
 
     For several labels each, label and prediction are lists of true and false, one for each class. A regression has no
     probabilities; its labels and predictions are numbers, or lists of them where the head has several outputs.
+
+    Args:
+        path: the file.
+        predictions: what it says.
+        groups: the group of each, int64 of shape [n], for a column `group`; None if there is to be no such column.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     problem, outputs = predictions.problem, predictions.num_labels
     kinds = _column_kinds(problem, outputs)
-    schema = pa.schema(list(kinds.items()))
+    schema = pa.schema([*kinds.items(), *([] if groups is None else [(GROUP, pa.int64())])])
     # piece by piece, because the probabilities take more memory than the predictions themselves; a dictionary pays for
     # the classes only
     with (
@@ -99,8 +107,12 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
             column_encoding={"index": "DELTA_BINARY_PACKED"},
         ) as writer,
     ):
+        written = 0
         for piece in predictions.pieces():
             columns = [_column(getattr(piece, name), kind) for name, kind in kinds.items()]
+            if groups is not None:
+                columns.append(pa.array(groups[written : written + len(piece)]))
+                written += len(piece)
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 

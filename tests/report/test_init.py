@@ -133,21 +133,25 @@ def test_the_table_tells_what_an_audit_found(tmp_path: Path) -> None:
     assert "audit" not in format_results(METRICS, FACTS, tmp_path)
 
 
-def slice_of(value: str | None, kind: str = "value", n: int = 40) -> dict[str, Any]:
-    metrics = {"accuracy": 0.875, "f1_macro": None}
+def slice_of(value: str | None, kind: str = "value", n: int = 40, f1: float | None = None) -> dict[str, Any]:
+    metrics = {"accuracy": 0.875, "f1_macro": f1}
+    undefined = {"f1_macro": "no class"} if f1 is None else {}
     intervals = {
         "accuracy": {"low": 0.7, "high": 0.95, "reason": None},
         "f1_macro": {"low": None, "high": None, "reason": "too few"},
     }
-    return {"by": "source", "kind": kind, "value": value, "n": n, "metrics": metrics, "intervals": intervals}
+    figures = {"metrics": metrics, "undefined": undefined, "intervals": intervals}
+    return {"by": "source", "kind": kind, "value": value, "n": n, **figures}
 
 
 def test_the_table_shows_slices(tmp_path: Path) -> None:
     values = ["web", "", None, "two\nlines", "x" * 90]
-    slices = [slice_of(value) for value in values]
+    slices = [slice_of(value) for value in values] + [slice_of("tv", f1=0.5), slice_of("book", f1=0.25)]
     table = format_results(METRICS, {**FACTS, "slices": slices}, tmp_path)
     assert line_of(table, "slice ").split() == ["slice", "n", "accuracy", "f1_macro"]
-    assert line_of(table, "source: web").split()[2:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-"]
+    assert line_of(table, "source: web").split()[2:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-", "(1)"]
+    assert line_of(table, "source: tv").endswith("  0.5000 (2)") and line_of(table, "source: book").endswith("(2)")
+    assert "\n(1) no class\n(2) too few\n" in table
     for shown in ("source: (empty) ", "source: (missing) ", "source: two lines ", "source: " + "x" * 29 + "..."):
         assert line_of(table, shown)
     many = [slice_of(str(number)) for number in range(70)]

@@ -11,7 +11,7 @@ import yaml
 from conftest import results_of
 
 from dist_eval.report.__main__ import main
-from dist_eval.report.markdown import code
+from dist_eval.report.markdown import code, summary
 
 
 def test_the_page_is_written_where_it_is_asked_for(
@@ -88,6 +88,18 @@ def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pyte
         interval = one["intervals"]["accuracy"]
         ends = f"{interval['low']:.4f} to {interval['high']:.4f}"
         assert f"| `{one['value']}` | {one['n']} | {one['metrics']['accuracy']:.4f} | {ends} |" in printed
+
+
+def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[str, Path]) -> None:
+    results = results_of(runs["sliced"])
+    nothing = {"confidence": 0.95, "low": None, "high": None, "method": None, "resamples": None, "reason": "too few|x"}
+    results["intervals"]["mcc"] = nothing
+    results["slices"][0]["intervals"]["accuracy"] = nothing
+    printed = summary(results, "run")
+    assert f"| `mcc` | {results['metrics']['mcc']:.4f} | – (1) |" in printed
+    first, *_ = results["slices"]
+    assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} | – (1) |" in printed
+    assert printed.count("\n\n`(1) too few\\|x`\n") == 2
 
 
 def test_a_model_card_takes_the_metadata(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,29 @@ def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: 
     assert [row.tolist() for row in table["probabilities"]] == predictions.probabilities.tolist()
 
 
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_groups_are_a_column_which_nothing_else_depends_on(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictions, groups = made_up_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
+    path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
+    for module in ("metrics.predictions", "report.saved_predictions"):
+        monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_piece", lambda _: 3)
+    write_predictions(path, predictions, groups)
+    write_predictions(plain, predictions)
+    columns = read_predictions(path)
+    assert columns.pop("group").tolist() == groups.tolist()
+    for name, column in read_predictions(plain).items():
+        np.testing.assert_array_equal(columns.pop(name), column)
+    assert not columns
+    # what was read is written as what was computed, with groups and without
+    saved = SavedPredictions.of_columns(read_predictions(path))
+    write_predictions(again, saved, groups)
+    assert again.read_bytes() == path.read_bytes()
+    write_predictions(again, saved)
+    assert again.read_bytes() == plain.read_bytes()
+
+
 def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_predictions(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))

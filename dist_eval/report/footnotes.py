@@ -1,0 +1,26 @@
+"""Footnotes of a table for a terminal: why a cell shows less than others do. Knows nothing of what is in the table."""
+
+from __future__ import annotations
+
+
+class Footnotes:
+    """Numbers reasons in the order in which cells name them; equal ones share a number.
+
+    Examples:
+        >>> notes = Footnotes()
+        >>> notes.mark("too few examples"), notes.mark(None), notes.mark("too few examples")
+        (' (1)', '', ' (1)')
+        >>> notes.lines()
+        ['(1) too few examples']
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, reason: str | None) -> str:
+        """Returns what a cell ends with; nothing without a reason."""
+        return "" if reason is None else f" ({self._numbers.setdefault(reason, len(self._numbers) + 1)})"
+
+    def lines(self) -> list[str]:
+        """Returns what stands under the table."""
+        return [f"({number}) {reason}" for reason, number in self._numbers.items()]
