@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dist_eval.report import figures_shown, group_lines
+from dist_eval.report import figures_of_slices, figures_shown, group_lines, slice_notes
 from dist_eval.report.reading import without_path
 from dist_eval.report.sections import by_class, confusion, figure, slices
 
@@ -57,6 +57,9 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         columns = [cell for one in table["names"] for cell in (one, interval)]
         lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table['by'].split()))}</code></summary>", ""]
         lines += _table(("slice", "examples", *columns), map(_slice_cells, table["rows"]))
+        own = [one for one in results["slices"] if one["by"] == table["by"]]
+        notes = slice_notes(own, figures_of_slices(results["problem_type"]))
+        lines += [line for note in notes for line in ("", code(note))]
         lines += ["", "</details>"]
     return "\n".join(lines) + "\n"
 
@@ -76,7 +79,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _figure_cells(one: Mapping[str, Any]) -> list[str]:
     interval = one["interval"]
-    words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else "–"
+    words = f"{interval['low']} to {interval['high']}" if interval else "–"
     return [code(one["name"]), _number(one["value"]), words]
 
 
@@ -84,5 +87,5 @@ def _slice_cells(row: Mapping[str, Any]) -> list[str]:
     return [code(row["name"]), str(row["n"]), *(cell for one in row["figures"] for cell in _figure_cells(one)[1:])]
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+def _number(value: float | str | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int | str) else f"{value:.4f}"
