@@ -336,7 +336,7 @@ def gather_evidence(
     drawn: dict[str, np.ndarray] = {}
     number = affordable_resamples(statistic, resamples, most)
     units = statistic.units
-    if units.count >= FEW_UNITS and statistic.no_interval is None:
+    if units.count > 1 and statistic.no_interval is None:
         influence, drawn = statistic.influence(), {} if number is None else statistic.resampled(number, seed)
     scales = statistic.scales()
     return {
