@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.analysis import View, analyse
+from dist_eval.analysis.view import View, analyse
 from dist_eval.data.problems import REGRESSION
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.computing import compute_metrics
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
+from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Scored
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.statistics.resampling import FEW_UNITS
@@ -36,7 +36,8 @@ MOST_VALUES = 50
 
 _RANGES, _MOST_NUMBERS = 5, 20
 _RESAMPLES = 1_999
-_TOO_FEW = f"fewer than {FEW_UNITS} {{}}: too few for the bootstrap"
+_OVER_CLASSES = ("f1_macro", "balanced_accuracy")
+"""Means over classes, in which a class that is nearly missing, or a stray prediction of one, would count in full."""
 
 
 @dataclass(frozen=True)
@@ -179,24 +180,30 @@ def slice_facts(
         predictions: at least one example.
         slicing: of the dataset that they are of.
         label_names: of the classes, labels or outputs.
-        confidence: level of the intervals. Small slices have Wilson's only.
+        confidence: level of the intervals. Small slices have Wilson's only. Means over classes are undefined unless
+            each class that occurs in the data has `FEW_UNITS` examples in the slice.
         groups: what examples belong together (see `metric_intervals`), of shape [n].
 
     Returns:
         One for each slice, in their order, also for those whose examples have all failed.
     """
     part_of = slicing.part_of[predictions.index]
-    entries = []
+    needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        figures = _figures(predictions, places, label_names, confidence, groups)
+        figures = _figures(predictions, places, label_names, needed, confidence, groups)
         what = {"kind": part.kind, "value": part.value, "low": part.low, "high": part.high}
         entries.append({"by": slicing.by, **what, "n": len(places), **figures})
     return entries
 
 
 def _figures(
-    predictions: Scored, places: np.ndarray, label_names: Sequence[str], confidence: float, groups: np.ndarray | None
+    predictions: Scored,
+    places: np.ndarray,
+    label_names: Sequence[str],
+    needed: np.ndarray,
+    confidence: float,
+    groups: np.ndarray | None,
 ) -> dict[str, Any]:
     names = FIGURES[predictions.problem.name]
     if not len(places):
@@ -208,20 +215,39 @@ def _figures(
             "intervals": dict.fromkeys(names, nothing),
         }
     inside = predictions.at(places)
-    metrics = compute_metrics(inside, label_names)
-    metrics = replace(
-        metrics,
-        values={name: metrics.values[name] for name in names},
-        undefined={name: why for name, why in metrics.undefined.items() if name in names},
-    )
+    metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, label_names, needed))
     own_groups = None if groups is None else groups[places]
     intervals = metric_intervals(inside, metrics, confidence=confidence, groups=own_groups, most=_RESAMPLES)
-    units = len(places) if own_groups is None else len(np.unique(own_groups))
-    if units < FEW_UNITS:
-        too_few = Interval(confidence, reason=_TOO_FEW.format("examples" if own_groups is None else "groups"))
-        intervals = {name: too_few if one.resamples else one for name, one in intervals.items()}
     return {
         "metrics": metrics.values,
         "undefined": metrics.undefined,
         "intervals": {name: one.facts() for name, one in intervals.items()},
     }
+
+
+def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -> Metrics:
+    """Returns the metrics of a slice, without those that its classes leave meaningless."""
+    values, undefined = {name: metrics.values[name] for name in names}, dict(metrics.undefined)
+    if why_no_mean is not None:
+        gone = [name for name in _OVER_CLASSES if name in names]
+        values.update(dict.fromkeys(gone))
+        undefined.update(dict.fromkeys(gone, why_no_mean))
+    return replace(metrics, values=values, undefined={name: undefined[name] for name in names if name in undefined})
+
+
+def _why_no_mean(inside: Scored, label_names: Sequence[str], needed: np.ndarray) -> str | None:
+    """Returns which of the classes that are needed have too few examples; None if none of them."""
+    lacking = needed[_support(inside)[needed] < FEW_UNITS]
+    if not len(lacking):
+        return None
+    words = ("label", "labels") if inside.problem is MULTI_LABEL else ("class", "classes")
+    return f"{named(lacking, label_names, *words)} with fewer than {FEW_UNITS} examples in the slice"
+
+
+def _support(predictions: Scored) -> np.ndarray:
+    """Returns how many examples have each class or label, int64 of shape [classes]; nothing for a regression."""
+    if predictions.problem is REGRESSION:
+        return np.zeros(0, dtype=np.int64)
+    if predictions.problem is MULTI_LABEL:
+        return np.asarray(predictions.label.sum(axis=0), dtype=np.int64)
+    return np.bincount(predictions.label, minlength=predictions.num_labels)

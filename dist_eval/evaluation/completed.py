@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.analysis import View, analyse
+from dist_eval.analysis.view import View, analyse
 from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan

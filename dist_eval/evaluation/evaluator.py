@@ -13,7 +13,7 @@ from typing import Any, cast
 import psutil
 import torch
 
-from dist_eval.analysis import View, analyse, columns_asked_for
+from dist_eval.analysis.view import View, analyse, columns_asked_for
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches

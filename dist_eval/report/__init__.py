@@ -22,6 +22,7 @@ from dist_eval.statistics.resampling import FEW_UNITS
 RESULTS, PREDICTIONS, CHANGES = "results.json", "predictions.parquet", "backend_changes.jsonl"
 TIMELINE, REPORT = "timeline.json", "report.html"
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
+_LEAST, _MOST = 5e-5, 1e6
 _SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
 
 
@@ -36,6 +37,8 @@ _HEADLINES = {
 }
 _AVERAGES = ("macro", "micro", "weighted")
 _RANKINGS = ("roc_auc", "average_precision")
+_IN_UNITS = ("loss", "log_loss", "mae", "mse", "rmse")
+"""Figures in the data's own units, or nats: no number of decimals suits them all."""
 
 
 def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str:
@@ -88,10 +91,17 @@ def format_figures(
     """Returns a line for each figure, with its interval and a note where there are such."""
     width, lines = max([_NAME_WIDTH, *map(len, values)]), []
     for name, value in values.items():
-        interval = "" if value is None else _interval((intervals or {}).get(name))
+        interval = "" if value is None else _interval(name, (intervals or {}).get(name))
         note = f"  ({notes[name]})" if name in notes else ""
-        lines.append(f"{name:<{width}}  {_number(value)}{interval}{note}")
+        lines.append(f"{name:<{width}}  {_number(value, name)}{interval}{note}")
     return lines
+
+
+def figure_words(name: str, value: float) -> str:
+    """Writes a figure: four decimals, or four significant digits where decimals would tell little or nothing."""
+    if name in _IN_UNITS or (value and not _LEAST <= abs(value) < _MOST):
+        return f"{value:#.4g}".removesuffix(".")
+    return f"{value:.4f}"
 
 
 def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
@@ -116,7 +126,7 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     notes = Footnotes()
     lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
     for label, one in zip(labels, shown, strict=True):
-        cells = [_number(one["metrics"][name]).strip() + _ends_or_mark(one, name, notes) for name in names]
+        cells = [_number(one["metrics"][name], name).strip() + _ends_or_mark(one, name, notes) for name in names]
         lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
@@ -126,7 +136,7 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
 def _ends_or_mark(one: dict[str, Any], name: str, notes: Footnotes) -> str:
     """Returns a figure's interval in a slice; where there is none, the number of the reason."""
     interval = one["intervals"][name]
-    return _ends(interval) or notes.mark(one["undefined"].get(name) or interval["reason"])
+    return _ends(name, interval) or notes.mark(one["undefined"].get(name) or interval["reason"])
 
 
 def figures_of_slices(problem: str) -> Sequence[str]:
@@ -143,7 +153,7 @@ def group_lines(groups: dict[str, Any] | None) -> list[str]:
     """Returns a line that says how intervals take groups into account; nothing if there are none."""
     if groups is None:
         return []
-    few = "; with so few they are too narrow" if groups["count"] < FEW_UNITS else ""
+    few = f"; with fewer than {FEW_UNITS} there are none" if groups["count"] < FEW_UNITS else ""
     return [f"intervals: {groups['count']} groups of {groups['column']!r} are drawn whole{few}"]
 
 
@@ -168,9 +178,9 @@ def _output_lines(metrics: Metrics) -> list[str]:
         return []
     rows = metrics.per_class[:_CLASSES_IN_TABLE]
     width = max([len("output"), *(len(row["label"]) for row in rows)])
-    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>8}" for figure in FIGURES)]
+    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in FIGURES)]
     for row in rows:
-        lines.append(f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure]):>8}" for figure in FIGURES))
+        lines.append(f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in FIGURES))
     if len(metrics.per_class) > len(rows):
         lines.append(f"... and {len(metrics.per_class) - len(rows)} more outputs in {RESULTS}")
     return lines
@@ -218,18 +228,20 @@ def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _number(value: float | None) -> str:
-    return "     -" if value is None else f"{value:6.4f}"
+def _number(value: float | None, name: str = "") -> str:
+    return "     -" if value is None else figure_words(name, value)
 
 
-def _interval(interval: dict[str, Any] | None) -> str:
+def _interval(name: str, interval: dict[str, Any] | None) -> str:
     if interval is None:
         return ""
-    return _ends(interval) or f"  (no interval: {interval['reason']})"
+    return _ends(name, interval) or f"  (no interval: {interval['reason']})"
 
 
-def _ends(interval: dict[str, Any]) -> str:
-    return "" if interval["low"] is None else f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+def _ends(name: str, interval: dict[str, Any]) -> str:
+    if interval["low"] is None:
+        return ""
+    return f" [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
 
 
 def _class_line(

@@ -83,7 +83,7 @@ def _notes(notes: Footnotes) -> list[str]:
 
 def _figure_cells(one: Mapping[str, Any], notes: Footnotes) -> list[str]:
     interval, reason = one["interval"], one["why"] or one["no_interval"]
-    words = f"{interval['low']:.4f} to {interval['high']:.4f}" if interval else f"–{notes.mark(reason)}"
+    words = f"{interval['low']} to {interval['high']}" if interval else f"–{notes.mark(reason)}"
     return [code(one["name"]), _number(one["value"]), words]
 
 
@@ -92,5 +92,5 @@ def _slice_cells(row: Mapping[str, Any], notes: Footnotes) -> list[str]:
     return [code(row["name"]), str(row["n"]), *cells]
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+def _number(value: float | str | None) -> str:
+    return "–" if value is None else str(value) if isinstance(value, int | str) else f"{value:.4f}"

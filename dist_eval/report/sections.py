@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.regression import FIGURES
-from dist_eval.report import figures_of_slices, figures_shown, slice_name
+from dist_eval.report import figure_words, figures_of_slices, figures_shown, slice_name
 from dist_eval.report.charts import interval_bar, reliability
 
 _CARDS = {
@@ -23,13 +23,17 @@ _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
 def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a figure of a run, or of a slice, with its interval, and the reason where there is none."""
+    """Returns a figure of a run, or of a slice, with its interval, in words, and the reason where there is none."""
     value, interval = results["metrics"].get(name), results["intervals"].get(name)
+    shown = _shown(interval, results["undefined"].get(name))
+    if shown["interval"]:
+        ends = {end: figure_words(name, shown["interval"][end]) for end in ("low", "high")}
+        shown["interval"] = {**shown["interval"], **ends}
     return {
         "name": name,
-        "value": value,
+        "value": None if value is None else figure_words(name, value),
         "bar": interval_bar(value, interval),
-        **_shown(interval, results["undefined"].get(name)),
+        **shown,
     }
 
 
@@ -142,9 +146,13 @@ def by_class(results: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "what": {SINGLE_LABEL.name: "class", MULTI_LABEL.name: "label"}.get(results["problem_type"], "output"),
         "columns": FIGURES if is_regression else _PER_CLASS,
-        "rows": rows[:_ROWS],
+        "rows": [_row_in_words(row) if is_regression else row for row in rows[:_ROWS]],
         "omitted": max(0, len(rows) - _ROWS),
     }
+
+
+def _row_in_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
 
 
 def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:

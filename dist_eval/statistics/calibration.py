@@ -2,8 +2,8 @@
 
 The expected calibration error of a sample is larger than that of the population by something of the order √(bins / n),
 and that of a resample again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation", AISTATS,
-4036-4054). The BCa interval corrects for this as far as it is seen in the resamples. That a classifier is perfectly
-calibrated cannot be read from it, because no resample has an error of 0.
+4036-4054). No interval of resamples repairs that: those of a well calibrated classifier seldom contain the truth. The
+error has a reason instead, and each bin an interval.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
-from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
-from dist_eval.statistics.resampling import Statistic, Sums, Units
+from dist_eval.statistics.intervals import Interval, gather_evidence, too_few, wilson
+from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
 
 _PARTS_OF_A_BIN = 16
+_BIASED = (
+    "an error that sums up absolute differences is biased upwards in every resample; see the reliability diagram, "
+    "whose bins have intervals"
+)
 
 
 def statistics_of_calibration(predictions: Probable, units: Units | None = None) -> Iterator[Statistic]:
@@ -31,7 +35,7 @@ def statistics_of_calibration(predictions: Probable, units: Units | None = None)
         yield from _of_labels(predictions, units or Units.single(len(predictions.label)))
         return
     confidences = Confidences.of_classes(predictions)
-    yield Sums(units or _alike(confidences), _rows([confidences]), _ece)
+    yield Sums(units or _alike(confidences), _rows([confidences]), _ece, _BIASED)
     units = units or Units.similar(confidences.brier, confidences.brier)
     yield Sums(units, np.stack([confidences.brier, np.ones(len(confidences.brier))]), _brier)
 
@@ -40,7 +44,7 @@ def _of_labels(predictions: Probable, units: Units) -> Iterator[Statistic]:
     mean = np.zeros(len(predictions.label))
     for one in Confidences.of_labels(predictions):
         mean += one.brier / predictions.num_labels
-    yield Sums(units, _rows(Confidences.of_labels(predictions)), _ece)
+    yield Sums(units, _rows(Confidences.of_labels(predictions)), _ece, _BIASED)
     yield Sums(units, np.stack([mean, np.ones(len(mean))]), _brier)
 
 
@@ -90,7 +94,7 @@ def calibration_facts(
     Args:
         predictions: of a classifier, at least one example.
         label_names: of the classes or labels.
-        confidence: level of the bins' intervals: Wilson's, or with groups the bootstrap's.
+        confidence: level of the bins' intervals: Wilson's, or with groups the bootstrap's where enough are in the bin.
         groups: what examples belong together (see `metric_intervals`).
 
     Returns:
@@ -143,6 +147,10 @@ def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: U
     values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}
     for name, evidence in gather_evidence(statistic, values).items():
         found[int(name)] = evidence.interval(confidence)
+    inside = sparse.csr_array((np.ones(len(units.kind_of)), (bins_of(confidences.confidence), units.kind_of)))
+    for number in np.flatnonzero(np.diff(inside.indptr) < FEW_UNITS):
+        if bins.count[number]:
+            found[number] = too_few(confidence, are_groups=True)
     return found
 
 

@@ -63,7 +63,7 @@ def metric_intervals(
     most: int | None = None,
     seed: int = SEED,
 ) -> dict[str, Interval]:
-    """Computes an interval for every metric: Wilson's for proportions, the bootstrap's for the others.
+    """Computes intervals: Wilson's for proportions, for others the bootstrap's, none below `FEW_UNITS` units.
 
     Args:
         predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
@@ -73,7 +73,7 @@ def metric_intervals(
             proportions, because what Wilson's interval assumes does not hold within groups: C. A. Field and A. H. Welsh
             (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L. Miller
             (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
-            Statistics 90, 414-427. With few groups intervals are too narrow, however many examples there are.
+            Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
         further: statistics for metrics that this module does not know.
         resamples: their number (see `gather_evidence`).
         most: a number of them that is enough.

@@ -2,18 +2,19 @@
 
 What the data do not tell has no interval but a reason. In particular, where all resamples give the same value, as with
 perfect predictions, the bootstrap's interval would have no width: it cannot know errors that did not occur. Wilson's
-interval for the accuracy is right even then; other metrics have none.
+interval for the accuracy is right even then; other metrics have none. Nor has anything of few examples or groups but
+what Wilson's serves, nor a metric that resamples misjudge (see `Statistic.no_interval`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dist_eval.statistics.resampling import SEED, Statistic
+from dist_eval.statistics.resampling import FEW_UNITS, SEED, Statistic
 
 RESAMPLES = 9_999
 """Resamples for an interval; a divisor of the usual levels when 1 is added (Davison & Hinkley 1997, section 2.4)."""
@@ -24,6 +25,7 @@ _MOST_UNDEFINED = 0.02
 """Share of resamples without a value, beyond which those that have one say too little."""
 
 _SAME = 1e-12
+"""What rounding may make of equal values, as a share of them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,21 @@ class Interval:
     def facts(self) -> dict[str, Any]:
         """Returns the attributes by name, for `results.json`."""
         return asdict(self)
+
+    def around(self, value: float) -> Interval:
+        """Returns this interval if it contains a value, the reason why there is none if it does not."""
+        if self.low is None or self.high is None:
+            return self
+        rounding = _SAME * max(abs(value), abs(self.low), abs(self.high))
+        if not self.low - rounding <= value <= self.high + rounding:
+            return Interval(self.confidence, reason=_EXCLUDED)
+        return replace(self, low=min(self.low, value), high=max(self.high, value))
+
+
+def too_few(confidence: float, are_groups: bool) -> Interval:
+    """Returns what stands in place of an interval where there are fewer than `FEW_UNITS` examples or groups."""
+    what = "groups" if are_groups else "examples"
+    return Interval(confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -209,6 +226,9 @@ class Evidence:
         multiplicity: units of each kind, int64 of shape [kinds].
         influence: see `Statistic.influence`; None if unknown.
         distribution: the metric of each resample, float64 of shape [resamples], NaN where undefined; None without any.
+        are_groups: whether the units are groups of examples.
+        scale: size of the numbers that the metric is a difference of, whose rounding it has; 0 if it is none.
+        no_interval: see `Statistic.no_interval`.
     """
 
     value: float
@@ -216,44 +236,59 @@ class Evidence:
     multiplicity: np.ndarray
     influence: np.ndarray | None
     distribution: np.ndarray | None
+    are_groups: bool = False
+    scale: float = 0.0
+    no_interval: str | None = None
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Returns the BCa interval, or the nearest thing to it that the data allow."""
-        if self.multiplicity.sum() < 2:
-            return Interval(confidence, reason="needs at least two examples or groups")
+        if self.no_interval is not None:
+            return Interval(confidence, reason=self.no_interval)
+        if self._has_few_units:
+            return too_few(confidence, self.are_groups)
         if self._undefined > _MOST_UNDEFINED:
             return Interval(confidence, reason=_TOO_RARE)
         if self._has_no_spread:
             return Interval(confidence, reason=_NO_SPREAD)
         if self.distribution is None:
-            return Interval(confidence, *jackknife(self.value, self._error, self.bounds, confidence), "jackknife")
+            ends = jackknife(self.value, self._error, self.bounds, confidence)
+            return Interval(confidence, *ends, "jackknife").around(self.value)
         defined = self.distribution[~np.isnan(self.distribution)]
         method, ends = "bca", (np.nan, np.nan)
         if self.influence is not None:
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
         if np.isnan(ends).any():
             method, ends = "percentile", percentile(defined, confidence)
-        return Interval(confidence, *ends, method, len(self.distribution))
+        return Interval(confidence, *ends, method, len(self.distribution)).around(self.value)
 
     def p_value(self) -> float | None:
         """Returns how likely a value at least this far from 0 is where the truth is 0, two-sided; None if unknown.
 
         It is the share of resamples that are at least as far from the value as the value is from 0, the data themselves
         counting as one of them (A. C. Davison and D. V. Hinkley 1997, "Bootstrap Methods and their Application",
-        section 4.4); without resamples, that of the normal
-        distribution.
+        section 4.4); without resamples, that of the normal distribution.
         """
         from scipy.special import ndtr
 
-        if self.multiplicity.sum() < 2 or self._undefined > _MOST_UNDEFINED:
+        if self.no_interval is not None or self._has_few_units or self._undefined > _MOST_UNDEFINED:
             return None
         if self._has_no_spread:
-            return 1.0 if abs(self.value) <= _SAME else None
+            return 1.0 if abs(self.value) <= self._rounding else None
         if self.distribution is None:
             return float(2 * ndtr(-abs(self.value) / self._error))
         defined = self.distribution[~np.isnan(self.distribution)]
-        extreme = np.abs(defined - self.value) >= abs(self.value) - _SAME
+        extreme = np.abs(defined - self.value) >= abs(self.value) - self._rounding
         return float((1 + extreme.sum()) / (1 + len(defined)))
+
+    @property
+    def _has_few_units(self) -> bool:
+        return bool(self.multiplicity.sum() < FEW_UNITS)
+
+    @property
+    def _rounding(self) -> float:
+        """What rounding may make of equal values, at the scale of the values: 0 where all of them are 0."""
+        drawn = 0.0 if self.distribution is None else float(np.nanmax(np.abs(self.distribution), initial=0.0))
+        return _SAME * max(self.scale, abs(self.value), drawn)
 
     @property
     def _error(self) -> float:
@@ -273,7 +308,7 @@ class Evidence:
             spread = self._error
         else:
             spread = float(np.nanmax(self.distribution) - np.nanmin(self.distribution))
-        return spread <= _SAME * max(1.0, abs(self.value))
+        return spread <= self._rounding
 
 
 def gather_evidence(
@@ -300,13 +335,25 @@ def gather_evidence(
     influence: dict[str, np.ndarray] = {}
     drawn: dict[str, np.ndarray] = {}
     number = affordable_resamples(statistic, resamples, most)
-    if statistic.units.count > 1:
+    units = statistic.units
+    if units.count > 1 and statistic.no_interval is None:
         influence, drawn = statistic.influence(), {} if number is None else statistic.resampled(number, seed)
+    scales = statistic.scales()
     return {
-        name: Evidence(value, statistic.bounds, statistic.units.multiplicity, influence.get(name), drawn.get(name))
+        name: Evidence(
+            value=value,
+            bounds=statistic.bounds,
+            multiplicity=units.multiplicity,
+            influence=influence.get(name),
+            distribution=drawn.get(name),
+            are_groups=units.grouped,
+            scale=scales.get(name, 0.0),
+            no_interval=statistic.no_interval,
+        )
         for name, value in values.items()
     }
 
 
 _NO_SPREAD = "all resamples give the same value: there is nothing from which a spread could be estimated"
+_EXCLUDED = "the resamples are so biased that an interval would not contain the value itself"
 _TOO_RARE = "too many resamples leave it undefined: something that it needs is too rare in the data"

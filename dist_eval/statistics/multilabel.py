@@ -8,8 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from dist_eval.statistics.calibration import statistics_of_calibration
-from dist_eval.statistics.ranking import AreasUnderCurves
+from dist_eval.statistics.ranking import AreasUnderCurves, AveragePrecisions
 from dist_eval.statistics.resampling import Statistic, Sums, Units
+
+_MOST_RANKED = 2_000_000
+"""Scores beyond which adding them up again in their order for each resample would take minutes."""
 
 
 class Labelled(Protocol):
@@ -36,7 +39,9 @@ class Labelled(Protocol):
 
 
 def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statistic]:
-    """Yields what the figures of `dist_eval.metrics.multilabel` are as statistics, but for the average precision.
+    """Yields what the figures of `dist_eval.metrics.multilabel` are as statistics.
+
+    The average precisions are left out where there are more than 2 million scores.
 
     Args:
         predictions: at least one example.
@@ -57,6 +62,9 @@ def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statis
             yield label[:, number], scores
 
     yield AreasUnderCurves(units, columns, predictions.num_labels, ("roc_auc_macro", "roc_auc_weighted"))
+    if label.size <= _MOST_RANKED:
+        names = ("average_precision_macro", "average_precision_weighted")
+        yield AveragePrecisions(units, columns, predictions.num_labels, names)
 
 
 def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:

@@ -197,6 +197,7 @@ def paired_differences(
         low, high = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
         interval = Interval(confidence, low, high, "bonett-price")
         for name in found.keys() & set(PROPORTIONS):
-            if found[name].value is not None:
-                found[name] = PairedDifference(found[name].value, interval, test.p_value)
+            value = found[name].value
+            if value is not None:
+                found[name] = PairedDifference(value, interval.around(value), test.p_value)
     return found

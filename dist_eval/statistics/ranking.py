@@ -1,4 +1,4 @@
-"""The area under the ROC curve of resamples: how often a positive outranks a negative, as often as they were drawn."""
+"""How well scores rank in resamples: areas under ROC curves, and average precisions."""
 
 from __future__ import annotations
 
@@ -115,3 +115,69 @@ class AreasUnderCurves(Statistic):
                 influence = np.bincount(self.units.kind_of, influence) * (self.units.kinds / examples)
             found[name] = influence
         return found
+
+
+class AveragePrecisions(Statistic):
+    """The averages over labels of how precise each one's scores are, on average over its recall.
+
+    Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as `sklearn.metrics.average_precision_score` has it.
+
+    Args:
+        units: what is drawn.
+        columns: the scores of all labels.
+        labels: how many columns there are.
+        names: of the mean and of the mean weighted by the labels' examples.
+    """
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, units: Units, columns: Columns, labels: int, names: tuple[str, str]) -> None:
+        self.units, self._columns, self._labels, self._names = units, columns, labels, names
+        # as few as other functions of the order have (see `OfRows`): each resample adds up all scores of all labels
+        self.most_resamples = min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
+        self._sorted: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `Statistic.names`."""
+        return self._names
+
+    @property
+    def work(self) -> int:
+        """See `Statistic.work`."""
+        return self.units.work + self._labels * len(self.units.kind_of)
+
+    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Statistic.values`; the orders of the scores are kept in memory from the first call on."""
+        self._sorted = self._sorted or [_by_score(*column) for column in self._columns()]
+        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
+        each, numbers = (
+            np.stack(parts) for parts in zip(*(_precision(of_examples, *c) for c in self._sorted), strict=True)
+        )
+        with np.errstate(invalid="ignore"):
+            averages = each.mean(axis=0), (each * numbers).sum(axis=0) / numbers.sum(axis=0)
+        return dict(zip(self._names, averages, strict=True))
+
+    def influence(self) -> dict[str, np.ndarray]:
+        """Returns nothing: it would take a pass over the scores for each example."""
+        return {}
+
+
+def _by_score(is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns positions from the highest score on, which of them are positive, and where each score occurs last."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    return order, is_positive[order], last
+
+
+def _precision(
+    weights: np.ndarray, order: np.ndarray, is_positive: np.ndarray, last: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the average precision and the number of positives, for weights of shape [n, resamples]."""
+    drawn = weights[order]
+    counted = np.cumsum(drawn, axis=0)[last]
+    positive = np.cumsum(drawn * is_positive[:, np.newaxis], axis=0)[last]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.where(counted > 0, positive / counted, 0)
+        found = (np.diff(positive, axis=0, prepend=0) * precision).sum(axis=0) / positive[-1]
+    return found, positive[-1]

@@ -177,11 +177,13 @@ class Statistic(ABC):
         units: what is drawn.
         bounds: the least and the largest value that the metrics can have.
         most_resamples: no interval needs, or can afford, more.
+        no_interval: why resamples cannot tell how far the metrics are from the truth; None if they can.
     """
 
     units: Units
     bounds: tuple[float, float] = (-np.inf, np.inf)
     most_resamples: int | None = None
+    no_interval: str | None = None
 
     @property
     @abstractmethod
@@ -214,6 +216,10 @@ class Statistic(ABC):
         """What one resample costs, in numbers looked at."""
         return self.units.work
 
+    def scales(self) -> dict[str, float]:
+        """Returns the size of the numbers that metrics are differences of, by name; nothing if they are none."""
+        return {}
+
     def resampled(self, resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:
         """Computes the metrics of resamples of the data.
 
@@ -239,12 +245,19 @@ class Sums(Statistic):
         rows: what is summed up, float64 of shape [k, n], an array or a sparse one of SciPy. Groups may have different
             sizes: what the metric divides by has to be a row, too.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
+        no_interval: see `Statistic`.
     """
 
-    def __init__(self, units: Units, rows: Any, function: Callable[[np.ndarray], dict[str, np.ndarray]]) -> None:
+    def __init__(
+        self,
+        units: Units,
+        rows: Any,
+        function: Callable[[np.ndarray], dict[str, np.ndarray]],
+        no_interval: str | None = None,
+    ) -> None:
         from scipy import sparse
 
-        self.units, self._function = units, function
+        self.units, self._function, self.no_interval = units, function, no_interval
         # a sparse product adds up in one order always; a dense one may not, with other numbers of threads
         self._rows = sparse.csr_array(rows)
         if not units.are_examples:
@@ -340,7 +353,7 @@ class Difference(Statistic):
 
     def __init__(self, first: Statistic, second: Statistic) -> None:
         self.units, self._first, self._second = first.units, first, second
-        self.most_resamples = first.most_resamples
+        self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -359,6 +372,11 @@ class Difference(Statistic):
     def influence(self) -> dict[str, np.ndarray]:
         """See `Statistic.influence`."""
         return _minus(self._second.influence(), self._first.influence())
+
+    def scales(self) -> dict[str, float]:
+        """See `Statistic.scales`."""
+        first, second = (one.values(self.units.whole()) for one in (self._first, self._second))
+        return {name: float(max(abs(first[name][0]), abs(second[name][0]))) for name in first if name in second}
 
 
 def _minus(second: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.analysis.slices import FIGURES, MOST_VALUES, Slicing, slice_facts
-from dist_eval.data.problems import PROBLEMS
+from dist_eval.data.problems import MULTI_LABEL, PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import made_up_predictions
 from dist_eval.metrics.predictions import Predictions
@@ -128,7 +128,10 @@ def test_figures_are_those_of_the_examples_alone(name: str) -> None:
         inside = predictions.at(np.flatnonzero(slicing.part_of == number))
         expected = compute_metrics(inside, names)
         assert entry["n"] == len(inside)
-        assert entry["metrics"] == {figure: expected.values[figure] for figure in FIGURES[name]}
+        gone = {"f1_macro", "balanced_accuracy"} & set(entry["undefined"])  # see below
+        assert entry["metrics"] == {
+            figure: None if figure in gone else expected.values[figure] for figure in FIGURES[name]
+        }
         assert list(entry["intervals"]) == list(FIGURES[name])
         for figure, value in entry["metrics"].items():
             assert (figure in entry["undefined"]) == (value is None)
@@ -144,12 +147,47 @@ def test_small_slices_have_wilsons_interval_only() -> None:
     right = round(small["metrics"]["accuracy"] * 19)
     ends = small["intervals"]["accuracy"]
     assert (ends["low"], ends["high"]) == wilson(right, 19)
-    assert small["intervals"]["f1_macro"]["low"] is None
-    assert small["intervals"]["f1_macro"]["reason"].startswith("fewer than 20 examples")
+    assert small["intervals"]["loss"]["low"] is None
+    assert small["intervals"]["loss"]["reason"].startswith("fewer than 20 examples")
     assert large["intervals"]["f1_macro"]["low"] < large["metrics"]["f1_macro"]
     assert large["intervals"]["f1_macro"]["resamples"] == 1_999
     few_groups = entry_of(200, groups=np.arange(200) % 12)["intervals"]
     assert {one["reason"][:20] for one in few_groups.values()} == {"fewer than 20 groups"}
+
+
+def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() -> None:
+    predictions = predictions_of(600)
+    kind = np.full(600, "x")
+    kind[np.flatnonzero(predictions.label == 1)[19:]] = "y"  # leaves 19 examples of class b in x, and y without a and c
+    x, y = sorted(
+        slice_facts(predictions, Slicing.of_column("c", pa.array(kind.tolist())), ["a", "b", "c"]),
+        key=lambda one: str(one["value"]),
+    )
+    for one, classes in ((x, "class 'b'"), (y, "classes 'a', 'c'")):
+        why = f"{classes} with fewer than 20 examples in the slice"
+        assert one["undefined"].items() >= dict.fromkeys(("f1_macro", "balanced_accuracy"), why).items()
+        assert one["metrics"]["f1_macro"] is None and one["intervals"]["f1_macro"]["reason"] == why
+        assert one["metrics"]["accuracy"] is not None and one["intervals"]["loss"]["low"] is not None
+    half = Slicing.of_column("c", pa.array(["odd", "even"] * 300))
+    for one in slice_facts(predictions, half, ["a", "b", "c"]):
+        assert one["intervals"]["f1_macro"]["low"] < one["metrics"]["f1_macro"] and not one["undefined"]
+    lacks_c = predictions.at(np.flatnonzero(predictions.label < 2))
+    for one in slice_facts(lacks_c, half, ["a", "b", "c"]):
+        assert one["metrics"]["f1_macro"] is not None, "a class that no example has is not needed"
+
+
+def test_slices_by_the_label_have_no_mean_over_classes() -> None:
+    single = predictions_of(300)
+    generator = np.random.default_rng(0)
+    has = generator.random((300, 2)) < 0.5
+    several = Predictions.from_logits(np.arange(300), has, generator.normal(size=(300, 2)), MULTI_LABEL)
+    for predictions, labels in ((single, single.label), (several, has[:, 0].astype(int))):
+        slicing = Slicing.of_column("label", pa.array(labels.astype(str).tolist()))
+        entries = slice_facts(predictions, slicing, ["a", "b", "c"][: predictions.num_labels])
+        lacking = [one for one in entries if "with fewer than 20 examples" in one["undefined"].get("f1_macro", "")]
+        # examples that have the first of two labels may have the second one, too
+        assert len(lacking) == (3 if predictions is single else 1)
+        assert all(next(iter(one["metrics"].values())) is not None for one in entries)
 
 
 def test_examples_without_a_prediction_leave_a_slice_empty_and_in_sight() -> None:

@@ -9,7 +9,7 @@ import pytest
 from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.report import format_results, print_error
+from dist_eval.report import figure_words, format_results, print_error
 from dist_eval.statistics import metric_intervals
 
 
@@ -20,7 +20,8 @@ def line_of(table: str, start: str) -> str:
 def test_the_table_contains_the_figures(tmp_path: Path) -> None:
     table = format_results(METRICS, FACTS, tmp_path)
     for name in ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "roc_auc"):
-        assert line_of(table, name + " ").split()[1] == f"{METRICS.values[name]:.4f}"
+        digits = "#.4g" if "loss" in name else ".4f"
+        assert line_of(table, name + " ").split()[1] == format(METRICS.values[name], digits)
     assert "(always guessing the most frequent class: 0.6000)" in line_of(table, "accuracy ")
     assert line_of(table, "neg ").split()[1:] == ["0.6667", "1.0000", "0.8000", "2"]
     assert line_of(table, "pos ").split()[1:] == ["1.0000", "0.6667", "0.8000", "3"]
@@ -58,7 +59,7 @@ def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None
     assert "95% interval" in table
     low, high = (FACTS["intervals"]["accuracy"][end] for end in ("low", "high"))
     assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]  (always guessing" in line_of(table, "accuracy ")
-    perfect = predictions_of([0, 1, 0, 1], [0, 1, 0, 1], 2)
+    perfect = predictions_of([0, 1] * 10, [0, 1] * 10, 2)
     metrics = compute_metrics(perfect, ["neg", "pos"])
     intervals = {name: one.facts() for name, one in metric_intervals(perfect, metrics, confidence=0.9).items()}
     table = format_results(metrics, {**FACTS, "intervals": intervals}, tmp_path)
@@ -164,4 +165,23 @@ def test_the_table_tells_of_groups_and_whether_they_are_few(tmp_path: Path, coun
     table = format_results(METRICS, {**FACTS, "groups": {"column": "doc", "count": count, "largest": 3}}, tmp_path)
     line = line_of(table, "intervals: ")
     assert line.startswith(f"intervals: {count} groups of 'doc' are drawn whole")
-    assert ("too narrow" in line) == warned
+    assert ("with fewer than 20 there are none" in line) == warned
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("accuracy", 0.5, "0.5000"),
+        ("accuracy", 0.0, "0.0000"),
+        ("accuracy", 0.00001234, "1.234e-05"),
+        ("mae", 0.0, "0.000"),
+        ("mae", 0.000012345, "1.234e-05"),
+        ("mae", 12.345678, "12.35"),
+        ("rmse", 1234.56, "1235"),
+        ("mse", 123456.7, "1.235e+05"),
+        ("r2", -123.45678, "-123.4568"),
+        ("my_metric", 3.2e-9, "3.200e-09"),
+    ],
+)
+def test_figures_that_no_number_of_decimals_suits_have_four_digits(name: str, value: float, words: str) -> None:
+    assert figure_words(name, value) == words

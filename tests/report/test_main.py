@@ -60,7 +60,8 @@ def test_the_summary_has_the_figures_and_their_intervals(
     for table in tables:
         assert len({line.count("|") for line in table}) == 1
     row = results["per_class"][0]
-    assert f"| `{row['label']}` | {next(v for k, v in row.items() if k != 'label'):.4f} |" in printed
+    first = next(v for k, v in row.items() if k != "label")
+    assert f"| `{row['label']}` | {first:{'#.4g' if kind == 'regression' else '.4f'}} |" in printed
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.metrics.calibration import Confidences, bins_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, wilson
+from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, paired_differences, wilson
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.classification import values_of
 
@@ -69,6 +70,8 @@ def test_intervals_by_kinds_are_as_wide_as_those_by_examples() -> None:
         strict=True,
     )
     for by_kind, by_example in pairs:
+        if by_kind.no_interval:
+            continue
         for name, value in values_of([by_kind]).items():
             one, other = (
                 gather_evidence(statistic, {name: value}, resamples=1_999)[name].interval()
@@ -96,12 +99,42 @@ def test_groups_widen_the_bins_intervals_too() -> None:
     assert wider >= 3
 
 
-def test_the_interval_of_the_error_contains_what_many_examples_give() -> None:
+@pytest.mark.parametrize("predictions", [overconfident(500), labelled(500)], ids=["classes", "labels"])
+def test_the_calibration_error_has_a_reason_instead_of_ends(predictions: Predictions) -> None:
+    names = ["a", "b", "c"][: predictions.num_labels]
+    for groups in (None, np.arange(500) // 5):
+        interval = metric_intervals(predictions, compute_metrics(predictions, names), groups=groups)["ece"]
+        assert (interval.low, interval.high, interval.method, interval.resamples) == (None, None, None, None)
+        assert "biased upwards in every resample" in (interval.reason or "")
+
+
+def test_two_calibration_errors_differ_by_nothing_that_resamples_could_judge() -> None:
+    first, second = overconfident(300), overconfident(300)
+    logits = second.logits / 2
+    found = paired_differences(first, Predictions.from_logits(second.index, second.label, logits), metrics=["ece"])[
+        "ece"
+    ]
+    assert found.value is not None and found.value < 0
+    assert found.p_value is None and found.interval.low is None and found.interval.reason
+
+
+def test_a_bin_of_few_groups_has_no_interval() -> None:
+    predictions = overconfident(600)
+    groups = np.arange(600) // 6
+    number_of = bins_of(Confidences.of_classes(predictions).confidence)
+    bins = calibration_facts(predictions, ["a", "b", "c"], groups=groups)["bins"]
+    counts = [len(np.unique(groups[number_of == number])) for number in range(len(bins))]
+    assert min(count for count in counts if count) < 20 <= max(counts)
+    for count, one in zip(counts, bins, strict=True):
+        few = (one["interval"]["reason"] or "").startswith("fewer than 20 groups")
+        assert few == (0 < count < 20)
+
+
+def test_the_interval_of_the_score_contains_what_many_examples_give() -> None:
     names = ["a", "b", "c"]
     truth = compute_metrics(overconfident(400_000, seed=1), names).values
     predictions = overconfident(3_000)
     intervals = metric_intervals(predictions, compute_metrics(predictions, names))
-    for name in ("ece", "brier"):
-        low, high, value = intervals[name].low, intervals[name].high, truth[name]
-        assert low is not None and high is not None and value is not None
-        assert low < value < high and high - low < 0.1
+    low, high, value = intervals["brier"].low, intervals["brier"].high, truth["brier"]
+    assert low is not None and high is not None and value is not None
+    assert low < value < high and high - low < 0.1

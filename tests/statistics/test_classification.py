@@ -125,7 +125,7 @@ def test_proportions_have_wilsons_interval() -> None:
         assert metrics.values[name] == pytest.approx(right / 300)
         assert (intervals[name].low, intervals[name].high) == wilson(right, 300)
         assert intervals[name].method == "wilson"
-    others = set(intervals) - set(PROPORTIONS)
+    others = set(intervals) - set(PROPORTIONS) - {"ece"}
     assert {intervals[name].method for name in others} == {"bca"}
     assert {intervals[name].resamples for name in others} == {9_999}
 
@@ -200,6 +200,9 @@ def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
     expected = metric_intervals(alone, compute_metrics(alone, names_of(2)), groups=np.arange(100))
     for name in metrics.values:
         low, high = grouped[name].low, grouped[name].high
+        if name == "ece":
+            assert low is None
+            continue
         tolerance = 1e-4 if name == "roc_auc" else 1e-9  # its correction adds up the influences of examples
         assert (low, high) == pytest.approx((expected[name].low, expected[name].high), abs=tolerance), name
         assert high - low > 1.6 * (plain[name].high - plain[name].low), name
@@ -209,12 +212,40 @@ def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
 def test_further_metrics_take_part() -> None:
     predictions = made_up(80, 2)
     metrics = compute_metrics(predictions, names_of(2))
-    metrics.values.update({"squares": 0.2, "unheard_of": 1.0})
     errors = (predictions.probabilities[:, 1] - predictions.label) ** 2
+    metrics.values.update({"squares": float(errors.mean()), "unheard_of": 1.0})
     squares: Statistic = OfRows(Units.single(80), {"squares": lambda rows: float(errors[rows].mean())})
     intervals = metric_intervals(predictions, metrics, further=[squares])
     assert intervals["squares"].method == "percentile"
     assert "could be resampled" in (intervals["unheard_of"].reason or "")
+
+
+@settings(max_examples=80, deadline=None)
+@given(any_predictions(least=15), st.booleans(), st.sampled_from([0.05, 0.5, 0.95, 0.999]))
+def test_no_interval_excludes_its_value(predictions: Predictions, is_grouped: bool, confidence: float) -> None:
+    copies = np.tile(np.arange(len(predictions)), 3)
+    several, groups = taken(predictions, copies), copies if is_grouped else None
+    metrics = compute_metrics(several, names_of(predictions.num_labels))
+    found = metric_intervals(several, metrics, confidence=confidence, groups=groups, resamples=40)
+    for name, interval in found.items():
+        if interval.low is None or interval.high is None:
+            assert interval.reason, name
+        else:
+            assert interval.low <= (metrics.values[name] or 0.0) <= interval.high, name
+
+
+def test_few_examples_or_groups_have_wilsons_interval_only() -> None:
+    for examples in (19, 20):
+        predictions = made_up(examples, 2)
+        metrics = compute_metrics(predictions, names_of(2))
+        found = metric_intervals(predictions, metrics)
+        assert found["accuracy"].method == "wilson"
+        assert ((found["loss"].reason or "").startswith("fewer than 20 examples")) == (examples == 19)
+    predictions = made_up(400, 2)
+    few = metric_intervals(predictions, compute_metrics(predictions, names_of(2)), groups=np.arange(400) % 19)
+    assert {one.reason for name, one in few.items() if name != "ece"} == {
+        "fewer than 20 groups: too few for the bootstrap"
+    }
 
 
 def test_the_error_of_an_area_is_delongs() -> None:

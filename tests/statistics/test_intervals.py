@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.statistics import Evidence, OfRows, Statistic, Sums, Units, bca, gather_evidence, percentile, wilson
+from dist_eval.statistics import (
+    Difference,
+    Evidence,
+    OfRows,
+    Statistic,
+    Sums,
+    Units,
+    bca,
+    gather_evidence,
+    percentile,
+    wilson,
+)
 from dist_eval.statistics.intervals import affordable_resamples, jackknife, standard_error
 
 levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
@@ -122,18 +133,48 @@ def test_what_does_not_vary_has_no_interval() -> None:
         assert only(mean_of(np.zeros(examples)), 0.0).p_value() == 1.0
 
 
-def test_one_unit_has_no_interval() -> None:
-    interval = only(mean_of(np.array([1.0])), 1.0).interval()
-    assert interval.low is None and interval.reason == "needs at least two examples or groups"
-    grouped = only(mean_of(np.arange(5.0), Units.groups(np.zeros(5))), 2.0).interval()
-    assert grouped.low is None
+@pytest.mark.parametrize("scale", [1e-150, 1e-12, 1e12])
+def test_what_varies_at_a_small_or_large_scale_has_the_interval_of_its_scale(scale: float) -> None:
+    values = np.random.default_rng(0).exponential(size=60)
+    for resamples in (500, None):
+        one = only(mean_of(values), values.mean(), resamples)
+        other = only(mean_of(values * scale), (values * scale).mean(), resamples)
+        ends, scaled = one.interval(), other.interval()
+        assert ends.low is not None and scaled.low is not None and scaled.high is not None
+        assert (scaled.low / scale, scaled.high / scale) == pytest.approx((ends.low, ends.high), rel=1e-9)
+        assert other.p_value() == one.p_value()
+
+
+def test_a_difference_of_rounding_alone_is_none() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.exponential(size=60)
+    noisy = values * (1 + 1e-15 * generator.normal(size=60))
+    evidence = only(Difference(mean_of(values), mean_of(noisy)), float(noisy.mean() - values.mean()), 500)
+    assert evidence.interval().low is None and evidence.p_value() == 1.0
+
+
+def test_an_interval_that_would_not_contain_its_value_is_not_shown() -> None:
+    values = np.random.default_rng(0).normal(size=60)
+    largest = OfRows(Units.single(60), {"extent": lambda rows: float(len(np.unique(rows)))})
+    interval = only(largest, float(len(values))).interval()
+    assert interval.low is None and "not contain the value itself" in (interval.reason or "")
+
+
+def test_few_units_have_no_interval() -> None:
+    for examples in (1, 19):
+        evidence = only(mean_of(np.arange(examples, dtype=float)), (examples - 1) / 2)
+        assert evidence.interval().reason == "fewer than 20 examples: too few for the bootstrap"
+        assert evidence.p_value() is None
+    assert only(mean_of(np.arange(20.0)), 9.5).interval().low is not None
+    grouped = only(mean_of(np.arange(500.0), Units.groups(np.arange(500) % 19)), 249.5)
+    assert grouped.interval().reason == "fewer than 20 groups: too few for the bootstrap"
 
 
 def test_what_most_resamples_leave_undefined_has_no_interval() -> None:
     def needs_the_first(rows: np.ndarray) -> float | None:
         return float(rows.mean()) if 0 in rows else None
 
-    evidence = only(OfRows(Units.single(10), {"rare": needs_the_first}), 4.5)
+    evidence = only(OfRows(Units.single(30), {"rare": needs_the_first}), 14.5)
     interval = evidence.interval()
     assert interval.low is None and interval.reason is not None and "too rare" in interval.reason
     assert evidence.p_value() is None

@@ -82,6 +82,9 @@ def test_differences_are_those_of_the_metrics(classes: int) -> None:
         before, after = values[0][name], values[1][name]
         assert before is not None and after is not None
         assert one.value == pytest.approx(after - before, abs=1e-12), name
+        if name == "ece":
+            assert one.interval.low is None and one.p_value is None
+            continue
         assert one.interval.low < one.value < one.interval.high, name
         assert one.p_value is not None and 0 < one.p_value <= 1
     assert found["loss"].p_value == pytest.approx(1 / 501)
@@ -152,6 +155,8 @@ def test_swapping_the_models_negates_the_differences() -> None:
 def test_a_model_does_not_differ_from_itself() -> None:
     first, _ = pair(50, 2)
     for name, one in paired_differences(first, first, resamples=100).items():
+        if name == "ece":
+            continue
         assert (one.value, one.p_value) == (0.0, 1.0)
         if one.interval.method == "bonett-price":  # knows what few examples cannot rule out
             assert one.interval.low == -one.interval.high < 0, name

@@ -1,0 +1,106 @@
+"""What predictions say beyond their metrics: intervals, calibration, the surest mistakes, and slices. Pure.
+
+A run does this at its end, and again from its predictions when it is asked to look at them in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dist_eval.analysis.mistakes import confident_mistakes
+from dist_eval.analysis.slices import LENGTH, Slicing, slice_facts
+from dist_eval.config import EvaluationConfig
+from dist_eval.data.columns import group_numbers
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.problems import REGRESSION
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Scored
+from dist_eval.statistics import Statistic, Units, calibration_facts, metric_intervals
+
+
+@dataclass(frozen=True)
+class View:
+    """How results are looked at.
+
+    Attributes:
+        confidence: level of all intervals.
+        slicings: by what the dataset is cut.
+        group_column: the column that says which rows belong together, None if each stands for itself.
+        group_of: the group of each row of the dataset, int64 of shape [rows].
+    """
+
+    confidence: float = 0.95
+    slicings: Sequence[Slicing] = ()
+    group_column: str | None = None
+    group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, data: TokenizedDataset) -> View:
+        """Reads what the options ask for.
+
+        Raises:
+            DataError: a row names no group.
+        """
+        slicings = [
+            Slicing.of_lengths(data.lengths) if name == LENGTH else Slicing.of_column(name, data.column(name))
+            for name in dict.fromkeys(config.slice_by)
+        ]
+        if config.group_column is None:
+            return cls(config.confidence, slicings)
+        column = data.column(config.group_column)
+        groups = group_numbers(column, config.group_column, data.facts.source)
+        return cls(config.confidence, slicings, config.group_column, groups)
+
+    def groups(self, predictions: Scored) -> np.ndarray | None:
+        """Returns the group of each prediction, int64 of shape [n], None where each stands for itself."""
+        return None if self.group_column is None else self.group_of[predictions.index]
+
+    def units(self, predictions: Scored) -> Units:
+        """Returns what is drawn in resamples of predictions."""
+        groups = self.groups(predictions)
+        return Units.single(len(predictions)) if groups is None else Units.groups(groups)
+
+
+def columns_asked_for(config: EvaluationConfig) -> list[str]:
+    """Returns the columns that a `View` needs."""
+    groups = [] if config.group_column is None else [config.group_column]
+    return [*(name for name in config.slice_by if name != LENGTH), *groups]
+
+
+def analyse(predictions: Scored, metrics: Metrics, view: View, further: Sequence[Statistic] = ()) -> dict[str, Any]:
+    """Computes sections of `results.json`: `intervals`, `groups`, `calibration`, `confident_mistakes` and `slices`.
+
+    Args:
+        predictions: in dataset order, at least one.
+        metrics: theirs.
+        view: how they are looked at.
+        further: statistics for metrics that `metric_intervals` does not know.
+    """
+    groups, names = view.groups(predictions), metrics.label_names
+    intervals = metric_intervals(predictions, metrics, confidence=view.confidence, groups=groups, further=further)
+    calibration = None
+    if metrics.problem != REGRESSION.name:
+        bins = calibration_facts(predictions, names, confidence=view.confidence, groups=groups)
+        calibration = {**{name: metrics.values[name] for name in ("ece", "brier")}, **bins}
+    return {
+        "intervals": {name: interval.facts() for name, interval in intervals.items()},
+        "groups": _group_facts(view, groups),
+        "calibration": calibration,
+        "confident_mistakes": confident_mistakes(predictions, names),
+        "slices": [
+            entry
+            for slicing in view.slicings
+            for entry in slice_facts(predictions, slicing, names, confidence=view.confidence, groups=groups)
+        ],
+    }
+
+
+def _group_facts(view: View, groups: np.ndarray | None) -> dict[str, Any] | None:
+    if groups is None:
+        return None
+    sizes = np.unique(groups, return_counts=True)[1]
+    return {"column": view.group_column, "count": len(sizes), "largest": int(sizes.max())}
