@@ -18,10 +18,7 @@ from dist_eval.statistics.intervals import Interval, gather_evidence, too_few, w
 from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
 
 _PARTS_OF_A_BIN = 16
-_BIASED = (
-    "an error that sums up absolute differences is biased upwards in every resample; see the reliability diagram, "
-    "whose bins have intervals"
-)
+_BIASED = "biased upwards in resamples; see the bins of the reliability diagram"
 
 
 def statistics_of_calibration(predictions: Probable, units: Units | None = None) -> Iterator[Statistic]:
