@@ -68,6 +68,7 @@ FACTS: dict[str, Any] = {
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
     "data": {
         "source": "test.csv",
+        "is_path": True,
         "examples": 5,
         "truncated": 0,
         "longest": 9,
@@ -82,6 +83,7 @@ FACTS: dict[str, Any] = {
     "failures": [],
     "model": {
         "base": "some/base",
+        "base_is_path": False,
         "checkpoint": "tuned",
         "tuning_mode": "ptune",
         "pre_seq_len": 4,

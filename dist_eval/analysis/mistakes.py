@@ -45,12 +45,17 @@ class Mistakes:
     worst: list[Mistake]
 
 
-def worst_mistakes(pieces: Iterable[Scored], most: int) -> Mistakes:
+def worst_mistakes(
+    pieces: Iterable[Scored], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
+) -> Mistakes:
     """Finds the worst mistakes, of equally bad ones the first.
 
     Args:
         pieces: all predictions, in dataset order.
         most: how many are wanted.
+        pairs: of a true and a predicted class each; the worst mistakes of these are among those that are found, however
+            many others are worse.
+        of_each_pair: how many of each pair, for all pairs together at most `most`.
 
     Returns:
         Mistakes by the probability of what was predicted; with several labels each by that of the surest wrong one of
@@ -61,8 +66,13 @@ def worst_mistakes(pieces: Iterable[Scored], most: int) -> Mistakes:
         wrong, score = _wrong(piece)
         total += len(wrong)
         found = [piece.index[wrong], piece.label[wrong], piece.prediction[wrong], score]
-        columns = found if columns is None else [np.concatenate(pair) for pair in zip(columns, found, strict=True)]
-        kept = np.argsort(-columns[-1], kind="stable")[:most]
+        columns = found if columns is None else [np.concatenate(both) for both in zip(columns, found, strict=True)]
+        order = np.argsort(-columns[-1], kind="stable")
+        columns = [column[order] for column in columns]
+        reserved = np.zeros(len(order), dtype=bool)
+        for label, prediction in pairs:
+            reserved[np.flatnonzero((columns[1] == label) & (columns[2] == prediction))[:of_each_pair]] = True
+        kept = np.sort(np.concatenate([np.flatnonzero(reserved), np.flatnonzero(~reserved)])[:most])
         columns = [column[kept] for column in columns]
     rows = zip(*columns, strict=True) if columns else ()
     return Mistakes(total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows])

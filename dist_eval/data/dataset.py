@@ -34,6 +34,7 @@ class DataFacts:
 
     Attributes:
         source: what the dataset is called.
+        is_path: whether that is a file or folder, not a hub name.
         examples: number of rows.
         truncated: rows whose text was cut to `max_length` tokens.
         longest: tokens of the longest text, before it was cut.
@@ -47,6 +48,7 @@ class DataFacts:
     """
 
     source: str
+    is_path: bool
     examples: int
     truncated: int
     longest: int
@@ -226,6 +228,7 @@ def tokenize_dataset(
     np.save(folder / _LABELS_FILE, label_ids)
     facts = DataFacts(
         source.name,
+        source.is_path,
         row,
         truncated,
         longest,

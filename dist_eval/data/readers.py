@@ -38,11 +38,13 @@ class RowSource:
         name: what messages call the dataset.
         batches: record batches with the columns that were asked for, in their order; the last one has the labels.
         class_names: names of integer labels, if the dataset declares them.
+        is_path: whether it is a file or a folder here, not a dataset on the hub.
     """
 
     name: str
     batches: Iterator[pa.RecordBatch]
     class_names: list[str] | None = None
+    is_path: bool = False
 
 
 def open_rows(
@@ -76,7 +78,7 @@ def open_rows(
     if reader is None:
         raise DataError(f"{dataset}: unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.")
     names = _parquet_class_names(path, columns[-1]) if reader is _read_parquet else None
-    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))), names)
+    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))), names, is_path=True)
 
 
 def _kind(path: Path) -> str:
@@ -348,4 +350,4 @@ def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None
     batches = (
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()
     )
-    return RowSource(dataset, _translating_errors(dataset, batches), names)
+    return RowSource(dataset, _translating_errors(dataset, batches), names, is_path=from_disk)

@@ -104,6 +104,7 @@ class Base:
         """Returns the section `model` of `results.json`."""
         return {
             "base": self.name,
+            "base_is_path": Path(self.name).is_dir(),
             "checkpoint": str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
             "tuning_mode": tuned.tuning_mode,
             "pre_seq_len": tuned.pre_seq_len,

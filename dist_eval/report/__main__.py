@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.report.naming import options_of
 from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
 _EPILOG = """\
@@ -94,7 +95,7 @@ def _log(results: dict[str, Any], folder: Path, names: Sequence[str]) -> None:
         for name, interval in (results.get("intervals") or {}).items()
         for end in ("low", "high")
     }
-    with open_trackers(names, folder, results["config"], "dist_eval") as trackers:
+    with open_trackers(names, folder, options_of(results), "dist_eval") as trackers:
         trackers.log({**results["metrics"], **ends}, step=0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_eval.report import figures_shown, group_lines
 from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.reading import without_path
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import by_class, confusion, figure, slices
 
 _CONFUSIONS, _CLASSES = 5, 30
@@ -25,8 +25,8 @@ def summary(results: Mapping[str, Any], name: str) -> str:
     Returns:
         Markdown. Names out of the data stand in code spans: they make no markup, and mention nobody.
     """
-    coverage, model, speed, ranks = (results[name] for name in ("coverage", "model", "throughput", "ranks"))
-    what, data = without_path(model["checkpoint"] or model["base"]), without_path(results["data"]["source"])
+    coverage, speed, ranks = (results[name] for name in ("coverage", "throughput", "ranks"))
+    what, data = checkpoint_name(results) or base_name(results), dataset_name(results)
     names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
     interval = f"{100 * results['config']['confidence']:g}% interval"
     notes = Footnotes()

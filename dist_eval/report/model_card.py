@@ -8,7 +8,7 @@ from typing import Any
 from dist_eval.data.problems import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.report import figures_shown
-from dist_eval.report.reading import without_path
+from dist_eval.report.naming import dataset_name
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 """Names of metrics on the hub, where they are other ones than here."""
@@ -32,7 +32,7 @@ def model_index(results: Mapping[str, Any], model_name: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    config, dataset = results["config"], without_path(results["data"]["source"])
+    config, dataset = results["config"], dataset_name(results)
     is_regression = results["problem_type"] == REGRESSION.name
     values = results["metrics"]
     names = figures_shown(results["problem_type"], values, results["custom_metrics"])

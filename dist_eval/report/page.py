@@ -20,6 +20,7 @@ from dist_eval.errors import first_line
 from dist_eval.process.files import write_atomically
 from dist_eval.report import REPORT, RESULTS, group_lines, print_error, sections
 from dist_eval.report.charts import scatter, strips
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.reading import FinishedRun
 
 _PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
@@ -90,7 +91,10 @@ def render(run: FinishedRun, contents: Contents) -> str:
     # source, not a template: what it is hashed as must be what stands in the page
     style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
     results = run.results
-    found = worst_mistakes(run.predictions(), contents.most)
+    confusion = sections.confusion(results)
+    pairs = confusion["pairs"] if confusion else []
+    of_each_pair = contents.most // (2 * max(1, len(pairs)))
+    found = worst_mistakes(run.predictions(), contents.most, [one["classes"] for one in pairs], of_each_pair)
     rows = _rows(run, found, contents)
     return environment.get_template("report.html.jinja").render(
         title=run.folder.resolve().name,
@@ -101,21 +105,26 @@ def render(run: FinishedRun, contents: Contents) -> str:
         script_hash=_hash(script),
         headline=sections.headline(results),
         groups=group_lines(results["groups"]),
-        confusion=sections.confusion(results),
+        confusion=confusion,
         label_confusion=sections.label_confusion(results),
         by_class=sections.by_class(results),
         calibration=sections.calibration(results),
         slices=sections.slices(results),
-        ranks=sections.ranks(results),
+        ranks=sections.ranks(results, with_hosts=contents.texts),
         strips=strips(run.timelines),
         **_scatters(run),
         mistakes_title="Largest errors" if run.problem == REGRESSION.name else "Mistakes",
-        mistakes_note=_note(run, found, contents),
+        mistakes_note=_note(run, found, contents, of_each_pair if pairs else 0),
         what_is_right="true" if run.problem == SINGLE_LABEL.name else "label",
         rows=rows,
         page_size=_PAGE_SIZE,
         long_table=_LONG_TABLE,
-        data={"rows": rows, "page_size": _PAGE_SIZE, "most_choices": _MOST_CHOICES},
+        data={
+            "rows": rows,
+            "pairs": [[one["label"], one["prediction"], one["count"]] for one in pairs],
+            "page_size": _PAGE_SIZE,
+            "most_choices": _MOST_CHOICES,
+        },
         facts=_facts(run),
     )
 
@@ -140,7 +149,7 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[:longest] + " […]"
 
 
-def _note(run: FinishedRun, found: Mistakes, contents: Contents) -> str:
+def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: int) -> str:
     if not found.total:
         return "There are none."
     what, order = "mistakes", "the most confident"
@@ -148,7 +157,9 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents) -> str:
         what, order = "examples", "those with the largest loss"
     words = f"{found.total} {what}, {order} first."
     if len(found.worst) < found.total:
-        words += f" The first {len(found.worst)} are in this file, all of them in predictions.parquet."
+        which = f"{len(found.worst)} of them, up to {of_each_pair} of each of the most frequent confusions among them,"
+        which = which if of_each_pair else f"The first {len(found.worst)}"
+        words += f" {which} are in this file, all in predictions.parquet."
     if contents.texts:
         return words + f" Texts are cut after {contents.longest} characters."
     return words + " Their texts are not in this file: python -m dist_eval.report RUN --texts adds them."
@@ -168,7 +179,7 @@ def _scatters(run: FinishedRun) -> dict[str, Any]:
 
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     results = run.results
-    data, model, environment = results["data"], results["model"], results.get("environment", {})
+    data, environment = results["data"], results.get("environment", {})
     counts = {
         "cut to --max-length": data["truncated"],
         "of several lines": data["multiline"],
@@ -176,8 +187,8 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         "without a token that the tokenizer knows": data["unknown"],
     }
     facts = {
-        "base model": model.get("base"),
-        "tuned checkpoint": model.get("checkpoint"),
+        "base model": base_name(results),
+        "tuned checkpoint": checkpoint_name(results),
         "dataset": " ".join(str(part) for part in _where_from(results) if part),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
         "started": results.get("started"),
@@ -192,7 +203,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
 
 
 def _where_from(results: dict[str, Any]) -> list[str | None]:
-    return [results["data"]["source"], results["config"].get("subset"), results["config"].get("split")]
+    return [dataset_name(results), results["config"].get("subset"), results["config"].get("split")]
 
 
 def _audit(audit: dict[str, Any] | None) -> str:

@@ -38,12 +38,6 @@ def read_results(folder: Path) -> dict[str, Any]:
     return results
 
 
-def without_path(source: str) -> str:
-    """Returns the name of a model or dataset for others to read: of a file or folder without the path to it."""
-    is_on_hub = not Path(source).exists() and not Path(source).suffix and source.count("/") <= 1
-    return source if is_on_hub else Path(source).name
-
-
 @dataclass(frozen=True)
 class FinishedRun:
     """A complete run of any problem.

@@ -18,6 +18,9 @@ _CARDS = {
     REGRESSION.name: ("r2", "mae", "rmse"),
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
+_FEW_COLUMNS, _COLUMNS_WITH_SHARES = 6, 12
+"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there."""
+
 _PER_CLASS = ("precision", "recall", "f1", "support")
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
@@ -102,6 +105,8 @@ def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
         "rows": rows,
         "classes": len(names),
         "omitted": len(others),
+        "is_large": len(labels) > _FEW_COLUMNS,
+        "is_crowded": len(labels) > _COLUMNS_WITH_SHARES,
         "pairs": _pairs(wrong, matrix.sum(axis=1), names),
     }
 
@@ -112,6 +117,7 @@ def _pairs(wrong: np.ndarray, totals: np.ndarray, names: Sequence[str]) -> list[
     order = np.argsort(-flat, kind="stable")[:_CONFUSIONS]
     return [
         {
+            "classes": divmod(place, len(names)),
             "label": names[place // len(names)],
             "prediction": names[place % len(names)],
             "count": int(flat[place]),
@@ -214,13 +220,20 @@ def words(label: Any, problem: str, names: Sequence[str]) -> str:
     return ", ".join(f"{number:.6g}" for number in label[:_LABELS_SHOWN])
 
 
-def ranks(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what each rank did, how long compared with the slowest, and what servers did for all of them."""
+def ranks(results: Mapping[str, Any], *, with_hosts: bool) -> dict[str, Any]:
+    """Returns what each rank did, how long compared with the slowest, and what servers did for all of them.
+
+    Args:
+        results: what `results.json` holds.
+        with_hosts: call hosts by their names, not "host 1" and so on.
+    """
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(one["host"] for one in results["ranks"]), 1)}
     seconds = [one["seconds"] for one in results["ranks"]]
     longest = max(seconds)
     rows = [
         {
             **one,
+            "host": one["host"] if with_hosts else f"host {hosts[one['host']]}",
             "share": round(100 * one["seconds"] / longest, 2) if longest else 0.0,
             "speed": one["samples"] / one["seconds"] if one["seconds"] else None,
             "is_slow": one["seconds"] > _SLOW * np.median(seconds),

@@ -22,6 +22,7 @@ from dist_eval.model.window import Window
 from dist_eval.ranks.board import Launch
 from dist_eval.ranks.collectives import all_gather, require_agreement
 from dist_eval.ranks.stopping import Stop
+from dist_eval.report.naming import without_folders
 from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, TuningConfig
@@ -87,7 +88,7 @@ class Epochs:
                 done = self._updates * self._state.epoch + self._state.updates
                 self._display = Display(self._updates * self.config.epochs, done)
                 stack.enter_context(self._display.watching(self.classifier.backbone.notice))
-                options = self.config.to_dict()
+                options = without_folders(self.config.to_dict())
                 del options["initial_peers"]
                 self._trackers = stack.enter_context(
                     open_trackers(self.config.tracker, self.folder.path, options, PROJECT)

@@ -38,6 +38,29 @@ def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, 
     assert [one.index for one in everything.worst] == [one["index"] for one in expected]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30), st.integers(0, 5), st.integers(0, 10))
+def test_of_pairs_that_are_asked_for_some_are_there_whatever_else_is_worse(
+    examples: int, seed: int, cells: int, of_each: int, others: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.integers(-2, 3, size=(examples, 3)).astype(np.float64)
+    predictions = Predictions.from_logits(np.arange(examples), generator.integers(3, size=examples), logits)
+    pairs, most = [(0, 1), (2, 0)], 2 * of_each + others
+    everything = worst_mistakes([predictions], examples).worst
+    wanted = {
+        one.index
+        for pair in pairs
+        for one in [one for one in everything if (one.label, one.prediction) == pair][:of_each]
+    }
+    rest = [one.index for one in everything if one.index not in wanted][: most - len(wanted)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_PIECE", cells)
+        found = worst_mistakes(predictions.pieces(), most, pairs, of_each)
+    assert found.total == len(everything)
+    assert [one.index for one in found.worst] == [one.index for one in everything if one.index in {*wanted, *rest}]
+
+
 def test_with_several_labels_the_surest_wrong_answer_counts() -> None:
     label = np.array([[True, False, False], [True, True, False], [False, False, True]])
     logits = np.array([[-3.0, 1.0, -5.0], [2.0, 2.0, -2.0], [0.5, -1.0, 1.0]])

@@ -208,6 +208,7 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
     assert facts.pop("digest") and facts.pop("text_digest") and facts.pop("tokenizer_digest")
     assert facts == {
         "source": str(tmp_path / "test.csv"),
+        "is_path": True,
         "examples": 2,
         "truncated": 0,
         "longest": 2,

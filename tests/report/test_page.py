@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
+from report_runs import made_up_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.page import Contents, report_on, write_report
@@ -258,6 +259,51 @@ def test_long_words_do_not_widen_a_phone(hostile_run: Path, visit: Visit) -> Non
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.parametrize("kind", ["sliced", "labels", "regression"])
+@pytest.mark.parametrize("visit", [{"viewport": PHONE}], indirect=True)
+def test_intervals_fit_on_a_phone(pages: dict[str, Path], visit: Visit, kind: str) -> None:
+    page = visit.open(pages[kind])
+    open_details(page)
+    assert page.locator(".beside:visible, .bar-column:visible").count() == 0
+    intervals = page.locator("td .below").all()
+    assert len(intervals) > 5
+    for one in intervals:
+        box = one.bounding_box()
+        assert one.inner_text() and box and box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"], (
+            one.inner_text()
+        )
+
+
+PAPER = 718
+"""Pixels between the margins of an A4 page, as Chromium sets them (1 cm)."""
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "hostile", "fifteen"])
+@pytest.mark.parametrize("visit", [{"viewport": {"width": PAPER, "height": 1000}}], indirect=True)
+def test_paper_holds_all_columns(
+    pages: dict[str, Path], hostile_run: Path, tmp_path: Path, visit: Visit, kind: str
+) -> None:
+    if kind == "fifteen":
+        names = [f"a rather long name of class {number}" for number in range(15)]
+        path = write_report(made_up_run(tmp_path / "fifteen", names, 2_000))
+    else:
+        path = hostile_run / "report.html" if kind == "hostile" else pages[kind]
+    page = visit.open(path)
+    open_details(page)
+    page.emulate_media(media="print")
+    edges = page.locator("table, svg").evaluate_all(
+        "(all) => all.map((one) => [one.textContent.slice(0, 60), one.getBoundingClientRect().right])"
+    )
+    assert len(edges) > 3
+    assert [one for one in edges if one[1] > PAPER + 1] == []
+    if kind in ("many", "fifteen"):
+        cells = page.locator(".matrix td:not(.total)").evaluate_all(
+            "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).length"
+        )
+        assert cells == 0
+        assert page.locator(".matrix td").first.is_visible()
+
+
 def lightness(page: Any, what: str) -> float:
     color = page.evaluate(f"getComputedStyle(document.body)['{what}']")
     return sum(map(int, re.findall(r"\d+", color)[:3])) / 3
@@ -298,8 +344,6 @@ def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], br
 
 
 def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
-    from report_runs import made_up_run
-
     folder = made_up_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
     page = visit.open(write_report(folder))
     assert (folder / "report.html").stat().st_size < 1 << 20
@@ -307,14 +351,53 @@ def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visi
     note = page.locator("#mistakes > p").first.inner_text()
     total = int(note.split()[0])
     assert total > 70_000
-    assert "The first 1000 are in this file, all of them in predictions.parquet." in note
+    assert "1000 of them, up to 250 of each of the most frequent confusions among them, are in this file" in note
     assert page.locator("#where").inner_text() == "1 to 25 of 1000"
+
+
+def test_each_confusion_that_is_listed_has_mistakes_to_show(
+    runs: dict[str, Path], tmp_path: Path, visit: Visit
+) -> None:
+    page = visit.open(write_report(runs["many"], Contents(most=100), tmp_path / "page.html"))
+    rows = page.evaluate("JSON.parse(document.getElementById('data').textContent).rows")
+    assert len(rows) == 100
+    pairs = rows_of(page.locator("#confusion table").nth(1))
+    assert len(pairs) == 20
+    for (label, prediction, count, *_), button in zip(pairs, page.locator("button.show").all(), strict=True):
+        button.click()
+        here = sum(row[1:3] == [label, prediction] for row in rows)
+        assert here >= 2
+        left = f"; {here} of {count} are in this file" if here < int(count) else ""
+        assert page.locator("#where").inner_text() == f"1 to {here} of {here}{left}"
+    few = visit.open(write_report(runs["many"], Contents(most=3), tmp_path / "page.html"))
+    button = few.locator("button.show").last
+    button.click()
+    count = rows_of(few.locator("#confusion table").nth(1))[-1][2]
+    assert few.locator("#where").inner_text() == f"Nothing found; 0 of {count} are in this file"
+    few.click("#reset")
+    assert few.locator("#where").inner_text() == "1 to 3 of 3"
 
 
 def test_equal_input_gives_equal_bytes(runs: dict[str, Path], tmp_path: Path) -> None:
     for kind, folder in runs.items():
         one, other = (write_report(folder, path=tmp_path / name).read_bytes() for name in ("one", "other"))
         assert one == other, kind
+
+
+def test_a_page_to_be_passed_on_names_no_folder_and_no_host(
+    runs: dict[str, Path], pages: dict[str, Path], hostile_run: Path, visit: Visit
+) -> None:
+    results = results_of(runs["sliced"])
+    assert results["data"]["source"].startswith("/") and results["model"]["base"].startswith("/")
+    assert results["data"]["is_path"] and results["model"]["base_is_path"]
+    assert str(runs["sliced"].parent) not in pages["sliced"].read_text()
+    facts = visit.open(pages["sliced"]).locator("#run dd").all_inner_texts()
+    assert [fact for fact in facts if fact.startswith("/")] == []
+    assert {"base", "tuned", "digits.jsonl"} <= set(facts)
+    hosts = "#ranks tbody tr td:nth-child(2)"
+    assert visit.page.locator(hosts).first.inner_text() == "host 1"
+    page = visit.open(hostile_run / "report.html")
+    assert page.locator(hosts).first.inner_text() == results_of(hostile_run)["ranks"][0]["host"], "it has texts"
 
 
 def test_texts_are_shown_only_if_asked_for_and_cut(hostile_run: Path, tmp_path: Path) -> None:

@@ -15,10 +15,15 @@
     });
     return item;
   };
+  const left = () => {
+    const pair = data.pairs.find((one) => one[0] === label.value && one[1] === prediction.value);
+    const here = pair && data.rows.filter((row) => row[1] === pair[0] && row[2] === pair[1]).length;
+    return pair && here < pair[2] ? `; ${here} of ${pair[2]} are in this file` : "";
+  };
   const show = () => {
     const start = page * data.page_size, stop = Math.min(start + data.page_size, found.length);
     list.replaceChildren(...found.slice(start, stop).map((number) => element(data.rows[number])));
-    byId("where").textContent = found.length ? `${start + 1} to ${stop} of ${found.length}` : "Nothing found";
+    byId("where").textContent = (found.length ? `${start + 1} to ${stop} of ${found.length}` : "Nothing found") + left();
     byId("previous").disabled = page === 0;
     byId("next").disabled = stop === found.length;
   };

@@ -1,0 +1,64 @@
+"""What models, datasets and files of a run are called where others read it: without the folders of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_SOURCES = ("model", "dataset", "eval_dataset")
+_FILES = ("checkpoint", "output", "peers_file")
+
+
+def name_of(source: str, is_path: bool | None = None) -> str:
+    """Returns the name of a model or dataset for others to read.
+
+    Args:
+        source: a file, a folder or a hub name.
+        is_path: whether it was a file or folder where the run was; None if nobody has recorded that: then what exists
+            here and what begins like a path is taken for one.
+
+    Returns:
+        Of a file or folder its name without the path to it, a hub name as it is.
+    """
+    if is_path is None:
+        is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
+    return Path(os.path.normpath(source)).name or source if is_path else source
+
+
+def dataset_name(results: Mapping[str, Any]) -> str:
+    """Returns what the dataset of a complete run is called, out of its `results.json`."""
+    data = results["data"]
+    return name_of(data["source"], data.get("is_path"))
+
+
+def base_name(results: Mapping[str, Any]) -> str:
+    """Returns what the base model of a complete run is called, out of its `results.json`."""
+    model = results["model"]
+    return name_of(model["base"], model.get("base_is_path"))
+
+
+def checkpoint_name(results: Mapping[str, Any]) -> str | None:
+    """Returns what the tuned checkpoint of a complete run, always a folder, is called; None if there is none."""
+    folder = results["model"]["checkpoint"]
+    return name_of(folder, is_path=True) if folder else None
+
+
+def options_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a complete run for others to read (see `without_folders`)."""
+    known = {"model": results["model"].get("base_is_path"), "dataset": results["data"].get("is_path")}
+    return without_folders(results["config"], known)
+
+
+def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
+    """Returns options of an evaluation or of prompt tuning with names in place of paths.
+
+    Args:
+        options: by name.
+        are_paths: whether the values of options that take a hub name, too, are paths (see `name_of`).
+    """
+    named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
+    shown = {name: name_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
+    metrics = {"metric": [Path(one).name for one in options["metric"]]} if "metric" in options else {}
+    return {**options, **shown, **metrics}

@@ -1,0 +1,53 @@
+"""Names for others to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dist_eval.report.naming import dataset_name, name_of, without_folders
+
+
+@pytest.mark.parametrize(
+    ("source", "is_path", "name"),
+    [
+        ("team/ds.v2", False, "team/ds.v2"),
+        ("meta-llama/Llama-3.1-8B", False, "meta-llama/Llama-3.1-8B"),
+        ("meta-llama/Llama-3.1-8B", None, "meta-llama/Llama-3.1-8B"),
+        ("data/train.csv", True, "train.csv"),
+        ("no-longer/there", True, "there"),
+        ("/no/longer/there/", None, "there"),
+        ("../models/base", None, "base"),
+        ("~/base", None, "base"),
+        (".", True, "."),
+    ],
+)
+def test_only_a_path_is_shortened(source: str, is_path: bool | None, name: str) -> None:
+    assert name_of(source, is_path) == name
+
+
+def test_what_is_there_is_a_path_where_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "team" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert dataset_name({"data": {"source": "team/data"}}) == "data"
+    assert dataset_name({"data": {"source": "team/data", "is_path": False}}) == "team/data"
+
+
+def test_options_lose_their_folders_and_nothing_else() -> None:
+    options = {
+        "model": "org/base-1.5",
+        "dataset": "data/test.csv",
+        "checkpoint": "here/tuned",
+        "output": "/runs/one",
+        "peers_file": None,
+        "metric": ["own/metrics.py:worst", "package.module:best"],
+        "split": "a/b",
+    }
+    assert without_folders(options, {"model": False, "dataset": True}) == {
+        **options,
+        "dataset": "test.csv",
+        "checkpoint": "tuned",
+        "output": "one",
+        "metric": ["metrics.py:worst", "package.module:best"],
+    }
