@@ -105,7 +105,7 @@ def test_the_calibration_error_has_a_reason_instead_of_ends(predictions: Predict
     for groups in (None, np.arange(500) // 5):
         interval = metric_intervals(predictions, compute_metrics(predictions, names), groups=groups)["ece"]
         assert (interval.low, interval.high, interval.method, interval.resamples) == (None, None, None, None)
-        assert "biased upwards in every resample" in (interval.reason or "")
+        assert "biased upwards in resamples" in (interval.reason or "")
 
 
 def test_two_calibration_errors_differ_by_nothing_that_resamples_could_judge() -> None:
