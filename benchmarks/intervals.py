@@ -23,8 +23,8 @@ from benchmarks.clusters import OURS, cover_groups
 from benchmarks.program import run_program
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
-from dist_eval.statistics.classification import statistics_of
 from dist_eval.statistics.confusion import margins, metrics_of_margins
+from dist_eval.statistics.metrics import statistics_of
 
 COVERAGE = "How many of the 95% intervals contain the truth?"
 SPEED = "How many resamples does it take a second?"

@@ -22,12 +22,6 @@ from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
 from dist_eval.process.files import write_atomically
 
-_SINGLE_LABEL = "single_label_classification"
-_METRICS = {
-    _SINGLE_LABEL: METRICS,
-    "multi_label_classification": ("subset_accuracy", "f1_micro", "f1_macro", "loss"),
-    "regression": ("mae", "rmse", "r2", "loss"),
-}
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
 
@@ -69,7 +63,7 @@ def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) 
     for name in asked or ():
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    usual = [name for outcome in complete for name in _METRICS.get(outcome.results.get("problem_type", ""), ())]
+    usual = [name for outcome in complete for name in METRICS.get(outcome.results.get("problem_type", ""), ())]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
 
 
@@ -146,11 +140,11 @@ def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
     ]
     alike = [row for row in complete if not row["other_data_than"]]
     if len(alike) > 1:
-        advice = ""
-        if alike[0]["problem_type"] == _SINGLE_LABEL:
-            named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
-            advice = f"; what differs by more than chance says: python -m dist_eval.compare {' '.join(named)}"
-        lines.append(f"the best of {len(alike)} looks better than it is, for having been picked{advice}")
+        named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
+        lines.append(
+            f"the best of {len(alike)} looks better than it is, for having been picked; what differs by more than "
+            f"chance says: python -m dist_eval.compare {' '.join(named)}"
+        )
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.statistics import Statistic
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
@@ -48,6 +49,15 @@ def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predi
     logits = np.random.default_rng(0).uniform(-1, 1, size=(len(labels), classes))
     logits[np.arange(len(labels)), guesses] += 2
     return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
+
+
+def values_of(statistics: Iterable[Statistic]) -> dict[str, float]:
+    """Computes what statistics are for the data themselves, NaN where undefined."""
+    return {
+        name: float(value[0])
+        for statistic in statistics
+        for name, value in statistic.values(statistic.units.whole()).items()
+    }
 
 
 def metrics_for(names: list[str]) -> Metrics:

@@ -170,6 +170,8 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert after["finished"] == before["finished"]
     assert after["custom_metrics"] == ["error_rate", "LogLoss", "order/labels", "order/top"]
     assert {name: after["metrics"][name] for name in fresh["metrics"]} == fresh["metrics"]
+    assert {name: after["intervals"][name] for name in fresh["intervals"]} == fresh["intervals"]
+    assert after["intervals"]["order/top"]["low"] is not None
     assert after["metrics"]["error_rate"] == before["metrics"]["error_rate"]
     assert "Nothing was sent" in after["printed"]
     assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
@@ -219,6 +221,24 @@ def test_a_complete_run_is_looked_at_anew_without_a_forward(
         first = fresh["confident_mistakes"][0]
         assert (first["index"], first["label"]) == (top, NAMES[table["label"][top]])
     assert (output / "reliability_diagram.png").exists() == (problem != "regression")
+
+
+def test_a_complete_run_is_looked_at_on_another_level(
+    cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
+) -> None:
+    options, output = cases["single_label_classification"], tmp_path / "out"
+    evaluated(options, output, 1, "--group-column", "doc")
+    own = ["--metric", "sample_metrics:error_rate"]
+    grouped = evaluated(options, output, 1, *own)
+    assert grouped["groups"]["column"] == "doc"  # an own metric alone leaves the view as it is
+    fresh = evaluated(options, tmp_path / "fresh", 1, "--group-column", "doc", *own)
+    assert {name: grouped["intervals"][name] for name in fresh["intervals"]} == fresh["intervals"]
+    after = evaluated(options, output, 1, "--confidence", "0.8", "--slice-by", "source")
+    assert {one["confidence"] for one in after["intervals"].values()} == {0.8}
+    assert "start the command again with its --metric" in after["intervals"]["error_rate"]["reason"]
+    kept = evaluated(options, output, 1)
+    assert "Its intervals stay at --confidence 0.8; name its --slice-by again" in kept["printed"]
+    assert kept["intervals"] == after["intervals"] and kept["slices"] == after["slices"]
 
 
 def fails(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], **changes: Any) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
 from dist_eval.analysis.view import View, analyse
+from dist_eval.compare.__main__ import main as compare
 from dist_eval.data.problems import REGRESSION
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
@@ -147,14 +149,18 @@ def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "on other data than" in printed and "the best of" not in printed
 
 
-def test_no_comparison_is_proposed_that_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_comparison_that_is_proposed_works_for_a_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     predictions = made_up_predictions(REGRESSION, 1)
     metrics = compute_metrics(predictions, ["score"])
     facts = {**FACTS, **analyse(predictions, metrics, View())}
     for name in ("a", "b"):
         run(tmp_path / name).complete(predictions, metrics, facts)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    assert capsys.readouterr().out.endswith("the best of 2 looks better than it is, for having been picked\n")
+    command = f"python -m dist_eval.compare {tmp_path / 'a'} {tmp_path / 'b'}"
+    assert capsys.readouterr().out.endswith(f"what differs by more than chance says: {command}\n")
+    assert compare(shlex.split(command)[3:]) == 0
 
 
 def test_only_so_many_runs_are_named_for_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,6 +137,20 @@ REGRESSION = Problem(
 PROBLEMS = {problem.name: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION)}
 
 
+def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
+    """Returns which predictions are right, with several labels each in all of them.
+
+    Args:
+        label: of a classifier, int64 of shape [n] or bool of shape [n, labels].
+        prediction: of the same shape and dtype.
+
+    Returns:
+        bool of shape [n].
+    """
+    same = np.equal(label, prediction)
+    return np.all(same, axis=1) if same.ndim > 1 else same
+
+
 def problem_of(dtype: np.dtype) -> Problem:
     """Returns the problem whose labels have a dtype; integers of any width are class numbers.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,14 +26,11 @@ from dist_eval.model.full_model import FullClassifier
 from dist_eval.ranks.board import Board, Launch
 from dist_eval.ranks.collectives import all_gather, gather_predictions, sum_over_ranks
 from dist_eval.ranks.stopping import Stop
-from dist_eval.statistics import OfRows, Units
 
 _COMPARISON_SECONDS = 6 * 3600.0
 """Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""
 
 _SHORTEST_SECONDS = 1e-3
-_RESAMPLES_OF_A_FUNCTION = 199
-"""Calls of a metric of the caller's own for its interval: nobody knows how long one takes."""
 
 
 @dataclass(frozen=True)
@@ -132,27 +128,6 @@ def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], c
         undefined={**metrics.undefined, **custom.undefined},
         custom=list(custom.values),
     )
-
-
-def resampled_metrics(own_metrics: Sequence[CustomMetric], predictions: Predictions, units: Units) -> list[OfRows]:
-    """Makes statistics of the caller's own functions, for their intervals; what batches are reduced to is none."""
-    functions = [metric for metric in own_metrics if metric.reduction is None]
-    if not functions:
-        return []
-    inputs = Inputs.of(predictions)
-    return [_resampled(metric, inputs, units) for metric in functions]
-
-
-def _resampled(metric: CustomMetric, inputs: Inputs, units: Units) -> OfRows:
-    @functools.lru_cache(maxsize=1)
-    def figures(positions: bytes) -> Mapping[str, float | None]:
-        return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64)), {}).values
-
-    everything = figures(np.arange(len(inputs)).tobytes())
-    names = {name: (lambda positions, name=name: figures(positions.tobytes()).get(name)) for name in everything}
-    statistic = OfRows(units, names)
-    statistic.most_resamples = _RESAMPLES_OF_A_FUNCTION
-    return statistic
 
 
 def spread(ranks: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any] | None:

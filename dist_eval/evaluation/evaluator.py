@@ -22,7 +22,6 @@ from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.combination import (
     combine,
     compare_all,
-    resampled_metrics,
     spread,
     throughput,
     with_custom_metrics,
@@ -46,6 +45,7 @@ from dist_eval.ranks.progress import Progress
 from dist_eval.ranks.stopping import Stop
 from dist_eval.report import format_results
 from dist_eval.report.page import report_on
+from dist_eval.statistics.custom import statistics_of_functions
 
 _OPENING_SECONDS = 120.0
 _CLAIM, _TO_DO, _COMPLETE, _REPORTED = "claim", "to do", "complete", "reported"
@@ -148,7 +148,7 @@ def evaluate_run(
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         if own_metrics:
             metrics = with_custom_metrics(metrics, own_metrics, combined)
-        further_metrics = resampled_metrics(own_metrics, combined.predictions, view.units(combined.predictions))
+        further_metrics = statistics_of_functions(own_metrics, combined.predictions, view.units(combined.predictions))
         facts = {
             **analyse(combined.predictions, metrics, view, further_metrics),
             "coverage": asdict(coverage),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dist_eval.evaluation.folder_lock import take_lock
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.evaluation.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.custom_metrics import CustomResults
 from dist_eval.metrics.predictions import Predictions, Scored
 from dist_eval.process.files import write_atomically
 from dist_eval.ranks.stopping import STOP_FILE, asked_by_a_person
@@ -281,12 +282,12 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
 
-    def revise_metrics(self, figures: dict[str, float | None], undefined: dict[str, str], names: set[str]) -> None:
+    def revise_metrics(self, custom: CustomResults, intervals: dict[str, Any], names: set[str]) -> None:
         """Adds the figures of custom metrics to the results of a complete run, in place of earlier ones.
 
         Args:
-            figures: figure by name.
-            undefined: for each that is None, why.
+            custom: the figures.
+            intervals: theirs, by name.
             names: the metrics that they are of.
 
         Raises:
@@ -294,37 +295,38 @@ class RunFolder:
         """
         results = self._read()
         old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
-        for section, new in (("metrics", figures), ("undefined", undefined)):
+        for section, new in (("metrics", custom.values), ("undefined", custom.undefined), ("intervals", intervals)):
             results[section] = {**{name: v for name, v in results[section].items() if name not in old}, **new}
-        results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *figures]
-        later = "computed after the run, from its predictions; --overwrite runs it again, with an interval"
-        unknown = Interval(self._options()["confidence"], reason=later).facts()
-        kept = {name: one for name, one in results.get("intervals", {}).items() if name not in old}
-        results["intervals"] = {**kept, **dict.fromkeys(figures, unknown)}
+        results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *custom.values]
         results["config"]["metric"] = list(
             dict.fromkeys([*results["config"]["metric"], *self._config.to_dict()["metric"]])
         )
         self._revise(results)
 
-    def revise_view(self, facts: dict[str, Any], predictions: Scored, groups: np.ndarray | None) -> None:
+    def revise_view(
+        self, facts: dict[str, Any], predictions: Scored, groups: np.ndarray | None, revised: Collection[str] = ()
+    ) -> None:
         """Replaces intervals, calibration and slices in the results of a complete run by those that are asked for now.
 
         Args:
             facts: sections of `results.json` (see `dist_eval.analysis`).
             predictions: the run's.
             groups: the group of each prediction, None if each stands for itself.
+            revised: custom metrics whose intervals are those that are asked for already.
 
         Raises:
             RunError: the results cannot be written.
         """
         results, options = self._read(), self._options()
         same = all(results["config"].get(name) == options[name] for name in ("confidence", "group_column"))
-        custom = results["custom_metrics"]
-        of_others = {name: one for name, one in results.get("intervals", {}).items() if name in custom}
-        if not same:
-            later = "not computed for these options; --overwrite runs it again, with an interval"
-            of_others = dict.fromkeys(of_others, Interval(options["confidence"], reason=later).facts())
-        results.update(facts, intervals={**facts["intervals"], **of_others})
+        later = "not computed for these options: start the command again with its --metric, which sends nothing"
+        unknown = Interval(options["confidence"], reason=later).facts()
+        of_custom = {
+            name: one if same or name in revised else unknown
+            for name, one in results["intervals"].items()
+            if name in results["custom_metrics"]
+        }
+        results.update(facts, intervals={**facts["intervals"], **of_custom})
         results["config"].update({name: options[name] for name in ("confidence", "group_column", "slice_by")})
         self._revise(results, lambda: write_predictions(self.path / PREDICTIONS, predictions, groups))
         if facts["calibration"]:

@@ -7,8 +7,9 @@ a `Statistic`: `Sums` where they depend on sums over examples, `OfRows` where th
 from __future__ import annotations
 
 from dist_eval.statistics.calibration import calibration_facts
-from dist_eval.statistics.classification import Classified, metric_intervals
+from dist_eval.statistics.classification import Classified
 from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
+from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
 from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units

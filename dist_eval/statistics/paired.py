@@ -6,14 +6,17 @@ arrays only and cannot know, `dist_eval.compare` does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from dist_eval.statistics.classification import PROPORTIONS, Classified, losses_of, statistics_of
+from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
+from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.intervals import Interval, gather_evidence
-from dist_eval.statistics.resampling import SEED, Difference, Units
+from dist_eval.statistics.metrics import PROPORTIONS, statistics_of
+from dist_eval.statistics.resampling import SEED, Difference, Statistic, Units
 
 _EXACT_UP_TO = 1_000
 
@@ -127,28 +130,32 @@ class PairedDifference:
 
 
 def paired_differences(
-    first: Classified,
-    second: Classified,
+    first: Any,
+    second: Any,
     *,
     metrics: Collection[str] | None = None,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
+    further: Sequence[tuple[Statistic, Statistic]] = (),
     resamples: int | None = None,
     seed: int = SEED,
 ) -> dict[str, PairedDifference]:
     """Compares all metrics of two models on the same examples, which are drawn together: the paired bootstrap.
 
-    Where a metric is the share of right predictions (`PROPORTIONS`), and examples are drawn one by one, the test is
-    McNemar's, and the interval `bonett_price`'s. For all others:
+    Where a metric is the share of right predictions (`statistics.metrics.PROPORTIONS`), and examples are drawn one by
+    one, the test is McNemar's, and the interval `bonett_price`'s. For all others:
     B. Efron and R. J. Tibshirani (1993), "An Introduction to the Bootstrap", chapter 8; the p-value is
     `Evidence.p_value`'s.
 
     Args:
-        first: the first model's predictions.
+        first: the first model's predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`,
+            `Regressed` or `Labelled`).
         second: the second model's, of the same examples in the same order.
         metrics: names of the metrics to compare, by default all.
         confidence: level of the intervals.
         groups: what examples belong together (see `metric_intervals`).
+        further: statistics for metrics that this module does not know, the first and the second model's, of the units
+            that `Units.single` or `Units.groups` makes.
         resamples: their number (see `gather_evidence`).
         seed: of the resamples.
 
@@ -172,14 +179,9 @@ def paired_differences(
     """
     if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
-    units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
-    cells = Units.alike(first.label, first.prediction, second.prediction) if groups is None else units
-    changes = [after - before for before, after in zip(losses_of(first), losses_of(second), strict=True)]
-    losses = Units.similar(changes[0], *changes) if groups is None else units
-    pairs = zip(*(statistics_of(one, units, cells, losses) for one in (first, second)), strict=True)
     undefined = Interval(confidence, reason="the metric is undefined for one of the two")
     found: dict[str, PairedDifference] = {}
-    for pair in pairs:
+    for pair in (*_statistics_of_both(first, second, groups), *further):
         difference = Difference(*pair)
         if metrics is not None and not set(metrics) & set(difference.names):
             continue
@@ -192,12 +194,27 @@ def paired_differences(
         found.update({name: PairedDifference(None, undefined, None) for name in whole})
         for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
             found[name] = PairedDifference(one.value, one.interval(confidence), one.p_value())
-    if groups is None:
-        test = mcnemar(first.label == first.prediction, second.label == second.prediction)
+    proportions = found.keys() & set(PROPORTIONS[problem_of(first.label.dtype).name])
+    if groups is None and proportions:
+        test = mcnemar(*(exact_matches(one.label, one.prediction) for one in (first, second)))
         low, high = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
         interval = Interval(confidence, low, high, "bonett-price")
-        for name in found.keys() & set(PROPORTIONS):
+        for name in proportions:
             value = found[name].value
             if value is not None:
                 found[name] = PairedDifference(value, interval.around(value), test.p_value)
     return found
+
+
+def _statistics_of_both(first: Any, second: Any, groups: np.ndarray | None) -> Iterator[tuple[Statistic, Statistic]]:
+    """Yields the statistics of two models, of the same units."""
+    if groups is not None or problem_of(first.label.dtype) is not SINGLE_LABEL:
+        units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
+        yield from zip(statistics_of(first, units), statistics_of(second, units), strict=True)
+        return
+    units = Units.single(len(first.label))
+    cells = Units.alike(first.label, first.prediction, second.prediction)
+    changes = [after - before for before, after in zip(losses_of(first), losses_of(second), strict=True)]
+    losses = Units.similar(changes[0], *changes)
+    both = (statistics_of_classes(one, units, cells, losses) for one in (first, second))
+    yield from zip(*both, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from samples import values_of
 
 from dist_eval.data.problems import MULTI_LABEL
 from dist_eval.metrics.calibration import Confidences, bins_of
@@ -11,7 +12,6 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, paired_differences, wilson
 from dist_eval.statistics.calibration import statistics_of_calibration
-from dist_eval.statistics.classification import values_of
 
 
 def overconfident(examples: int, classes: int = 3, seed: int = 0) -> Predictions:

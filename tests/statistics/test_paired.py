@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import bonett_price, holm, mcnemar, paired_differences
@@ -127,6 +128,46 @@ def test_resampled_differences_are_near_scipys() -> None:
     found = paired_differences(first, second)["loss"]
     width = expected.high - expected.low
     assert (found.interval.low, found.interval.high) == pytest.approx((expected.low, expected.high), abs=0.07 * width)
+
+
+def test_differences_of_other_problems_are_near_scipys() -> None:
+    generator = np.random.default_rng(5)
+    truth, noise = generator.normal(size=(200, 1)), generator.normal(size=(2, 200, 1))
+    first, second = (
+        Predictions.from_logits(np.arange(200), truth, truth + one, REGRESSION) for one in (noise[0], 0.8 * noise[1])
+    )
+    errors = [np.abs(one.prediction - one.label)[:, 0] for one in (first, second)]
+    has = generator.random((200, 4)) < 0.4
+    weak, strong = (
+        Predictions.from_logits(
+            np.arange(200), has, skill * (2.0 * has - 1) + generator.normal(size=has.shape), MULTI_LABEL
+        )
+        for skill in (0.5, 0.8)
+    )
+    wrong = [(one.prediction != one.label).mean(axis=1) for one in (weak, strong)]
+    for name, models, values in (("mae", (first, second), errors), ("hamming_loss", (weak, strong), wrong)):
+        found = paired_differences(*models, metrics=[name])[name]
+        change = values[1] - values[0]
+        expected = stats.bootstrap((change,), np.mean, rng=1, n_resamples=4000).confidence_interval
+        assert found.value == pytest.approx(change.mean())
+        assert (found.interval.low, found.interval.high) == pytest.approx(
+            (expected.low, expected.high), abs=0.07 * (expected.high - expected.low)
+        )
+
+
+def test_the_share_of_examples_with_all_labels_right_has_mcnemars_test() -> None:
+    generator = np.random.default_rng(6)
+    has = generator.random((120, 3)) < 0.4
+    models = [
+        Predictions.from_logits(
+            np.arange(120), has, skill * (2.0 * has - 1) + generator.normal(size=has.shape), MULTI_LABEL
+        )
+        for skill in (1.0, 1.5)
+    ]
+    test = mcnemar(*((one.label == one.prediction).all(axis=1) for one in models))
+    found = paired_differences(*models, metrics=["subset_accuracy"])["subset_accuracy"]
+    assert found.p_value == test.p_value and found.interval.method == "bonett-price"
+    assert found.value == pytest.approx((test.only_second - test.only_first) / 120)
 
 
 def test_differences_of_very_many_examples_are_those_of_few_kinds() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import values_of
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, metric_intervals
-from dist_eval.statistics.classification import values_of
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 

@@ -6,8 +6,8 @@ Knows nothing of what is compared.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,29 +16,26 @@ from dist_eval.errors import RunError
 if TYPE_CHECKING:
     import numpy as np
 
+    from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.report.saved_predictions import SavedPredictions
+
+_CLASSES_NAMED = 5
+
 
 @dataclass(frozen=True)
 class Run:
-    """A complete run, read back from its folder; one of the things that `dist_eval.statistics` can resample.
+    """A complete run, read back from its folder.
 
     Attributes:
         folder: where it is.
         results: what `results.json` holds.
-        index: positions in the dataset, int64 of shape [n], ascending.
-        label: true class, int64 of shape [n].
-        prediction: predicted class, int64 of shape [n].
-        loss: cross-entropy in nats, float64 of shape [n].
-        probabilities: float64 of shape [n, num_labels].
+        predictions: of all examples that have one, in dataset order.
         group: the group of each example, int64 of shape [n]; None if each stands for itself.
     """
 
     folder: Path
     results: dict[str, Any]
-    index: np.ndarray
-    label: np.ndarray
-    prediction: np.ndarray
-    loss: np.ndarray
-    probabilities: np.ndarray
+    predictions: SavedPredictions
     group: np.ndarray | None = None
 
     @classmethod
@@ -49,26 +46,18 @@ class Run:
             RunError: the folder holds no complete run, its files cannot be read, or they lack its groups.
         """
         import pyarrow as pa
-        from pyarrow import parquet
 
-        from dist_eval.data.problems import SINGLE_LABEL
         from dist_eval.report import PREDICTIONS
         from dist_eval.report.reading import read_results
-        from dist_eval.report.saved_predictions import GROUP
+        from dist_eval.report.saved_predictions import GROUP, SavedPredictions, read_predictions
 
         results = read_results(folder)
-        problem = results.get("problem_type", SINGLE_LABEL.name)
-        if problem != SINGLE_LABEL.name:
-            raise RunError(f"{folder} is a run of {problem}; so far only runs with one class for a text are compared.")
         try:
-            table = parquet.read_table(folder / PREDICTIONS)
-            width = table.schema.field("probabilities").type.list_size
-            flat = table.column("probabilities").combine_chunks().flatten().to_numpy()
-            columns = {name: table.column(name).to_numpy() for name in ("index", "label", "prediction", "loss")}
-            group = table.column(GROUP).to_numpy() if results.get("groups") and GROUP in table.column_names else None
-        except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
+            columns = read_predictions(folder / PREDICTIONS)
+            predictions = SavedPredictions.of_columns(columns)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{folder / PREDICTIONS} cannot be read: {error}.") from error
-        run = cls(folder, results, **columns, probabilities=flat.reshape(-1, width), group=group)
+        run = cls(folder, results, predictions, columns.get(GROUP) if results["groups"] else None)
         run._require_groups()
         return run
 
@@ -76,38 +65,52 @@ class Run:
         """Raises RunError where the files do not agree on the groups: an older run, or one that was cut off."""
         import numpy as np
 
-        groups = self.results.get("groups")
+        groups = self.results["groups"]
         if groups and (self.group is None or len(np.unique(self.group)) != groups["count"]):
             raise RunError(
                 f"{self.folder} has intervals over groups of {groups['column']!r}, but its predictions.parquet does "
                 "not hold these groups. Start the run's command again: it sends nothing and writes them."
             )
 
+    def with_own_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
+        """Returns this run with the figures that functions of the caller's own give for its predictions.
+
+        An interval that the run has of one stays where the figure is still the same.
+        """
+        from dist_eval.metrics.custom_metrics import Inputs, custom_results
+
+        found = custom_results(metrics, Inputs.of(self.predictions), {})
+        changed = {name for name, value in found.values.items() if value != self.figures.get(name)}
+        return replace(
+            self,
+            results={
+                **self.results,
+                "metrics": {**self.figures, **found.values},
+                "undefined": {**self.results["undefined"], **found.undefined},
+                "intervals": {name: one for name, one in self.results["intervals"].items() if name not in changed},
+            },
+        )
+
+    @property
+    def problem(self) -> str:
+        """Name of the problem."""
+        return self.results["problem_type"]
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """The section `metrics` of the results."""
+        return self.results["metrics"]
+
     @property
     def group_column(self) -> str | None:
         """The column whose groups are drawn whole; None if each example stands for itself."""
-        groups = self.results.get("groups")
+        groups = self.results["groups"]
         return groups["column"] if groups else None
 
     @property
-    def num_labels(self) -> int:
-        """Number of classes."""
-        return self.probabilities.shape[1]
-
-    @property
     def label_names(self) -> list[str]:
-        """Names of the classes."""
-        return self.results["confusion_matrix"]["labels"]
-
-    @property
-    def is_right(self) -> np.ndarray:
-        """Whether each prediction is right, bool of shape [n]."""
-        return self.label == self.prediction
-
-    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields columns of the probabilities, float64 of shape [n] each."""
-        for number in classes:
-            yield self.probabilities[:, number]
+        """Names of the classes, labels or outputs."""
+        return [row["label"] for row in self.results["per_class"]]
 
 
 def require_comparable(first: Run, second: Run) -> None:
@@ -119,21 +122,30 @@ def require_comparable(first: Run, second: Run) -> None:
     import numpy as np
 
     pair = f"{first.folder} and {second.folder} cannot be compared"
+    if first.problem != second.problem:
+        raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
     if first.results["data"].get("text_digest") != second.results["data"].get("text_digest"):
         sources = " and ".join(
-            f"{run.results['data']['source']} ({len(run.index)} examples)" for run in (first, second)
+            f"{run.results['data']['source']} ({len(run.predictions)} examples)" for run in (first, second)
         )
         raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
     if first.label_names != second.label_names:
-        raise RunError(f"{pair}: the classes differ, {first.label_names[:5]} and {second.label_names[:5]}.")
-    differing = np.setxor1d(first.index, second.index)
+        names = " and ".join(str(run.label_names[:_CLASSES_NAMED]) for run in (first, second))
+        raise RunError(f"{pair}: the classes differ, {names}.")
+    differing = np.setxor1d(first.predictions.index, second.predictions.index)
     if len(differing):
         raise RunError(
             f"{pair}: {len(differing)} examples, such as number {differing[0]}, failed in one of them only. Start its "
             "command again to have them tried again."
         )
-    if not np.array_equal(first.label, second.label):
+    if not np.array_equal(first.predictions.label, second.predictions.label):
         raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
+    _require_same_groups(first, second, pair)
+
+
+def _require_same_groups(first: Run, second: Run, pair: str) -> None:
+    import numpy as np
+
     if first.group_column != second.group_column:
         drawn = " and ".join(
             f"{run.folder} {'none' if run.group_column is None else repr(run.group_column)}" for run in (first, second)

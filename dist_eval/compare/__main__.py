@@ -1,0 +1,97 @@
+"""`python -m dist_eval.compare runs/a runs/b ...`: compares runs on the same data, example by example."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_eval.compare import METRICS
+from dist_eval.errors import ConfigError, EvaluationError
+
+if TYPE_CHECKING:
+    from dist_eval.compare.compared_run import Run
+    from dist_eval.metrics.custom_metrics import CustomMetric
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Makes the command line's parser."""
+    usual = "; ".join(f"{problem}: {', '.join(names)}" for problem, names in METRICS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m dist_eval.compare",
+        description="Compares runs on the same data, example by example: the first one with each of the others.",
+        epilog="Exit status: 0 compared; 1 the runs cannot be compared; 2 an option is wrong.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; at least 2")
+    parser.add_argument(
+        "--metric", nargs="+", default=[], metavar="NAME", help="metrics to compare: names of those that the runs "
+        f"have, or your own as dist_eval's --metric takes them (default: your own that the runs have, and {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confidence", type=float, default=0.95, metavar="LEVEL", help="of the differences' intervals (default: 0.95)"
+    )
+    parser.add_argument(
+        "--resamples", type=int, metavar="N", help="resamples for each interval that needs them (default: 9999; fewer "
+        "where they take long, 199 for metrics of your own)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--changed", type=Path, metavar="FILE.csv", help="write the examples whose prediction changed")
+    return parser
+
+
+def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[CustomMetric]]:
+    """Tells names of metrics from code that is to be loaded.
+
+    Raises:
+        ConfigError: code cannot be loaded.
+    """
+    from dist_eval.data.problems import PROBLEMS
+    from dist_eval.metrics.metric_loading import load_metrics
+
+    specs = [one for one in given if one not in first.figures and (":" in one or "=" in one or Path(one).exists())]
+    taken = [name for name in first.figures if name not in first.results["custom_metrics"]]
+    outputs = first.predictions.num_labels
+    own = load_metrics(specs, PROBLEMS[first.problem], outputs, taken) if specs else []
+    names = {metric.spec: metric.name for metric in own}
+    return [names.get(one, one) for one in given], own
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 0, 1 or 2 (see `build_parser`)."""
+    options = build_parser().parse_args(arguments)
+    try:
+        if not 0 < options.confidence < 1:
+            raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {options.confidence}.")
+        if options.resamples is not None and options.resamples < 99:
+            raise ConfigError(f"--resamples must be at least 99, not {options.resamples}.")
+        from dist_eval.compare.compared_run import Run
+        from dist_eval.compare.comparing import compare
+        from dist_eval.compare.tables import format_comparisons, to_json, write_changed
+
+        runs = [Run.load(folder) for folder in options.runs]
+        metrics, own_metrics = _read_metrics(options.metric, runs[0])
+        comparisons = compare(
+            runs,
+            metrics=metrics,
+            own_metrics=own_metrics,
+            confidence=options.confidence,
+            resamples=options.resamples,
+        )
+        if options.changed:
+            write_changed(options.changed, comparisons)
+    except EvaluationError as error:
+        print(f"dist_eval.compare: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    if options.json:
+        print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))
+    else:
+        print(format_comparisons(comparisons))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Compares runs: tests, differences with intervals, and p-values corrected for their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dist_eval.compare import METRICS
+from dist_eval.compare.compared_run import Run, require_comparable
+from dist_eval.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.report.saved_predictions import SavedPredictions
+    from dist_eval.statistics import McNemar, PairedDifference, Statistic
+
+_WITHOUT_CODE = "a metric of your own: give --metric here what the run was given, and it has an interval"
+_WITH_REDUCTION = "computed batch by batch, which a comparison cannot draw again"
+
+
+@dataclass(frozen=True)
+class GroupedTest:
+    """Test of whether two models are right equally often, where examples belong together: a bootstrap of groups.
+
+    Attributes:
+        only_first: examples that only the first model gets right.
+        only_second: examples that only the second model gets right.
+        p_value: two-sided, of the difference of the shares that are right; None where the groups tell of none.
+        reason: why there is no p-value.
+        metric: that share's name.
+        column: the column that names the groups.
+        count: of the groups.
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float | None
+    reason: str | None
+    metric: str
+    column: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Which examples' predictions changed; each an array of bool of shape [n].
+
+    Attributes:
+        changed: whose prediction is another one.
+        improved: which only the second model gets right; in a regression, where its loss is smaller.
+        worsened: which only the first model gets right; in a regression, where its loss is smaller.
+    """
+
+    changed: np.ndarray
+    improved: np.ndarray
+    worsened: np.ndarray
+
+    @classmethod
+    def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
+        """Compares the predictions of two models for the same examples."""
+        from dist_eval.data.problems import REGRESSION, exact_matches
+
+        changed = ~exact_matches(first.prediction, second.prediction)
+        if first.problem is REGRESSION:
+            return cls(changed, second.loss < first.loss, first.loss < second.loss)
+        before, after = (exact_matches(one.label, one.prediction) for one in (first, second))
+        return cls(changed, after & ~before, before & ~after)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a run differs from the first one.
+
+    Attributes:
+        first: the first run.
+        run: the other run.
+        changes: of the single predictions.
+        test: of who is right more often: McNemar's, or one of whole groups where the runs have groups; None in a
+            regression.
+        test_corrected: its p-value, corrected for the number of runs; None where there is none.
+        differences: by name of the metric: the run's figure less that of the first one.
+        corrected: by name of the metric, the p-value corrected for the number of runs and metrics; None where there is
+            none.
+    """
+
+    first: Run
+    run: Run
+    changes: Changes
+    test: McNemar | GroupedTest | None
+    test_corrected: float | None
+    differences: dict[str, PairedDifference]
+    corrected: dict[str, float | None]
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    metrics: Sequence[str] = (),
+    own_metrics: Sequence[CustomMetric] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
+) -> list[Comparison]:
+    """Compares the first run with each of the others.
+
+    Args:
+        runs: at least two.
+        metrics: names of the metrics to compare; by default the usual ones (`METRICS`) and those of the caller's own
+            that all runs have.
+        own_metrics: functions of the caller's own, computed from the runs' predictions; their names may be among
+            `metrics`.
+        confidence: level of the intervals.
+        resamples: their number (see `gather_evidence`).
+
+    Returns:
+        One comparison for each run but the first. P-values are corrected by Holm's procedure: those of who is right
+        more often for the number of runs, those of the metrics for the number of runs times metrics.
+
+    Raises:
+        RunError: the runs are not about the same examples.
+        ConfigError: there is no such metric, or nothing to compare.
+    """
+    _require_functions(own_metrics)
+    first, *others = (run.with_own_metrics(own_metrics) for run in runs)
+    if not others:
+        raise ConfigError("Nothing to compare with: name at least two runs.")
+    for other in others:
+        require_comparable(first, other)
+    names = _names_of_figures(first, others, metrics, own_metrics)
+    decisive = _share_of_right(first)
+    wanted = {*names} if decisive is None else {*names, decisive}
+    tables = [_differences(first, other, wanted, own_metrics, confidence, resamples) for other in others]
+    changes = [Changes.between(first.predictions, other.predictions) for other in others]
+    tests = [
+        None if decisive is None else _test(first, change, decisive, table[decisive])
+        for change, table in zip(changes, tables, strict=True)
+    ]
+    keys = [(number, name) for number in range(len(others)) for name in names]
+    corrected = dict(zip(keys, _holm([tables[number][name].p_value for number, name in keys]), strict=True))
+    corrected_tests = _holm([None if test is None else test.p_value for test in tests])
+    return [
+        Comparison(
+            first=first,
+            run=other,
+            changes=changes[number],
+            test=tests[number],
+            test_corrected=corrected_tests[number],
+            differences={name: tables[number][name] for name in names},
+            corrected={name: corrected[number, name] for name in names},
+        )
+        for number, other in enumerate(others)
+    ]
+
+
+def _require_functions(own_metrics: Sequence[CustomMetric]) -> None:
+    for metric in own_metrics:
+        if metric.reduction is not None:
+            raise ConfigError(
+                f"--metric {metric.spec}: is {_WITH_REDUCTION}. Start each run's command again with it, which sends "
+                f"nothing; --metric {metric.name} then compares what the runs have."
+            )
+
+
+def _names_of_figures(
+    first: Run, others: Sequence[Run], metrics: Sequence[str], own_metrics: Sequence[CustomMetric]
+) -> list[str]:
+    """Returns the names of the figures to compare, a metric of the caller's own having one or several.
+
+    Raises:
+        ConfigError: a run does not have a figure that is asked for.
+    """
+    if not metrics:
+        shared = [name for name in first.results["custom_metrics"] if all(name in other.figures for other in others)]
+        metrics = [*METRICS[first.problem], *shared, *(metric.name for metric in own_metrics)]
+    own = {metric.name for metric in own_metrics}
+    names = []
+    for name in metrics:
+        several = [figure for figure in first.figures if figure.startswith(f"{name}/")] if name in own else []
+        names += several or [name]
+    for name in names:
+        if name not in first.figures:
+            raise ConfigError(
+                f"--metric {name}: no such metric; there are {', '.join(first.figures)}, and your own as "
+                "package.module:name."
+            )
+        lacking = [str(other.folder) for other in others if name not in other.figures]
+        if lacking:
+            raise ConfigError(
+                f"--metric {name}: {first.folder} has it, but not {', '.join(lacking)}. Start the command of each of "
+                "these again with its --metric, which sends nothing, or name its code here as package.module:name."
+            )
+    return list(dict.fromkeys(names))
+
+
+def _share_of_right(run: Run) -> str | None:
+    """Returns the name of the metric that says how often a model is right; None in a regression."""
+    from dist_eval.statistics.metrics import PROPORTIONS
+
+    return next(iter(PROPORTIONS[run.problem]), None)
+
+
+def _differences(
+    first: Run,
+    other: Run,
+    metrics: set[str],
+    own_metrics: Sequence[CustomMetric],
+    confidence: float,
+    resamples: int | None,
+) -> dict[str, PairedDifference]:
+    from dist_eval.statistics import Interval, PairedDifference, Units, paired_differences
+    from dist_eval.statistics.custom import statistics_of_functions
+    from dist_eval.statistics.metrics import UNKNOWN
+
+    units = Units.single(len(first.predictions)) if first.group is None else Units.groups(first.group)
+    own: list[tuple[Statistic, Statistic]] = [
+        *zip(*(statistics_of_functions(own_metrics, run.predictions, units) for run in (first, other)), strict=True)
+    ]
+    found = paired_differences(
+        first.predictions,
+        other.predictions,
+        metrics=metrics,
+        confidence=confidence,
+        groups=first.group,
+        further=own,
+        resamples=resamples,
+    )
+    for name in metrics - found.keys():
+        before, after = first.figures[name], other.figures[name]
+        reason = _WITHOUT_CODE if name in first.results["custom_metrics"] else UNKNOWN
+        value = None if before is None or after is None else after - before
+        found[name] = PairedDifference(value, Interval(confidence, reason=reason), None)
+    return found
+
+
+def _test(first: Run, change: Changes, metric: str, difference: PairedDifference) -> McNemar | GroupedTest:
+    """Tests who is right more often; the difference is that of the shares that are right."""
+    from dist_eval.statistics import mcnemar
+    from dist_eval.statistics.resampling import FEW_UNITS
+
+    if first.group is None:
+        return mcnemar(change.worsened, change.improved)
+    groups = first.results["groups"]
+    p_value, reason = difference.p_value, difference.interval.reason
+    if groups["count"] < FEW_UNITS:
+        p_value, reason = None, f"fewer than {FEW_UNITS} groups: too few for the bootstrap"
+    return GroupedTest(
+        only_first=int(change.worsened.sum()),
+        only_second=int(change.improved.sum()),
+        p_value=p_value,
+        reason=None if p_value is not None else reason,
+        metric=metric,
+        column=groups["column"],
+        count=groups["count"],
+    )
+
+
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Corrects those that are known."""
+    from dist_eval.statistics import holm
+
+    corrected = iter(holm([value for value in p_values if value is not None]))
+    return [None if value is None else next(corrected) for value in p_values]

@@ -1,0 +1,184 @@
+"""Shows what a comparison found: tables for a person, JSON, and a file of the examples that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.compare.comparing import Comparison, GroupedTest
+from dist_eval.errors import RunError
+
+if TYPE_CHECKING:
+    from dist_eval.compare.compared_run import Run
+    from dist_eval.report.footnotes import Footnotes
+    from dist_eval.statistics import McNemar, PairedDifference
+
+_LEAST_P = 1e-300  # beyond what the distributions' tails are computed to
+_HEAD_WIDTH = 20
+_REGRESSION = "regression"
+_CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
+_CHANGES_OF_VALUES = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
+
+
+def format_comparisons(comparisons: Sequence[Comparison]) -> str:
+    """Returns the tables for a person."""
+    from dist_eval.report.footnotes import Footnotes
+
+    first = comparisons[0].first
+    lines = [f"{len(first.predictions)} examples of {first.results['data']['source']}; compared with {first.folder}"]
+    for one in comparisons:
+        notes = Footnotes()
+        level = next((difference.interval.confidence for difference in one.differences.values()), None)
+        table = [["", _head(first), _head(one.run), _with_level("difference", level), "p", "p (Holm)"]]
+        for name, difference in one.differences.items():
+            figures = (_figure(run, name, notes) for run in (first, one.run))
+            p_values = (_p(value) for value in (difference.p_value, one.corrected[name]))
+            table.append([name, *figures, _signed(name, difference, notes), *p_values])
+        lines += ["", f"{one.run.folder}: {_words_of_changes(one)}"]
+        if one.test is not None:
+            p_value = _p(one.test.p_value)
+            also = "" if one.test_corrected == one.test.p_value else (
+                f", corrected for the number of runs {_p(one.test_corrected)}"
+            )  # fmt: skip
+            lines.append(f"{_name_of(one.test)}: p = {p_value}{also}")
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        lines += notes.lines()
+    return "\n".join(lines)
+
+
+def _words_of_changes(one: Comparison) -> str:
+    changed, improved, worsened = (
+        int(mask.sum()) for mask in (one.changes.changed, one.changes.improved, one.changes.worsened)
+    )
+    if one.run.problem == _REGRESSION:
+        return f"{changed} predictions changed, {improved} of them are nearer to their labels, {worsened} farther away"
+    wrong, right = ("wrong", "right") if one.run.problem.startswith("single") else ("not all right", "all right")
+    return (
+        f"{changed} predictions changed, {improved} of them from {wrong} to {right}, {worsened} from {right} to {wrong}"
+    )
+
+
+def _head(run: Run) -> str:
+    return _with_level(str(run.folder)[-_HEAD_WIDTH:], run.results["config"]["confidence"])
+
+
+def _with_level(words: str, level: float | None) -> str:
+    return words if level is None else f"{words} [{100 * level:g}%]"
+
+
+def _name_of(test: McNemar | GroupedTest) -> str:
+    if not isinstance(test, GroupedTest):
+        return f"McNemar's test ({test.method})"
+    why = f" ({test.reason})" if test.reason else ""
+    return f"paired bootstrap of {test.metric} over {test.count} groups of {test.column!r}{why}"
+
+
+def _figure(run: Run, name: str, notes: Footnotes) -> str:
+    from dist_eval.report import figure_words
+
+    value, interval = run.figures[name], run.results["intervals"].get(name)
+    if value is None:
+        return f"-{notes.mark(run.results['undefined'].get(name))}"
+    if interval is None or interval["low"] is None:
+        return f"{figure_words(name, value)}{notes.mark(interval and interval['reason'])}"
+    return (
+        f"{figure_words(name, value)} [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
+    )
+
+
+def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
+    from dist_eval.report import figure_words
+
+    def signed(value: float) -> str:
+        return ("+" if value >= 0 else "") + figure_words(name, value)
+
+    value, interval = difference.value, difference.interval
+    if value is None:
+        return f"-{notes.mark(interval.reason)}"
+    if interval.low is None or interval.high is None:
+        return f"{signed(value)}{notes.mark(interval.reason)}"
+    return f"{signed(value)} [{signed(interval.low)}, {signed(interval.high)}]"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < _LEAST_P:
+        return f"<{_LEAST_P:.0e}"
+    return f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"
+
+
+def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Returns what the tables show, ready for JSON."""
+    first = comparisons[0].first
+    return {
+        "examples": len(first.predictions),
+        "source": first.results["data"]["source"],
+        "problem_type": first.problem,
+        "compared_with": str(first.folder),
+        "metrics": first.figures,
+        "intervals": first.results["intervals"],
+        "runs": [
+            {
+                "run": str(one.run.folder),
+                "metrics": one.run.figures,
+                "intervals": one.run.results["intervals"],
+                "changed": int(one.changes.changed.sum()),
+                "improved": int(one.changes.improved.sum()),
+                "worsened": int(one.changes.worsened.sum()),
+                "mcnemar": None if isinstance(one.test, GroupedTest) else _test_facts(one),
+                "paired_bootstrap_of_groups": _test_facts(one) if isinstance(one.test, GroupedTest) else None,
+                "differences": {
+                    name: {**asdict(difference), "p_value_holm": one.corrected[name]}
+                    for name, difference in one.differences.items()
+                },
+            }
+            for one in comparisons
+        ],
+    }
+
+
+def _test_facts(one: Comparison) -> dict[str, Any] | None:
+    return None if one.test is None else {**asdict(one.test), "p_value_holm": one.test_corrected}
+
+
+def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
+    """Writes the examples whose prediction changed, as a CSV file.
+
+    Its columns: run, index (the position in the dataset), label, before, after (names of classes, those of several
+    labels joined by a semicolon; values of a regression, those of several outputs joined likewise), change ("gained",
+    "lost" or "still wrong"; in a regression "nearer", "farther" or "as far").
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    import csv
+
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["run", "index", "label", "before", "after", "change"])
+            for one in comparisons:
+                words = _CHANGES_OF_VALUES if one.run.problem == _REGRESSION else _CHANGES
+                first, second = one.first.predictions, one.run.predictions
+                for row in one.changes.changed.nonzero()[0]:
+                    cells = (first.label[row], first.prediction[row], second.prediction[row])
+                    change = words[bool(one.changes.improved[row]), bool(one.changes.worsened[row])]
+                    labels = (_label_words(cell, one.first.label_names) for cell in cells)
+                    writer.writerow([one.run.folder, first.index[row], *labels, change])
+    except OSError as error:
+        raise RunError(f"--changed {path}: cannot be written ({error.strerror}).") from error
+
+
+def _label_words(label: Any, names: Sequence[str]) -> str:
+    """Writes what a label or a prediction is; an element or a row of such columns."""
+    if label.dtype.kind == "f":
+        return ";".join(repr(float(value)) for value in label)
+    if label.dtype.kind == "b":
+        return ";".join(names[number] for number in label.nonzero()[0])
+    return names[int(label)]

@@ -1,0 +1,42 @@
+"""Metrics of the caller's own as statistics, where they are functions of all examples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.predictions import Scored
+from dist_eval.statistics.resampling import OfRows, Units
+
+_RESAMPLES_OF_A_FUNCTION = 199
+"""Calls of a metric of the caller's own for its interval: nobody knows how long one takes."""
+
+
+def statistics_of_functions(metrics: Sequence[CustomMetric], predictions: Scored, units: Units) -> list[OfRows]:
+    """Makes statistics of the caller's own functions; a metric that batches are reduced to is none, and left out.
+
+    Args:
+        metrics: the metrics.
+        predictions: at least one example.
+        units: what is drawn: single examples or groups.
+    """
+    functions = [metric for metric in metrics if metric.reduction is None]
+    if not functions:
+        return []
+    inputs = Inputs.of(predictions)
+    return [_statistic(metric, inputs, units) for metric in functions]
+
+
+def _statistic(metric: CustomMetric, inputs: Inputs, units: Units) -> OfRows:
+    @functools.lru_cache(maxsize=1)
+    def figures(positions: bytes) -> Mapping[str, float | None]:
+        return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64)), {}).values
+
+    everything = figures(np.arange(len(inputs)).tobytes())
+    names = {name: (lambda positions, name=name: figures(positions.tobytes()).get(name)) for name in everything}
+    statistic = OfRows(units, names)
+    statistic.most_resamples = _RESAMPLES_OF_A_FUNCTION
+    return statistic

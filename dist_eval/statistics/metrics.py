@@ -1,0 +1,100 @@
+"""The metrics of every problem: which statistic each one is, and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, problem_of
+from dist_eval.metrics.computing import Metrics
+from dist_eval.statistics.classification import statistics_of_classes
+from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
+from dist_eval.statistics.multilabel import statistics_of_labels
+from dist_eval.statistics.regression import statistics_of_regression
+from dist_eval.statistics.resampling import SEED, Statistic, Units
+
+PROPORTIONS = {
+    SINGLE_LABEL.name: ("accuracy", "precision_micro", "recall_micro", "f1_micro", "recall_weighted"),
+    MULTI_LABEL.name: ("subset_accuracy",),
+    REGRESSION.name: (),
+}
+"""Metrics that are the share of examples that are right, by problem."""
+
+UNKNOWN = "nothing is known of how it could be resampled"
+"""Why a metric has no interval that no statistic knows."""
+
+
+def statistics_of(predictions: Any, units: Units | None = None) -> Iterator[Statistic]:
+    """Yields what the metrics of `compute_metrics` are as statistics.
+
+    Args:
+        predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
+        units: what is drawn; by default single examples, or alike ones together where that is the same.
+    """
+    problem = problem_of(predictions.label.dtype)
+    if problem is SINGLE_LABEL:
+        yield from statistics_of_classes(predictions, units)
+        return
+    of_problem = statistics_of_regression if problem is REGRESSION else statistics_of_labels
+    yield from of_problem(predictions, units or Units.single(len(predictions.label)))
+
+
+def metric_intervals(
+    predictions: Any,
+    metrics: Metrics,
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+    further: Sequence[Statistic] = (),
+    resamples: int | None = None,
+    most: int | None = None,
+    seed: int = SEED,
+) -> dict[str, Interval]:
+    """Computes intervals: Wilson's for proportions, for others the bootstrap's, none below `FEW_UNITS` units.
+
+    Args:
+        predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
+        metrics: what `compute_metrics` says of them.
+        confidence: level, between 0 and 1.
+        groups: what examples belong together, of shape [n]: whole groups are then drawn, for all metrics, also for
+            proportions, because what Wilson's interval assumes does not hold within groups: C. A. Field and A. H. Welsh
+            (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L. Miller
+            (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
+            Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
+        further: statistics for metrics that this module does not know.
+        resamples: their number (see `gather_evidence`).
+        most: a number of them that is enough.
+        seed: of the resamples.
+
+    Returns:
+        An interval, or the reason why there is none, by the names of `metrics.values`, in their order.
+
+    Examples:
+        >>> from dist_eval import Predictions, compute_metrics
+        >>> label = np.arange(200) % 2
+        >>> predicted = np.where(np.arange(200) < 20, 1 - label, label)
+        >>> found = Predictions.from_logits(np.arange(200), label, np.eye(2)[predicted])
+        >>> intervals = metric_intervals(found, compute_metrics(found, ["no", "yes"]))
+        >>> for name in ("accuracy", "f1_macro"):
+        ...     print(f"{name} {intervals[name].low:.3f} {intervals[name].high:.3f} {intervals[name].method}")
+        accuracy 0.851 0.934 wilson
+        f1_macro 0.859 0.940 bca
+    """
+    values = {name: value for name, value in metrics.values.items() if value is not None}
+    found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}
+    if groups is None:
+        for name in PROPORTIONS[metrics.problem]:
+            if name in values:
+                trials = len(predictions.label)
+                low, high = wilson(round(values[name] * trials), trials, confidence)
+                found[name] = Interval(confidence, low, high, "wilson")
+    drawn = None if groups is None else Units.groups(groups)
+    for statistic in (*statistics_of(predictions, drawn), *further):
+        wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
+        if wanted:
+            evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
+            found.update({name: one.interval(confidence) for name, one in evidence.items()})
+    unknown = Interval(confidence, reason=UNKNOWN)
+    return {name: found.get(name, unknown) for name in metrics.values}

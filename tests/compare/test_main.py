@@ -1,0 +1,45 @@
+"""The command line of comparing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dist_eval.compare.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "name at least two runs"),
+        (["SECOND", "--metric", "f1"], "--metric f1: no such metric; there are accuracy, "),
+        (["SECOND", "--confidence", "95"], "--confidence must be between 0 and 1"),
+        (["SECOND", "--resamples", "10"], "--resamples must be at least 99, not 10"),
+        (["SECOND", "--metric", "sample_metrics:cost"], "--metric sample_metrics:cost: there is no 'cost'"),
+        (["SECOND", "--metric", "sample_metrics:accuracy"], "there is a metric named 'accuracy' already"),
+        (["SECOND", "--metric", "sample_metrics:Hits"], "sample_metrics:Hits: is computed batch by batch"),
+    ],
+)
+def test_wrong_options_are_said(
+    folders: list[Path], capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    second = [str(folders[1]) if option == "SECOND" else option for option in options]
+    assert main([str(folders[0]), *second]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_its_help_needs_no_large_library() -> None:
+    program = "import sys, dist_eval.compare.__main__ as c; c.build_parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {"numpy", "torch", "scipy", "pyarrow", "sklearn"}.isdisjoint(done.stdout.split())
+
+
+def test_it_runs_as_a_program(folders: list[Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dist_eval.compare", *map(str, folders[:2])], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "McNemar's test (exact)" in done.stdout

@@ -1,0 +1,131 @@
+"""What a person and a program get from a comparison."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compare_runs import NAMES, predictions, run_of
+
+from dist_eval.compare.__main__ import main
+from dist_eval.compare.compared_run import Run
+from dist_eval.compare.comparing import compare
+from dist_eval.compare.tables import _p
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
+
+
+def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
+    folders: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(str, folders)]) == 0
+    table = capsys.readouterr().out
+    runs = [Run.load(folder) for folder in folders]
+    for one in compare(runs):
+        assert (
+            f"{one.run.folder}: {one.changes.changed.sum()} predictions changed, {one.test.only_second} of them from "
+            f"wrong to right, {one.test.only_first} from right to wrong"
+        ) in table
+        difference = one.differences["accuracy"]
+        shown = f"{difference.value:+.4f} [{difference.interval.low:+.4f}, {difference.interval.high:+.4f}]"
+        assert shown in table
+    interval = runs[0].results["intervals"]["mcc"]
+    shown = f"{runs[0].results['metrics']['mcc']:.4f} [{interval['low']:.4f}, {interval['high']:.4f}]"
+    assert table.count(shown) == 2
+    assert "corrected for the number of runs" in table
+
+
+def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*map(str, folders[:2]), "--json", "--metric", "roc_auc_ovr_macro", "--confidence", "0.9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [comparison] = compare([Run.load(folder) for folder in folders[:2]], metrics=["roc_auc_ovr_macro"], confidence=0.9)
+    [one] = found["runs"]
+    assert found["examples"] == 300
+    assert one["mcnemar"]["p_value"] == one["mcnemar"]["p_value_holm"] == comparison.test.p_value
+    assert list(one["differences"]) == ["roc_auc_ovr_macro"]
+    difference, expected = one["differences"]["roc_auc_ovr_macro"], comparison.differences["roc_auc_ovr_macro"]
+    assert difference["value"] == expected.value
+    assert difference["interval"] == expected.interval.facts()
+    assert difference["interval"]["confidence"] == 0.9
+
+
+def test_changed_examples_are_written_with_what_became_of_them(folders: list[Path], tmp_path: Path) -> None:
+    path = tmp_path / "changed.csv"
+    assert main([*map(str, folders), "--changed", str(path), "--metric", "accuracy"]) == 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    first, second = (Run.load(folder).predictions for folder in folders[:2])
+    ours = [row for row in rows if row["run"] == str(folders[1])]
+    changed = np.flatnonzero(first.prediction != second.prediction)
+    assert [int(row["index"]) for row in ours] == changed.tolist()
+    for row in ours:
+        place = int(row["index"])
+        assert (row["label"], row["before"], row["after"]) == tuple(
+            NAMES[column[place]] for column in (first.label, first.prediction, second.prediction)
+        )
+        gained, lost = row["after"] == row["label"], row["before"] == row["label"]
+        assert row["change"] == ("gained" if gained else "lost" if lost else "still wrong")
+    assert (
+        sum(row["change"] == "gained" for row in ours)
+        == ((second.label == second.prediction) & (first.label != first.prediction)).sum()
+    )
+
+
+@pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
+def test_tables_of_other_problems_speak_of_what_changed_there(
+    problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
+    runs = [str(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
+    path = tmp_path / "changed.csv"
+    assert main([*runs, "--changed", str(path)]) == 0
+    table = capsys.readouterr().out
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert main([*runs, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["runs"]
+    assert len(rows) == found["changed"]
+    counts = collections.Counter(row["change"] for row in rows)
+    row = rows[0]
+    place = int(row["index"])
+    cells = [column[place] for column in (models[0].label, models[0].prediction, models[1].prediction)]
+    if problem is REGRESSION:
+        assert f"{found['improved']} of them are nearer to their labels, {found['worsened']} farther away" in table
+        assert (counts["nearer"], counts["farther"]) == (found["improved"], found["worsened"])
+        assert found["mcnemar"] is None and "McNemar" not in table
+        for cell, shown in zip(cells, (row["label"], row["before"], row["after"]), strict=True):
+            assert [float(value) for value in shown.split(";")] == cell.tolist()
+        return
+    assert f"{found['improved']} of them from not all right to all right" in table
+    assert (counts["gained"], counts["lost"]) == (found["improved"], found["worsened"])
+    assert found["mcnemar"]["p_value"] == found["differences"]["subset_accuracy"]["p_value"]
+    for cell, shown in zip(cells, (row["label"], row["before"], row["after"]), strict=True):
+        assert shown == ";".join(name for name, is_given in zip(NAMES, cell, strict=True) if is_given)
+
+
+def test_a_run_does_not_differ_from_itself(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folders[0]), str(folders[0])]) == 0
+    table = capsys.readouterr().out
+    assert "0 predictions changed" in table
+    assert "p = 1.0000" in table
+    assert "+0.0000" in table
+
+
+def test_the_heads_say_the_levels_and_reasons_stand_below(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perfect = run_of(tmp_path / "perfect", predictions(50.0))
+    assert main([str(folders[0]), str(perfect), "--confidence", "0.8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [head] = [line for line in lines if "p (Holm)" in line]
+    assert f"{str(folders[0])[-20:]} [95%]" in head and "difference [80%]" in head
+    [row] = [line for line in lines if line.startswith("f1_macro")]
+    assert "1.0000 (1)" in row
+    assert any(line.startswith("(1) all resamples give the same value") for line in lines)
+
+
+def test_no_p_value_is_shown_as_zero() -> None:
+    assert [_p(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]

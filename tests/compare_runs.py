@@ -1,0 +1,57 @@
+"""Runs to compare, written as the evaluator does; made up, so that they differ as a test needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from samples import FACTS, config_for
+
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.statistics import metric_intervals
+
+NAMES = ["neg", "neutral", "pos"]
+
+
+def predictions(
+    skill: float, seed: int = 0, examples: int = 300, outputs: int = 3, problem: Problem = SINGLE_LABEL
+) -> Predictions:
+    """A model on the same examples as all others; the less skilled ones err here and there."""
+    truth, generator = np.random.default_rng(99), np.random.default_rng(seed)
+    label: np.ndarray = truth.integers(outputs, size=examples)
+    logits = generator.normal(size=(examples, outputs))
+    if problem is SINGLE_LABEL:
+        logits[np.arange(examples), label] += skill
+    elif problem is MULTI_LABEL:
+        label = truth.random((examples, outputs)) < 0.4
+        logits += skill * (2.0 * label - 1.0)
+    else:
+        label = truth.normal(size=(examples, outputs))
+        logits = label + logits / skill
+    return Predictions.from_logits(np.arange(examples), label, logits, problem)
+
+
+def run_of(
+    folder: Path, found: Predictions, names: list[str] = NAMES, groups: np.ndarray | None = None, column: str = "doc",
+    custom: Sequence[CustomMetric] = (), **data: Any,
+) -> Path:  # fmt: skip
+    """Writes a run's folder as the evaluator does, with the figures of functions of the caller's own."""
+    metrics = compute_metrics(found, names)
+    own = custom_results(custom, Inputs.of(found), {}).values
+    metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
+    intervals = {name: one.facts() for name, one in metric_intervals(found, metrics, resamples=99).items()}
+    of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
+    run = RunFolder(config_for(folder))
+    run.open()
+    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals}
+    of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
+    run.complete(found, metrics, {**FACTS, **facts, **of_classes, "groups": of_groups or None}, groups)
+    run.close()
+    return folder
