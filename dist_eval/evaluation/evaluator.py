@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from dist_eval.analysis.view import View, analyse, columns_asked_for
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.errors import CheckpointError, ConfigError, RunError, RunStopped, first_line
+from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line
 from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.combination import (
     combine,
@@ -33,7 +33,7 @@ from dist_eval.evaluation.work import FailurePolicy, Work
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, made_up_predictions
-from dist_eval.metrics.predictions import Coverage, prove_coverage
+from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.model.base import Base, Subject, subject_of
 from dist_eval.model.classifier import Classifier
@@ -112,7 +112,10 @@ def evaluate_run(
         stack.callback(journal.close)
         window = window_for(config, base, launch)
         board.meet("ready", _PREPARATION_SECONDS)
-        with process_group(launch, board, config.collective_timeout), noting_a_stop(folder, launch):
+        with (
+            process_group(launch, board, config.collective_timeout),
+            folder.noting_a_stop(rank=launch.rank, host=launch.host, is_leader=launch.is_leader),
+        ):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             audit = (
                 Audit(cast(Classifier, classifier), journal.distrust, config.audit_tolerance) if config.audit else None
@@ -169,19 +172,6 @@ def evaluate_run(
         report_on(folder.path, config.report)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
-
-
-@contextmanager
-def noting_a_stop(folder: RunFolder, launch: Launch) -> Iterator[None]:
-    """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
-    try:
-        yield
-    except RunStopped as error:
-        if launch.is_leader:
-            with suppress(OSError):  # a full disk: the journal is what counts
-                coverage = asdict(cast(Coverage, error.coverage))
-                folder.stop(str(error), rank=launch.rank, host=launch.host, coverage=coverage)
-        raise
 
 
 def find_metrics(config: EvaluationConfig, tuned: Subject) -> list[CustomMetric]:

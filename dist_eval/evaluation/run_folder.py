@@ -13,28 +13,28 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from dist_eval.config import RunConfig
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation.environment import environment, now
 from dist_eval.evaluation.folder_lock import take_lock
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.evaluation.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.custom_metrics import CustomResults
-from dist_eval.metrics.predictions import Predictions, Scored
+from dist_eval.metrics.predictions import Coverage, Predictions, Scored
 from dist_eval.process.files import write_atomically
 from dist_eval.ranks.stopping import STOP_FILE, asked_by_a_person
 from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error
 from dist_eval.report.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
 from dist_eval.report.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
-from dist_eval.statistics import Interval
 
 _PEER = re.compile(
     r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
@@ -282,62 +282,39 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
 
-    def revise_metrics(self, custom: CustomResults, intervals: dict[str, Any], names: set[str]) -> None:
-        """Adds the figures of custom metrics to the results of a complete run, in place of earlier ones.
-
-        Args:
-            custom: the figures.
-            intervals: theirs, by name.
-            names: the metrics that they are of.
-
-        Raises:
-            RunError: the results cannot be written.
-        """
-        results = self._read()
-        old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
-        for section, new in (("metrics", custom.values), ("undefined", custom.undefined), ("intervals", intervals)):
-            results[section] = {**{name: v for name, v in results[section].items() if name not in old}, **new}
-        results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *custom.values]
-        results["config"]["metric"] = list(
-            dict.fromkeys([*results["config"]["metric"], *self._config.to_dict()["metric"]])
-        )
-        self._revise(results)
-
-    def revise_view(
-        self, facts: dict[str, Any], predictions: Scored, groups: np.ndarray | None, revised: Collection[str] = ()
+    def revise(
+        self, results: dict[str, Any], predictions: Scored | None = None, groups: np.ndarray | None = None
     ) -> None:
-        """Replaces intervals, calibration and slices in the results of a complete run by those that are asked for now.
+        """Replaces the results of a complete run.
 
         Args:
-            facts: sections of `results.json` (see `dist_eval.analysis`).
-            predictions: the run's.
+            results: all of `results.json`.
+            predictions: written anew before, with their groups; None if they stay as they are.
             groups: the group of each prediction, None if each stands for itself.
-            revised: custom metrics whose intervals are those that are asked for already.
 
         Raises:
             RunError: the results cannot be written.
         """
-        results, options = self._read(), self._options()
-        same = all(results["config"].get(name) == options[name] for name in ("confidence", "group_column"))
-        later = "not computed for these options: start the command again with its --metric, which sends nothing"
-        unknown = Interval(options["confidence"], reason=later).facts()
-        of_custom = {
-            name: one if same or name in revised else unknown
-            for name, one in results["intervals"].items()
-            if name in results["custom_metrics"]
-        }
-        results.update(facts, intervals={**facts["intervals"], **of_custom})
-        results["config"].update({name: options[name] for name in ("confidence", "group_column", "slice_by")})
-        self._revise(results, lambda: write_predictions(self.path / PREDICTIONS, predictions, groups))
-        if facts["calibration"]:
-            self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
-
-    def _revise(self, results: dict[str, Any], write_first: Callable[[], None] = lambda: None) -> None:
         try:
-            write_first()
+            if predictions is not None:
+                write_predictions(self.path / PREDICTIONS, predictions, groups)
             self._write(results)
         except OSError as error:
             raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error
+        if predictions is not None and results["calibration"]:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, results["calibration"]))
+
+    @contextmanager
+    def noting_a_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
+        """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
+        try:
+            yield
+        except RunStopped as error:
+            if is_leader:
+                coverage = None if error.coverage is None else asdict(cast(Coverage, error.coverage))
+                with suppress(OSError):  # a full disk: what is done is in the journal
+                    self.stop(str(error), rank=rank, host=host, coverage=coverage)
+            raise
 
     def _read(self) -> dict[str, Any]:
         try:

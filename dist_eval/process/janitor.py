@@ -1,4 +1,4 @@
-"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD FOLDER [FILE...]`, by `lifetime.py`.
+"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD OWNER FOLDER [FILE...]`, by `lifetime.py`.
 
 Runs without site-packages, so it must import nothing but the standard library. It outlives signals sent to
 the run's process group, because it is in a session of its own, and ends when the owner closes its pipe.
@@ -12,6 +12,8 @@ import sys
 import time
 
 GRACE_SECONDS = 5.0
+SHARED_MEMORY = "/dev/shm"
+EXITING = 0x4  # PF_EXITING in the flags of proc_pid_stat(5)
 
 
 def processes_of(folder: str) -> list[int]:
@@ -31,14 +33,33 @@ def processes_of(folder: str) -> list[int]:
     return found
 
 
+def has_ended(process: int) -> bool:
+    """Tells whether a process is gone, or on its way out: files are closed before others can see that it ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return bool(int(fields[6]) & EXITING)
+
+
+def remove_shared_memory(process: int) -> None:
+    """Removes the files of a process that was killed between the making of shared memory by torch and its unlinking."""
+    with contextlib.suppress(OSError):  # not every system has the folder
+        for name in os.listdir(SHARED_MEMORY):
+            if name.startswith(f"torch_{process}_"):
+                os.unlink(f"{SHARED_MEMORY}/{name}")
+
+
 def main() -> None:
     """Waits for the owner's end, then ends what it left and removes the folder and the files."""
-    descriptor, folder = int(sys.argv[1]), sys.argv[2]
+    descriptor, owner, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while True:  # the owner writes nothing: the read returns when its end of the pipe closes
         if not os.read(descriptor, 1):
             break
+    ended = {owner} if has_ended(owner) else set()  # it may have closed the workspace and go on
     deadline = time.monotonic() + GRACE_SECONDS
     while os.path.isdir("/proc") and time.monotonic() < deadline:
         remaining = processes_of(folder)
@@ -47,9 +68,12 @@ def main() -> None:
         for process in remaining:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
+        ended.update(remaining)
         time.sleep(0.02)
+    for process in ended:
+        remove_shared_memory(process)
     shutil.rmtree(folder, ignore_errors=True)
-    for path in sys.argv[3:]:
+    for path in sys.argv[4:]:
         with contextlib.suppress(OSError):
             os.unlink(path)
 

@@ -163,6 +163,7 @@ def workspace(*also_removed: Path) -> Iterator[Path]:
                 "-S",
                 str(_JANITOR),
                 str(read_end),
+                str(os.getpid()),
                 str(folder),
                 *map(os.path.abspath, also_removed),
             ],

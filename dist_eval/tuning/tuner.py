@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
-from dist_eval.errors import ConfigError, RunStopped
+from dist_eval.errors import ConfigError
 from dist_eval.evaluation.evaluator import prepare_data
 from dist_eval.evaluation.journal import Fingerprint
 from dist_eval.model.backends import load_classifier, open_swarm
@@ -89,25 +88,13 @@ def tune(
         with (
             giving_way(launch, board),
             process_group(launch, board, config.collective_timeout),
-            noting_a_stop(folder, launch),
+            folder.noting_a_stop(rank=launch.rank, host=launch.host, is_leader=launch.is_leader),
         ):
             tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)
             tuned = dataclasses.replace(tuned, base_fingerprint=base_fingerprint(loaded.backbone))
             classifier = Classifier(loaded.backbone, tuned)
             epochs = Epochs(config, launch, folder, stop or Stop(), base, classifier, train, evaluation, swarm, device)
             return epochs.go_through()
-
-
-@contextmanager
-def noting_a_stop(folder: TuningFolder, launch: Launch) -> Iterator[None]:
-    """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
-    try:
-        yield
-    except RunStopped as error:
-        if launch.is_leader:
-            with suppress(OSError):  # a full disk: the state is what counts
-                folder.stop(str(error), rank=launch.rank, host=launch.host)
-        raise
 
 
 def device_of(config: TuningConfig, launch: Launch) -> torch.device:

@@ -26,9 +26,26 @@ def test_a_killed_owner_leaves_nothing(launcher: Launcher, end: signal.Signals) 
     left = json.loads(owner.stdout.readline())
     assert Path(left["folder"], "left.sock").exists()
     assert wait_for(lambda: set(left["processes"]) < set(launcher.processes()))  # one may be at its start still
+    assert all(Path(path).exists() for path in left["shared"])
     os.kill(owner.pid, end)
     owner.wait()
     assert not launcher.leftovers()
+    of_owner, of_process = map(Path, left["shared"])
+    assert not of_process.exists()
+    if end is signal.SIGINT:  # it closed its workspace and could have gone on
+        of_owner.unlink()
+    assert not of_owner.exists()
+
+
+def test_shared_memory_of_an_owner_that_goes_on_stays() -> None:
+    path = Path(f"/dev/shm/torch_{os.getpid()}_workspace_0")
+    path.touch()
+    try:
+        with workspace():
+            pass
+        assert path.exists()
+    finally:
+        path.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(("how", "status"), [("return", 0), ("fail", 1)])

@@ -1,4 +1,4 @@
-"""Opens a workspace, leaves a socket and processes in it, prints their ids, and waits to be killed."""
+"""Opens a workspace, leaves a socket, processes and shared memory, says what they are, and waits to be killed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from dist_eval.process.lifetime import helpers_die_with_us, workspace
 
@@ -23,7 +24,11 @@ def main() -> None:
             time.sleep(600)
             os._exit(0)
         socket.socket(socket.AF_UNIX).bind(str(folder / "left.sock"))
-        print(json.dumps({"folder": str(folder), "processes": [named.pid, forked]}), flush=True)
+        shared = [Path(f"/dev/shm/torch_{process}_{os.getpid()}_0") for process in (os.getpid(), named.pid)]
+        for path in shared:
+            path.touch()
+        left = {"folder": str(folder), "processes": [named.pid, forked], "shared": [str(path) for path in shared]}
+        print(json.dumps(left), flush=True)
         if sys.argv[1:] == ["wait"]:
             time.sleep(600)
         elif sys.argv[1:] == ["fail"]:
