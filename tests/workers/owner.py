@@ -29,10 +29,13 @@ def main() -> None:
             path.touch()
         left = {"folder": str(folder), "processes": [named.pid, forked], "shared": [str(path) for path in shared]}
         print(json.dumps(left), flush=True)
-        if sys.argv[1:] == ["wait"]:
-            time.sleep(600)
-        elif sys.argv[1:] == ["fail"]:
-            raise RuntimeError("a failure with an open workspace")
+        try:
+            if sys.argv[1:] == ["wait"]:
+                time.sleep(600)
+            elif sys.argv[1:] == ["fail"]:
+                raise RuntimeError("a failure with an open workspace")
+        finally:
+            shared[0].unlink()  # as torch does
 
 
 if __name__ == "__main__":
