@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,14 +112,16 @@ def _data(outcome: Outcome) -> str | None:
 
 
 def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
+    from dist_eval.report import figure_words
+
     examples = "-" if row["examples"] is None else str(row["examples"] - (row["missing"] or 0))
     if row["missing"]:
         examples += f" of {row['examples']}"
     cells = [row["run"], row["status"], examples]
     for name in figures:
         value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
-        interval = "" if low is None else f" [{low:.4f}, {high:.4f}]"
-        cells.append("-" if value is None else f"{value:.4f}{interval}")
+        interval = "" if low is None else f" [{figure_words(name, low)}, {figure_words(name, high)}]"
+        cells.append("-" if value is None else f"{figure_words(name, value)}{interval}")
     return cells
 
 
@@ -224,4 +227,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the table may have read enough
     sys.exit(main())

@@ -13,9 +13,10 @@ from samples import FACTS, config_for
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import metric_intervals
+from dist_eval.statistics import Units, metric_intervals
+from dist_eval.statistics.custom import statistics_of_functions
 
 NAMES = ["neg", "neutral", "pos"]
 
@@ -44,9 +45,17 @@ def run_of(
 ) -> Path:  # fmt: skip
     """Writes a run's folder as the evaluator does, with the figures of functions of the caller's own."""
     metrics = compute_metrics(found, names)
-    own = custom_results(custom, Inputs.of(found), {}).values
+    inputs = Inputs.of(found)
+    combined = {}
+    for metric in (one for one in custom if one.reduction):
+        combined[metric.name] = Reduced(metric.reduction)
+        combined[metric.name].add(parts_of(metric.measure(inputs)), len(found))
+    own = custom_results(custom, inputs, combined).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
-    intervals = {name: one.facts() for name, one in metric_intervals(found, metrics, resamples=99).items()}
+    units = Units.single(len(found)) if groups is None else Units.groups(groups)
+    further = statistics_of_functions(custom, found, units)
+    found_intervals = metric_intervals(found, metrics, resamples=99, further=further)
+    intervals = {name: one.facts() for name, one in found_intervals.items()}
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()

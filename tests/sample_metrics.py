@@ -25,6 +25,20 @@ def order(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray
     return {"labels": int((labels * weights).sum()), "top": float((probabilities.max(axis=1) * weights).sum())}
 
 
+def talks(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    print("so many labels")
+    return float(labels.sum())
+
+
+def draws(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return float(np.random.default_rng().random())
+
+
+def changes_labels(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    labels[:] = predictions
+    return float((predictions == labels).mean())
+
+
 def nan(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
     return math.nan
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Scored
 from dist_eval.statistics import Interval, metric_intervals
@@ -215,7 +215,7 @@ def _figures(
             "intervals": dict.fromkeys(names, nothing),
         }
     inside = predictions.at(places)
-    metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, label_names, needed))
+    metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
     own_groups = None if groups is None else groups[places]
     intervals = metric_intervals(inside, metrics, confidence=confidence, groups=own_groups, most=_RESAMPLES)
     return {
@@ -235,13 +235,15 @@ def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -
     return replace(metrics, values=values, undefined={name: undefined[name] for name in names if name in undefined})
 
 
-def _why_no_mean(inside: Scored, label_names: Sequence[str], needed: np.ndarray) -> str | None:
-    """Returns which of the classes that are needed have too few examples; None if none of them."""
-    lacking = needed[_support(inside)[needed] < FEW_UNITS]
-    if not len(lacking):
+def _why_no_mean(inside: Scored, needed: np.ndarray) -> str | None:
+    """Says that some of the classes that are needed have too few examples; None if none of them.
+
+    The same words for all slices: tables then need to say it once.
+    """
+    if not (_support(inside)[needed] < FEW_UNITS).any():
         return None
-    words = ("label", "labels") if inside.problem is MULTI_LABEL else ("class", "classes")
-    return f"{named(lacking, label_names, *words)} with fewer than {FEW_UNITS} examples in the slice"
+    what = "label" if inside.problem is MULTI_LABEL else "class"
+    return f"a {what} with fewer than {FEW_UNITS} examples in the slice"
 
 
 def _support(predictions: Scored) -> np.ndarray:

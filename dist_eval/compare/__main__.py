@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,14 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dist_eval.compare.tables import format_comparisons, to_json, write_changed
 
         runs = [Run.load(folder) for folder in options.runs]
-        metrics, own_metrics = _read_metrics(options.metric, runs[0])
-        comparisons = compare(
-            runs,
-            metrics=metrics,
-            own_metrics=own_metrics,
-            confidence=options.confidence,
-            resamples=options.resamples,
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # own metrics may print
+            metrics, own_metrics = _read_metrics(options.metric, runs[0])
+            comparisons = compare(
+                runs,
+                metrics=metrics,
+                own_metrics=own_metrics,
+                confidence=options.confidence,
+                resamples=options.resamples,
+            )
         if options.changed:
             write_changed(options.changed, comparisons)
     except EvaluationError as error:
@@ -94,4 +97,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the tables may have read enough
     sys.exit(main())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dist_eval.metrics.custom_metrics import CustomMetric
     from dist_eval.report.saved_predictions import SavedPredictions
+    from dist_eval.statistics import Statistic
 
 _CLASSES_NAMED = 5
 
@@ -31,12 +32,14 @@ class Run:
         results: what `results.json` holds.
         predictions: of all examples that have one, in dataset order.
         group: the group of each example, int64 of shape [n]; None if each stands for itself.
+        own: statistics of functions of the caller's own.
     """
 
     folder: Path
     results: dict[str, Any]
     predictions: SavedPredictions
     group: np.ndarray | None = None
+    own: Sequence[Statistic] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -73,23 +76,29 @@ class Run:
             )
 
     def with_own_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
-        """Returns this run with the figures that functions of the caller's own give for its predictions.
-
-        An interval that the run has of one stays where the figure is still the same.
-        """
+        """Returns this run with what functions of the caller's own give for its predictions, and intervals."""
         from dist_eval.metrics.custom_metrics import Inputs, custom_results
+        from dist_eval.statistics import Units, gather_evidence
+        from dist_eval.statistics.custom import statistics_of_functions
 
+        if not metrics:
+            return self
         found = custom_results(metrics, Inputs.of(self.predictions), {})
-        changed = {name for name, value in found.values.items() if value != self.figures.get(name)}
-        return replace(
-            self,
-            results={
-                **self.results,
-                "metrics": {**self.figures, **found.values},
-                "undefined": {**self.results["undefined"], **found.undefined},
-                "intervals": {name: one for name, one in self.results["intervals"].items() if name not in changed},
-            },
-        )
+        units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
+        own, level = statistics_of_functions(metrics, self.predictions, units), self.results["config"]["confidence"]
+        intervals = {}
+        for statistic in own:
+            values = {name: found.values[name] for name in statistic.names}
+            defined = {name: value for name, value in values.items() if value is not None}
+            evidence = gather_evidence(statistic, defined)
+            intervals.update({name: one.interval(level).facts() for name, one in evidence.items()})
+        sections: dict[str, dict[str, Any]] = {
+            "metrics": found.values,
+            "undefined": found.undefined,
+            "intervals": intervals,
+        }
+        revised = {name: {**self.results[name], **section} for name, section in sections.items()}
+        return replace(self, results={**self.results, **revised}, own=own)
 
     @property
     def problem(self) -> str:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
     from dist_eval.metrics.custom_metrics import CustomMetric
     from dist_eval.report.saved_predictions import SavedPredictions
-    from dist_eval.statistics import McNemar, PairedDifference, Statistic
+    from dist_eval.statistics import McNemar, PairedDifference
 
 _WITHOUT_CODE = "a metric of your own: give --metric here what the run was given, and it has an interval"
-_WITH_REDUCTION = "computed batch by batch, which a comparison cannot draw again"
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def compare(
     names = _names_of_figures(first, others, metrics, own_metrics)
     decisive = _share_of_right(first)
     wanted = {*names} if decisive is None else {*names, decisive}
-    tables = [_differences(first, other, wanted, own_metrics, confidence, resamples) for other in others]
+    tables = [_differences(first, other, wanted, confidence, resamples) for other in others]
     changes = [Changes.between(first.predictions, other.predictions) for other in others]
     tests = [
         None if decisive is None else _test(first, change, decisive, table[decisive])
@@ -155,10 +154,12 @@ def compare(
 
 
 def _require_functions(own_metrics: Sequence[CustomMetric]) -> None:
+    from dist_eval.statistics.metrics import BY_BATCH
+
     for metric in own_metrics:
         if metric.reduction is not None:
             raise ConfigError(
-                f"--metric {metric.spec}: is {_WITH_REDUCTION}. Start each run's command again with it, which sends "
+                f"--metric {metric.spec}: {BY_BATCH}. Start each run's command again with it, which sends "
                 f"nothing; --metric {metric.name} then compares what the runs have."
             )
 
@@ -205,30 +206,27 @@ def _differences(
     first: Run,
     other: Run,
     metrics: set[str],
-    own_metrics: Sequence[CustomMetric],
     confidence: float,
     resamples: int | None,
 ) -> dict[str, PairedDifference]:
-    from dist_eval.statistics import Interval, PairedDifference, Units, paired_differences
-    from dist_eval.statistics.custom import statistics_of_functions
-    from dist_eval.statistics.metrics import UNKNOWN
+    from dist_eval.statistics import Interval, PairedDifference, paired_differences
+    from dist_eval.statistics.metrics import BY_BATCH, UNKNOWN
 
-    units = Units.single(len(first.predictions)) if first.group is None else Units.groups(first.group)
-    own: list[tuple[Statistic, Statistic]] = [
-        *zip(*(statistics_of_functions(own_metrics, run.predictions, units) for run in (first, other)), strict=True)
-    ]
     found = paired_differences(
         first.predictions,
         other.predictions,
         metrics=metrics,
         confidence=confidence,
         groups=first.group,
-        further=own,
+        further=list(zip(first.own, other.own, strict=True)),
         resamples=resamples,
     )
     for name in metrics - found.keys():
         before, after = first.figures[name], other.figures[name]
+        interval = first.results["intervals"].get(name) or {}
         reason = _WITHOUT_CODE if name in first.results["custom_metrics"] else UNKNOWN
+        if interval.get("reason") == BY_BATCH:
+            reason = BY_BATCH
         value = None if before is None or after is None else after - before
         found[name] = PairedDifference(value, Interval(confidence, reason=reason), None)
     return found

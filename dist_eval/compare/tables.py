@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dist_eval.statistics import McNemar, PairedDifference
 
 _LEAST_P = 1e-300  # beyond what the distributions' tails are computed to
-_HEAD_WIDTH = 20
+_HEAD_WIDTH = 28
+_ROUNDING = 1 + 1e-9
 _REGRESSION = "regression"
 _CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
 _CHANGES_OF_VALUES = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
@@ -28,27 +29,39 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
 
     first = comparisons[0].first
     lines = [f"{len(first.predictions)} examples of {first.results['data']['source']}; compared with {first.folder}"]
-    for one in comparisons:
+    names = _short_names([first.folder, *(one.run.folder for one in comparisons)])
+    family = sum(value is not None for one in comparisons for value in one.corrected.values())
+    for one, name_of_run in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()
         level = next((difference.interval.confidence for difference in one.differences.values()), None)
-        table = [["", _head(first), _head(one.run), _with_level("difference", level), "p", "p (Holm)"]]
+        heads = (_head(name, run) for name, run in ((names[0], first), (name_of_run, one.run)))
+        table = [["", *heads, _with_level("difference", level), "p", f"p (Holm, {family})"]]
         for name, difference in one.differences.items():
             figures = (_figure(run, name, notes) for run in (first, one.run))
-            p_values = (_p(value) for value in (difference.p_value, one.corrected[name]))
+            corrected = one.corrected[name]
+            p_values = (_p(difference.p_value, difference), _p(corrected, difference) + _too_coarse(one, name, notes))
             table.append([name, *figures, _signed(name, difference, notes), *p_values])
         lines += ["", f"{one.run.folder}: {_words_of_changes(one)}"]
         if one.test is not None:
-            p_value = _p(one.test.p_value)
-            also = "" if one.test_corrected == one.test.p_value else (
-                f", corrected for the number of runs {_p(one.test_corrected)}"
-            )  # fmt: skip
-            lines.append(f"{_name_of(one.test)}: p = {p_value}{also}")
+            many = len(comparisons)
+            also = f", by Holm's procedure for {many} runs {_p(one.test_corrected)}" if many > 1 else ""
+            lines.append(f"{_name_of(one.test)}: p = {_p(one.test.p_value)}{also}")
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
         ]
         lines += notes.lines()
     return "\n".join(lines)
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """Returns as much of the ends of paths as tells them apart, where that is short enough."""
+    ends = [str(folder) for folder in folders]
+    for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
+        ends = [str(Path(*folder.parts[-parts:])) for folder in folders]
+        if len(set(ends)) == len(set(folders)):
+            break
+    return [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in ends]
 
 
 def _words_of_changes(one: Comparison) -> str:
@@ -63,8 +76,8 @@ def _words_of_changes(one: Comparison) -> str:
     )
 
 
-def _head(run: Run) -> str:
-    return _with_level(str(run.folder)[-_HEAD_WIDTH:], run.results["config"]["confidence"])
+def _head(name: str, run: Run) -> str:
+    return _with_level(name, run.results["config"]["confidence"])
 
 
 def _with_level(words: str, level: float | None) -> str:
@@ -105,9 +118,29 @@ def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
     return f"{signed(value)} [{signed(interval.low)}, {signed(interval.high)}]"
 
 
-def _p(value: float | None) -> str:
+def _least_p(difference: PairedDifference) -> float:
+    """Returns the least p-value that the resamples could have given, 0 without any."""
+    resamples = difference.interval.resamples
+    return 1 / (resamples + 1) if resamples else 0.0
+
+
+def _too_coarse(one: Comparison, name: str, notes: Footnotes) -> str:
+    """Marks a p-value that is as small as its resamples allow, and still too large for having been corrected."""
+    difference, corrected = one.differences[name], one.corrected[name]
+    if corrected is None or difference.p_value is None or difference.p_value > _least_p(difference) * _ROUNDING:
+        return ""
+    if corrected <= 1 - difference.interval.confidence:
+        return ""
+    return notes.mark(f"{difference.interval.resamples} resamples show no less; --resamples draws more")
+
+
+def _p(value: float | None, difference: PairedDifference | None = None) -> str:
+    """Writes a p-value; one that more resamples might make smaller as a bound."""
     if value is None:
         return "-"
+    if difference is not None and difference.p_value is not None:
+        is_bound = 0 < difference.p_value <= _least_p(difference) * _ROUNDING
+        return ("<=" if is_bound and value < 1 else "") + _p(value)
     if value < _LEAST_P:
         return f"<{_LEAST_P:.0e}"
     return f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"

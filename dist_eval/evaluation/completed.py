@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.analysis.view import View, analyse
-from dist_eval.config import EvaluationConfig, flag
+from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
@@ -17,11 +17,22 @@ from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
 from dist_eval.metrics.predictions import Scored
-from dist_eval.report import PREDICTIONS, format_figures, format_slices, group_lines, headline
+from dist_eval.report import (
+    PREDICTIONS,
+    figure_words,
+    figures_shown,
+    format_figures,
+    format_slices,
+    group_lines,
+    headline,
+)
 from dist_eval.report.page import report_on
-from dist_eval.report.saved_predictions import GROUP, SavedPredictions, read_predictions
+from dist_eval.report.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Interval, Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
+
+_OPTIONS = ("confidence", "group_column", "slice_by")
+"""Those that say how predictions are looked at."""
 
 
 def present_complete(
@@ -34,7 +45,14 @@ def present_complete(
     """Tells a person that there is nothing to do, and returns the metrics of the complete run.
 
     The caller's own metrics are computed from its predictions: they, or the code behind them, may be new. So are
-    slices, and with them or a group column all intervals and the groups of the predictions, as the options say now.
+    intervals, groups and slices where they are asked for, or at another level than the run has.
+
+    Args:
+        folder: of the complete run.
+        config: what is asked for now, and what the run was looked at by (see `with_recorded_view`).
+        own_metrics: the caller's own.
+        data: the dataset.
+        plan: its batches.
 
     Raises:
         RunError: the predictions cannot be read.
@@ -44,63 +62,60 @@ def present_complete(
     name, figure = headline(results["metrics"], results["problem_type"])
     print(
         f"{folder.path} holds the complete results of this very run, finished {results['finished']}: {name} "
-        f"{'undefined' if figure is None else f'{figure:.4f}'} on {results['coverage']['seen']} examples. Nothing was "
-        "sent; --overwrite runs it again.",
+        f"{'undefined' if figure is None else figure_words(name, figure)} on {results['coverage']['seen']} examples. "
+        "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
-    looks_anew = config.slice_by or config.group_column or _is_at_another_level(config, results)
+    looks_anew = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
     if own_metrics or looks_anew:
-        columns = _columns(folder)
-        predictions = SavedPredictions.of_columns(columns)
-        view = View.of(config, data) if looks_anew else _view_of(results, columns)
+        predictions = _predictions(folder)
+        view = View.of(config, data)
         metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
         further = statistics_of_functions(own_metrics, predictions, view.units(predictions))
+        intervals: dict[str, Any] = {}
         if own_metrics:
             inputs = Inputs.of(predictions)
             reduced = reduce_batches(own_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
             custom = custom_results(own_metrics, inputs, reduced)
             intervals = _intervals_of(custom, metrics, predictions, view, further)
             _revise_metrics(folder, config, own_metrics, custom, intervals)
-            _tell(format_figures(custom.values, custom.undefined, intervals))
+        shown, lines = dict(custom.values), []
         if looks_anew:
             facts = analyse(predictions, metrics, view)
             results = _seen_anew(folder.results(), facts, config, custom.values)
             folder.revise(results, predictions, view.groups(predictions))
             lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
-            _tell([*format_figures(metrics.values, metrics.undefined, facts["intervals"]), *lines])
+            intervals = results["intervals"]
+            names = figures_shown(metrics.problem, metrics.values, custom.values)
+            shown = {name: {**metrics.values, **custom.values}[name] for name in names}
+        notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
+        print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
+        print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)
         report_on(folder.path, config.report)
     return folder.results()["metrics"]
 
 
-def _is_at_another_level(config: EvaluationConfig, results: Mapping[str, Any]) -> bool:
-    """Whether intervals are wanted at another level than the run has, and nothing would be lost for it."""
+def with_recorded_view(config: EvaluationConfig, results: Mapping[str, Any]) -> EvaluationConfig:
+    """Adds what a complete run is looked at by, and what is not named anew: nothing that it has gets lost.
+
+    Args:
+        config: what is asked for now.
+        results: what the folder's `results.json` holds.
+    """
+    if config.overwrite or results.get("status") != "complete":
+        return config
     recorded = results["config"]
-    if config.confidence == recorded["confidence"]:
-        return False
-    kept = [flag(name) for name in ("slice_by", "group_column") if recorded[name]]
-    if kept:
-        print(
-            f"Its intervals stay at --confidence {recorded['confidence']:g}; name its {' and '.join(kept)} again to "
-            "have all of them anew.",
-            flush=True,
-        )
-    return not kept
-
-
-def _view_of(results: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> View:
-    """Returns how a complete run was looked at, but for its slices."""
-    confidence = results["config"]["confidence"]
-    if not results["groups"] or GROUP not in columns:
-        return View(confidence)
-    group_of = np.zeros(columns["index"].max() + 1, dtype=np.int64)
-    group_of[columns["index"]] = columns[GROUP]
-    return View(confidence, group_column=results["groups"]["column"], group_of=group_of)
+    return replace(
+        config,
+        slice_by=config.slice_by or recorded["slice_by"],
+        group_column=config.group_column or recorded["group_column"],
+    )
 
 
 def _intervals_of(
     custom: CustomResults, metrics: Metrics, predictions: Scored, view: View, further: Sequence[Statistic]
 ) -> dict[str, Any]:
-    alone = replace(metrics, values=custom.values, undefined=custom.undefined)
+    alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
     groups = view.groups(predictions)
     found = metric_intervals(predictions, alone, confidence=view.confidence, groups=groups, further=further)
     return {name: interval.facts() for name, interval in found.items()}
@@ -134,7 +149,7 @@ def _seen_anew(
         config: what is asked for.
         revised: custom metrics whose intervals are those that are asked for already.
     """
-    options = {name: getattr(config, name) for name in ("confidence", "group_column", "slice_by")}
+    options = {name: getattr(config, name) for name in _OPTIONS}
     same = all(results["config"][name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
     unknown = Interval(config.confidence, reason=later).facts()
@@ -147,12 +162,8 @@ def _seen_anew(
     return {**results, **facts, "intervals": intervals, "config": {**results["config"], **options}}
 
 
-def _columns(folder: RunFolder) -> dict[str, np.ndarray]:
+def _predictions(folder: RunFolder) -> SavedPredictions:
     try:
-        return read_predictions(folder.path / PREDICTIONS)
+        return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
     except OSError as error:
         raise RunError(f"{folder.path / PREDICTIONS} cannot be read: {error}. --overwrite runs it again.") from error
-
-
-def _tell(lines: Sequence[str]) -> None:
-    print("\n".join(["Computed from its predictions:", *lines]), flush=True)

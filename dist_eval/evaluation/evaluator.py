@@ -26,7 +26,7 @@ from dist_eval.evaluation.combination import (
     throughput,
     with_custom_metrics,
 )
-from dist_eval.evaluation.completed import present_complete
+from dist_eval.evaluation.completed import present_complete, with_recorded_view
 from dist_eval.evaluation.journal import Fingerprint, Journal
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.evaluation.work import FailurePolicy, Work
@@ -87,6 +87,9 @@ def evaluate_run(
             board.publish("opened", "")
         board.wait_for("opened", _OPENING_SECONDS)
         folder.is_ours = True
+        if launch.is_leader:
+            config = with_recorded_view(config, folder.results())
+            folder.config = config
         torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
         tuned = subject_of(config)
         base = Base.of(config, tuned)

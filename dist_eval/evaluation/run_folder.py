@@ -48,6 +48,7 @@ class RunFolder:
         config: the run's options; `config.output_folder` is the folder.
 
     Attributes:
+        config: the run's options.
         path: where it is.
         is_ours: whether the leader of this run has opened it; before that, another run may be using it.
         results_name: name of the file with the results.
@@ -60,7 +61,7 @@ class RunFolder:
 
     def __init__(self, config: RunConfig) -> None:
         self.path = config.output_folder
-        self._config = config
+        self.config = config
         self._lock: int | None = None
         self._before: dict[str, Any] = {}
         self.is_ours = False
@@ -81,7 +82,7 @@ class RunFolder:
             self._lock, self.is_ours = take_lock(self.path), True
             if attempt == 0:  # to start a run again is to want it to go on
                 (self.path / STOP_FILE).unlink(missing_ok=True)
-            if attempt == 0 and self._config.overwrite:
+            if attempt == 0 and self.config.overwrite:
                 self._forget()
             else:
                 self._before = self._read()
@@ -171,8 +172,8 @@ class RunFolder:
         )
 
     def _options(self) -> dict[str, Any]:
-        options = self._config.to_dict()
-        return {**options, "initial_peers": f"{len(self._config.initial_peers)} addresses, not recorded"}
+        options = self.config.to_dict()
+        return {**options, "initial_peers": f"{len(self.config.initial_peers)} addresses, not recorded"}
 
     def fail(
         self,
@@ -214,7 +215,7 @@ class RunFolder:
         results = self._read()
         if self.is_ours and results.get("status") == "running":  # never touch what an earlier, complete run left
             message = error["message"]
-            for address in self._config.initial_peers:
+            for address in self.config.initial_peers:
                 message = message.replace(address, "(peer, not recorded)")
             error = {**error, "message": _PEER.sub("(peer, not recorded)", message)}
             ended = {**results, "status": status, "error": error, "finished": now()}

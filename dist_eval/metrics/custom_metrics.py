@@ -73,6 +73,15 @@ class Inputs:
             predictions, labels = predictions[:, 0], labels[:, 0]
         return cls(predictions, labels, probabilities)
 
+    def __post_init__(self) -> None:
+        """Makes the arrays read-only: a metric that changed them would change the results of the run."""
+        for name in ("predictions", "labels", "probabilities"):
+            array = getattr(self, name)
+            if array is not None:
+                read_only = array.view()
+                read_only.flags.writeable = False
+                object.__setattr__(self, name, read_only)
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -218,7 +218,7 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
 
 
 def _single_precision(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
+    return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype, order="C")  # writable
 
 
 def _try(metric: CustomMetric, sample: Inputs) -> None:
@@ -231,15 +231,27 @@ def _try(metric: CustomMetric, sample: Inputs) -> None:
     expected = "should return a float, or a dict of floats by name"
     try:
         if metric.reduction is None:
-            figures_of(metric.name, metric.measure(sample))
-            return
-        expected = "update() should return a number, an array, or a dict of them"
-        reduced, middle = Reduced(metric.reduction), len(sample) // 2
-        for part in (sample.rows(slice(0, middle)), sample.rows(slice(middle, None))):
-            reduced.add(parts_of(metric.measure(part)), len(part))
-        expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
-        figures_of(metric.name, metric.finish(reduced.value()))
+            once, again = (figures_of(metric.name, metric.measure(sample)) for _ in range(2))
+        else:
+            expected = "update() should return a number, an array, or a dict of them"
+            middle = len(sample) // 2
+            parts = sample.rows(slice(0, middle)), sample.rows(slice(middle, None))
+            values = [_reduced(metric, parts).value() for _ in range(2)]
+            expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
+            once, again = (figures_of(metric.name, metric.finish(value)) for value in values)
     except NoResult as error:
         raise ConfigError(f"{tried} gave {error}; it {expected}.") from error
     except Exception as error:  # its own code runs
         raise ConfigError(f"{tried} raised {told(error)} It {expected}.") from error
+    if not all(np.array_equal(value, again.get(name, np.nan), equal_nan=True) for name, value in once.items()):
+        raise ConfigError(
+            f"{tried} gave {once} and, called again, {again}. It should depend on nothing but its arguments: seed "
+            "whatever it draws."
+        )
+
+
+def _reduced(metric: CustomMetric, parts: Sequence[Inputs]) -> Reduced:
+    reduced = Reduced(str(metric.reduction))
+    for part in parts:
+        reduced.add(parts_of(metric.measure(part)), len(part))
+    return reduced

@@ -36,8 +36,8 @@ class Interval:
         confidence: how often such intervals contain the truth, such as 0.95.
         low: lower end, None if there is no interval.
         high: upper end.
-        method: "wilson", "bca", "percentile" or "jackknife", which are functions of this module; of a difference also
-            "bonett-price" (see `dist_eval.statistics.paired`).
+        method: "wilson", "bca", "percentile" or "jackknife", which are functions of this module; of a difference
+            "symmetric", too, or "bonett-price" (see `dist_eval.statistics.paired`).
         resamples: how many resamples it rests on, None if on none.
         reason: why there is no interval.
     """
@@ -156,6 +156,26 @@ def bca(
     return float(low), float(high)
 
 
+def symmetric(distribution: np.ndarray, value: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Takes an interval's ends from how far resamples are from the value, whichever way.
+
+    P. Hall (1988), "On symmetric bootstrap confidence intervals", JRSS B 50, 35-45. It excludes 0 where the p-value of
+    `Evidence.p_value` is at most 1 - `confidence`, and nowhere else.
+
+    Args:
+        distribution: the metric of each resample, float64 of shape [resamples].
+        value: the metric of the data.
+        confidence: level.
+
+    Returns:
+        Its ends.
+    """
+    distances = np.sort(np.abs(distribution - value))
+    inside = int(np.ceil(round(confidence * (len(distances) + 1), 6)))
+    half = float(distances[min(inside, len(distances)) - 1])
+    return value - half, value + half
+
+
 def standard_error(influence: np.ndarray, multiplicity: np.ndarray) -> float:
     """Computes the jackknife's standard error of a metric.
 
@@ -228,6 +248,7 @@ class Evidence:
         distribution: the metric of each resample, float64 of shape [resamples], NaN where undefined; None without any.
         are_groups: whether the units are groups of examples.
         scale: size of the numbers that the metric is a difference of, whose rounding it has; 0 if it is none.
+        is_difference: whether it is one; then its interval is the one that agrees with its p-value.
         no_interval: see `Statistic.no_interval`.
     """
 
@@ -239,9 +260,10 @@ class Evidence:
     are_groups: bool = False
     scale: float = 0.0
     no_interval: str | None = None
+    is_difference: bool = False
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Returns the BCa interval, or the nearest thing to it that the data allow."""
+        """Returns the BCa interval, of a difference the symmetric one, or the nearest thing that the data allow."""
         if self.no_interval is not None:
             return Interval(confidence, reason=self.no_interval)
         if self._has_few_units:
@@ -254,6 +276,10 @@ class Evidence:
             ends = jackknife(self.value, self._error, self.bounds, confidence)
             return Interval(confidence, *ends, "jackknife").around(self.value)
         defined = self.distribution[~np.isnan(self.distribution)]
+        if self.is_difference:
+            ends = symmetric(defined, self.value, confidence)
+            ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])
+            return Interval(confidence, *ends, "symmetric", len(self.distribution)).around(self.value)
         method, ends = "bca", (np.nan, np.nan)
         if self.influence is not None:
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
@@ -349,6 +375,7 @@ def gather_evidence(
             are_groups=units.grouped,
             scale=scales.get(name, 0.0),
             no_interval=statistic.no_interval,
+            is_difference=bool(scales),
         )
         for name, value in values.items()
     }

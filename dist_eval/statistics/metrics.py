@@ -26,6 +26,10 @@ UNKNOWN = "nothing is known of how it could be resampled"
 """Why a metric has no interval that no statistic knows."""
 
 
+BY_BATCH = "computed batch by batch: batches cannot be drawn again"
+"""Why a metric of the caller's own has none that a statistic does not know."""
+
+
 def statistics_of(predictions: Any, units: Units | None = None) -> Iterator[Statistic]:
     """Yields what the metrics of `compute_metrics` are as statistics.
 
@@ -96,5 +100,5 @@ def metric_intervals(
         if wanted:
             evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
             found.update({name: one.interval(confidence) for name, one in evidence.items()})
-    unknown = Interval(confidence, reason=UNKNOWN)
-    return {name: found.get(name, unknown) for name in metrics.values}
+    reasons = {name: BY_BATCH if name in metrics.custom else UNKNOWN for name in metrics.values}
+    return {name: found.get(name) or Interval(confidence, reason=why) for name, why in reasons.items()}

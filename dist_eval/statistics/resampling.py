@@ -354,6 +354,7 @@ class Difference(Statistic):
     def __init__(self, first: Statistic, second: Statistic) -> None:
         self.units, self._first, self._second = first.units, first, second
         self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
+        self.bounds = first.bounds[0] - first.bounds[1], first.bounds[1] - first.bounds[0]
 
     @property
     def names(self) -> tuple[str, ...]:

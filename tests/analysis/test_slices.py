@@ -163,8 +163,8 @@ def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() ->
         slice_facts(predictions, Slicing.of_column("c", pa.array(kind.tolist())), ["a", "b", "c"]),
         key=lambda one: str(one["value"]),
     )
-    for one, classes in ((x, "class 'b'"), (y, "classes 'a', 'c'")):
-        why = f"{classes} with fewer than 20 examples in the slice"
+    why = "a class with fewer than 20 examples in the slice"
+    for one in (x, y):
         assert one["undefined"].items() >= dict.fromkeys(("f1_macro", "balanced_accuracy"), why).items()
         assert one["metrics"]["f1_macro"] is None and one["intervals"]["f1_macro"]["reason"] == why
         assert one["metrics"]["accuracy"] is not None and one["intervals"]["loss"]["low"] is not None

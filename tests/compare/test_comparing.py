@@ -74,13 +74,15 @@ def test_metrics_of_ones_own_are_computed_from_the_predictions_and_resampled(fol
     assert list(one.differences) == ["order/labels", "order/top", "accuracy", "error_rate"]
     mine, share = one.differences["error_rate"], one.differences["accuracy"]
     assert mine.value == pytest.approx(-share.value)
-    assert mine.interval.method == "percentile" and mine.interval.resamples == 199
+    assert mine.interval.method == "symmetric" and mine.interval.resamples == 199
     assert (mine.interval.low, mine.interval.high) == pytest.approx(
         (-share.interval.high, -share.interval.low), abs=0.02
     )
     assert mine.p_value == pytest.approx(1 / 200)  # none of 199 resamples is as far away
     assert one.differences["order/labels"].value == 0  # of the labels alone
     assert one.run.figures["error_rate"] == pytest.approx(1 - one.run.figures["accuracy"])
+    own, wilsons = (one.run.results["intervals"][name] for name in ("error_rate", "accuracy"))
+    assert (own["low"], own["high"]) == pytest.approx((1 - wilsons["high"], 1 - wilsons["low"]), abs=0.02)
     more = compare(runs, metrics=["error_rate"], own_metrics=metrics[:1], resamples=999)[0].differences["error_rate"]
     assert (more.interval.resamples, more.p_value) == (999, pytest.approx(1 / 1000))
 
@@ -95,25 +97,29 @@ def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: 
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
     assert mine.value == pytest.approx(built_in.value)
     assert mine.p_value == built_in.p_value  # the same groups are drawn
-    assert (mine.interval.method, built_in.interval.method) == ("percentile", "bca")
+    assert mine.interval.facts() == pytest.approx(built_in.interval.facts())
 
 
 def test_a_figure_of_the_runs_own_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
-    custom = own_metrics("error_rate")
+    custom = own_metrics("error_rate", "Hits")
     runs = [
         Run.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
         for skill in (1.0, 1.6, 1.3)
     ]
     [one] = compare(runs[:2])
-    assert list(one.differences) == [*METRICS[SINGLE_LABEL.name], "error_rate"]
-    found = one.differences["error_rate"]
+    assert list(one.differences) == [*METRICS[SINGLE_LABEL.name], "error_rate", "Hits"]
+    hits, found = one.differences["Hits"], one.differences["error_rate"]
+    assert hits.value == pytest.approx(-300 * found.value)
+    assert hits.p_value is None and "batches cannot be drawn again" in (hits.interval.reason or "")
     assert found.value == pytest.approx(-one.differences["accuracy"].value)
     assert found.p_value is None and "give --metric here what the run was given" in (found.interval.reason or "")
     assert one.corrected["error_rate"] is None
     assert [list(each.differences) for each in compare(runs)] == [list(METRICS[SINGLE_LABEL.name])] * 2
     with pytest.raises(ConfigError, match=rf"has it, but not {runs[2].folder}\. Start the command of each"):
         compare(runs, metrics=["error_rate"])
-    assert compare(runs, metrics=["error_rate"], own_metrics=custom)[1].differences["error_rate"].p_value is not None
+    assert (
+        compare(runs, metrics=["error_rate"], own_metrics=custom[:1])[1].differences["error_rate"].p_value is not None
+    )
 
 
 DOCUMENTS = np.arange(300) // 10
@@ -143,7 +149,7 @@ def test_runs_with_groups_are_compared_by_drawing_whole_groups(
     [one] = json.loads(capsys.readouterr().out)["runs"]
     assert one["mcnemar"] is None
     assert one["paired_bootstrap_of_groups"]["p_value"] == tests[0].p_value
-    assert one["differences"]["accuracy"]["interval"]["method"] == "bca"
+    assert one["differences"]["accuracy"]["interval"]["method"] == "symmetric"
 
 
 def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

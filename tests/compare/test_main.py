@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +23,7 @@ from dist_eval.compare.__main__ import main
         (["SECOND", "--resamples", "10"], "--resamples must be at least 99, not 10"),
         (["SECOND", "--metric", "sample_metrics:cost"], "--metric sample_metrics:cost: there is no 'cost'"),
         (["SECOND", "--metric", "sample_metrics:accuracy"], "there is a metric named 'accuracy' already"),
-        (["SECOND", "--metric", "sample_metrics:Hits"], "sample_metrics:Hits: is computed batch by batch"),
+        (["SECOND", "--metric", "sample_metrics:Hits"], "sample_metrics:Hits: computed batch by batch"),
     ],
 )
 def test_wrong_options_are_said(
@@ -29,6 +32,27 @@ def test_wrong_options_are_said(
     second = [str(folders[1]) if option == "SECOND" else option for option in options]
     assert main([str(folders[0]), *second]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_own_metrics_print_is_not_in_the_json(folders: list[Path]) -> None:
+    command = [sys.executable, "-m", "dist_eval.compare", *map(str, folders[:2]), "--json"]
+    metric = ["--metric", "sample_metrics:talks"]
+    paths = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([*command, *metric], capture_output=True, text=True, env=paths)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["runs"][0]["differences"]["talks"]["value"] == 0
+    assert "so many labels" in done.stderr
+
+
+def test_a_reader_that_has_read_enough_ends_it_quietly(folders: list[Path]) -> None:
+    command = [sys.executable, "-u", "-m", "dist_eval.compare", *map(str, folders[:2])]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout and running.stderr
+    running.stdout.close()
+    errors = running.stderr.read()
+    running.stderr.close()
+    assert running.wait() in (0, -signal.SIGPIPE)
+    assert errors == ""
 
 
 def test_its_help_needs_no_large_library() -> None:

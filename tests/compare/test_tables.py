@@ -14,7 +14,7 @@ from compare_runs import NAMES, predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
-from dist_eval.compare.tables import _p
+from dist_eval.compare.tables import _p, _short_names
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
 
 
@@ -35,7 +35,8 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
     interval = runs[0].results["intervals"]["mcc"]
     shown = f"{runs[0].results['metrics']['mcc']:.4f} [{interval['low']:.4f}, {interval['high']:.4f}]"
     assert table.count(shown) == 2
-    assert "corrected for the number of runs" in table
+    assert table.count(", by Holm's procedure for 2 runs ") == 2 and table.count("p (Holm, 10)") == 2
+    assert "<=0.0001  <=0.0009" in table  # as small as 9,999 resamples show, ten times
 
 
 def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,11 +121,39 @@ def test_the_heads_say_the_levels_and_reasons_stand_below(
     perfect = run_of(tmp_path / "perfect", predictions(50.0))
     assert main([str(folders[0]), str(perfect), "--confidence", "0.8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    [head] = [line for line in lines if "p (Holm)" in line]
-    assert f"{str(folders[0])[-20:]} [95%]" in head and "difference [80%]" in head
+    [head] = [line for line in lines if "p (Holm, " in line]
+    assert "a [95%]" in head and "perfect [95%]" in head and "difference [80%]" in head
     [row] = [line for line in lines if line.startswith("f1_macro")]
     assert "1.0000 (1)" in row
     assert any(line.startswith("(1) all resamples give the same value") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["runs/a/epoch-3", "runs/b/epoch-3", "runs/b/epoch-4"], ["a/epoch-3", "b/epoch-3", "b/epoch-4"]),
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["a", "runs/a"], ["a", "runs/a"]),
+        (["runs/a", "runs/a"], ["a", "a"]),
+        (["runs/epoch-of-a-very-long-name-number-1", "b"], ["...a-very-long-name-number-1", "b"]),
+        (["."], ["."]),
+    ],
+)
+def test_heads_tell_runs_apart(folders: list[str], names: list[str]) -> None:
+    shown = _short_names([Path(folder) for folder in folders])
+    assert shown == names
+
+
+def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
+    folders: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [str(folders[0]), *[str(folders[1])] * 11, "--metric", "sample_metrics:error_rate"]
+    assert main(options) == 0
+    table = capsys.readouterr().out
+    assert "<=0.0050  <=0.0550 (1)" in table
+    assert "(1) 199 resamples show no less; --resamples draws more" in table
+    assert main([*options, "--resamples", "999"]) == 0
+    assert "<=0.0010  <=0.0110\n" in capsys.readouterr().out
 
 
 def test_no_p_value_is_shown_as_zero() -> None:

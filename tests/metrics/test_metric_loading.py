@@ -30,6 +30,8 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:f3", "there is no 'f3' in sample_metrics"),
         ("sample_metrics:factor", "is no function and no metric, but int (2)"),
         ("sample_metrics:raises", "it raised KeyError: 'no such class'. It should return a float, or a dict of floats"),
+        ("sample_metrics:draws", "called again, {'draws': "),
+        ("sample_metrics:changes_labels", "raised ValueError: assignment destination is read-only."),
         ("sample_metrics:gives_none", "it gave None; it should return a float"),
         ("sample_metrics:gives_text", "it gave str ('0.5')"),
         ("sample_metrics:gives_an_array", "it gave ndarray of shape [8]"),

@@ -183,6 +183,25 @@ def test_differences_of_very_many_examples_are_those_of_few_kinds() -> None:
     )
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0.8, 0.9, 0.95]), st.sampled_from([199, 999]))
+def test_the_interval_of_a_difference_says_what_its_p_value_says(seed: int, confidence: float, resamples: int) -> None:
+    generator = np.random.default_rng(seed)
+    label = np.arange(60) % 3
+    first, second = (
+        Predictions.from_logits(np.arange(60), label, generator.normal(size=(60, 3)) + np.eye(3)[label]) for _ in "ab"
+    )
+    found = paired_differences(first, second, confidence=confidence, resamples=resamples)
+    for name in ("f1_macro", "mcc", "loss", "brier", "roc_auc_ovr_macro"):
+        one = found[name]
+        if one.p_value is None or one.interval.low is None or one.interval.high is None:
+            continue
+        assert one.interval.method == "symmetric"
+        excludes = not one.interval.low <= 0 <= one.interval.high
+        assert excludes == (one.p_value <= 1 - confidence + 1e-9), (name, one)
+        assert one.value == pytest.approx((one.interval.low + one.interval.high) / 2)
+
+
 def test_swapping_the_models_negates_the_differences() -> None:
     first, second = pair(150, 3)
     there, back = paired_differences(first, second, resamples=300), paired_differences(second, first, resamples=300)

@@ -1,0 +1,135 @@
+"""A complete run that is started again: what is asked for is computed from its predictions, and nothing gets lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import FACTS, config_for
+from transformers import AutoTokenizer
+
+from dist_eval import demo
+from dist_eval.analysis.view import View, analyse
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.plan import plan_batches
+from dist_eval.data.problems import SINGLE_LABEL
+from dist_eval.evaluation.completed import present_complete, with_recorded_view
+from dist_eval.evaluation.run_folder import RunFolder
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.metric_loading import load_metrics
+from dist_eval.metrics.predictions import Predictions
+
+ROWS, NAMES = 120, ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
+    folder = tmp_path_factory.mktemp("data")
+    lines = [f"{'12/3g'[row % 5]}{row},{row % 2},doc{row // 4},{['web', 'book'][row % 3 == 0]}" for row in range(ROWS)]
+    (folder / "test.csv").write_text("\n".join(["text,label,doc,source", *lines]) + "\n")
+    return tokenize_dataset(
+        str(folder / "test.csv"),
+        folder,
+        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
+        text_columns=["text"],
+        label_column="label",
+        label_names=NAMES,
+        max_length=100,
+        further=["doc", "source"],
+    )
+
+
+def predictions() -> Predictions:
+    generator = np.random.default_rng(0)
+    label = np.arange(ROWS) % 2
+    logits = generator.normal(size=(ROWS, 2))
+    logits[np.arange(ROWS), label] += 1.5
+    return Predictions.from_logits(np.arange(ROWS), label, logits)
+
+
+def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, Any]:
+    """Writes a complete run, or looks at one again."""
+    config = config_for(folder, **options)
+    run = RunFolder(config)
+    run.open()
+    try:
+        config = with_recorded_view(config, run.results())
+        run.config = config
+        own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
+        if run.results().get("status") == "complete":
+            present_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
+        else:
+            found = predictions()
+            metrics, view = compute_metrics(found, NAMES), View.of(config, data)
+            run.complete(found, metrics, {**FACTS, **analyse(found, metrics, view)}, view.groups(found))
+        return run.results()
+    finally:
+        run.close()
+
+
+VIEW = ("intervals", "groups", "slices", "calibration")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"group_column": "doc"}, {"slice_by": ["source"]}),
+        ({"slice_by": ["source"]}, {"group_column": "doc"}),
+        ({"group_column": "doc", "slice_by": ["source", "length"]}, {"confidence": 0.8}),
+        ({"group_column": "doc", "slice_by": ["source"]}, {"slice_by": ["length"]}),
+        ({"group_column": "source"}, {"group_column": "doc", "confidence": 0.9}),
+    ],
+)
+def test_what_is_not_named_anew_is_kept(
+    first: dict[str, Any], then: dict[str, Any], data: TokenizedDataset, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    complete(tmp_path / "run", data, **first)
+    after = complete(tmp_path / "run", data, **then)
+    fresh = complete(tmp_path / "fresh", data, **{**first, **then})
+    for section in VIEW:
+        assert after[section] == fresh[section], section
+    for option in ("group_column", "slice_by", "confidence"):
+        assert after["config"][option] == fresh["config"][option]
+    files = [tmp_path / name / "predictions.parquet" for name in ("run", "fresh")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    level = 100 * then.get("confidence", 0.95)
+    assert f"Computed from its predictions, with {level:g}% intervals:\naccuracy " in capsys.readouterr().out
+
+
+def test_the_same_command_again_changes_nothing(
+    data: TokenizedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = complete(tmp_path, data, group_column="doc", slice_by=["source"])
+    assert complete(tmp_path, data, group_column="doc", slice_by=["source"]) == before
+    assert complete(tmp_path, data) == before
+    printed = capsys.readouterr().out
+    assert printed.count("Nothing was sent") == 2 and "Computed from" not in printed
+
+
+def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
+    data: TokenizedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = complete(tmp_path, data, group_column="doc")
+    after = complete(tmp_path, data, metric=["sample_metrics:error_rate", "sample_metrics:Hits"])
+    assert after["custom_metrics"] == ["error_rate", "Hits"]
+    own, built_in = after["intervals"]["error_rate"], after["intervals"]["accuracy"]
+    assert (own["low"], own["high"]) == pytest.approx((1 - built_in["high"], 1 - built_in["low"]), abs=0.03)
+    assert "computed batch by batch" in after["intervals"]["Hits"]["reason"]
+    assert {name: after["intervals"][name] for name in before["intervals"]} == before["intervals"]
+    printed = capsys.readouterr().out
+    assert "accuracy" not in printed.partition("Computed from its predictions")[2]
+    later = complete(tmp_path, data, confidence=0.9)
+    assert later["intervals"]["accuracy"]["confidence"] == 0.9
+    assert "start the command again with its --metric" in later["intervals"]["error_rate"]["reason"]
+
+
+def test_an_overwritten_run_keeps_nothing(data: TokenizedDataset, tmp_path: Path) -> None:
+    before = complete(tmp_path, data, group_column="doc", slice_by=["source"])
+    config = config_for(tmp_path, overwrite=True)
+    assert with_recorded_view(config, before) == config
+    plain = config_for(tmp_path)
+    assert with_recorded_view(plain, {**before, "status": "incomplete"}) == plain
+    assert with_recorded_view(plain, {}) == plain
