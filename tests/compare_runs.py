@@ -15,7 +15,7 @@ from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import metric_intervals
+from dist_eval.statistics import class_intervals, metric_intervals
 
 NAMES = ["neg", "neutral", "pos"]
 
@@ -46,11 +46,16 @@ def run_of(
     metrics = compute_metrics(found, names)
     own = custom_results(custom, Inputs.of(found), {}).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
-    intervals = {name: one.facts() for name, one in metric_intervals(found, metrics, resamples=99).items()}
+    whole = metric_intervals(found, metrics, resamples=99)
+    rows = [
+        {**row, "intervals": {name: one.facts() for name, one in own.items()}}
+        for row, own in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
+    ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()
-    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals}
+    intervals = {name: one.facts() for name, one in whole.items()}
+    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals, "per_class": rows}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
     run.complete(found, metrics, {**FACTS, **facts, **of_classes, "groups": of_groups or None}, groups)
     run.close()
