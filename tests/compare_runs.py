@@ -15,7 +15,7 @@ from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import Units, metric_intervals
+from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 
 NAMES = ["neg", "neutral", "pos"]
@@ -54,12 +54,16 @@ def run_of(
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
     units = Units.single(len(found)) if groups is None else Units.groups(groups)
     further = statistics_of_functions(custom, found, units)
-    found_intervals = metric_intervals(found, metrics, resamples=99, further=further)
-    intervals = {name: one.facts() for name, one in found_intervals.items()}
+    whole = metric_intervals(found, metrics, resamples=99, further=further)
+    rows = [
+        {**row, "intervals": {name: one.facts() for name, one in of_class.items()}}
+        for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
+    ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()
-    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals}
+    intervals = {name: one.facts() for name, one in whole.items()}
+    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals, "per_class": rows}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
     run.complete(found, metrics, {**FACTS, **facts, **of_classes, "groups": of_groups or None}, groups)
     run.close()

@@ -177,7 +177,7 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
 
 
-VIEW = ("intervals", "groups", "calibration", "confident_mistakes", "slices")
+VIEW = ("intervals", "per_class", "groups", "calibration", "confident_mistakes", "slices")
 
 
 @pytest.mark.parametrize("problem", OWN)
@@ -235,6 +235,10 @@ def test_a_complete_run_is_looked_at_on_another_level(
     assert {name: grouped["intervals"][name] for name in fresh["intervals"]} == fresh["intervals"]
     after = evaluated(options, output, 1, "--confidence", "0.8", "--slice-by", "source")
     assert {one["confidence"] for one in after["intervals"].values()} == {0.8}
+    for row, other in zip(after["per_class"], fresh["per_class"], strict=True):
+        assert {one["confidence"] for one in row["intervals"].values()} == {0.8}
+        assert {one["method"] for one in row["intervals"].values()} <= {"wilson", "bca", None}
+        assert other["intervals"]["recall"]["method"] != "wilson" == row["intervals"]["recall"]["method"]
     assert "start the command again with its --metric" in after["intervals"]["error_rate"]["reason"]
     assert (after["groups"], len(after["slices"])) == (grouped["groups"], 3)
 

@@ -19,7 +19,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Scored
-from dist_eval.statistics import Statistic, Units, calibration_facts, metric_intervals
+from dist_eval.statistics import Statistic, Units, calibration_facts, class_intervals, metric_intervals
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def columns_asked_for(config: EvaluationConfig) -> list[str]:
 
 
 def analyse(predictions: Scored, metrics: Metrics, view: View, further: Sequence[Statistic] = ()) -> dict[str, Any]:
-    """Computes sections of `results.json`: `intervals`, `groups`, `calibration`, `confident_mistakes` and `slices`.
+    """Computes those sections of `results.json` that depend on how predictions are looked at.
+
+    They are `intervals`, `per_class`, `groups`, `calibration`, `confident_mistakes` and `slices`.
 
     Args:
         predictions: in dataset order, at least one.
@@ -82,12 +84,17 @@ def analyse(predictions: Scored, metrics: Metrics, view: View, further: Sequence
     """
     groups, names = view.groups(predictions), metrics.label_names
     intervals = metric_intervals(predictions, metrics, confidence=view.confidence, groups=groups, further=further)
+    of_classes = class_intervals(predictions, metrics, intervals, confidence=view.confidence, groups=groups)
     calibration = None
     if metrics.problem != REGRESSION.name:
         bins = calibration_facts(predictions, names, confidence=view.confidence, groups=groups)
         calibration = {**{name: metrics.values[name] for name in ("ece", "brier")}, **bins}
     return {
         "intervals": {name: interval.facts() for name, interval in intervals.items()},
+        "per_class": [
+            {**row, "intervals": {name: interval.facts() for name, interval in own.items()}}
+            for row, own in zip(metrics.per_class, of_classes, strict=True)
+        ],
         "groups": _group_facts(view, groups),
         "calibration": calibration,
         "confident_mistakes": confident_mistakes(predictions, names),

@@ -250,7 +250,6 @@ class RunFolder:
                     "undefined": metrics.undefined,
                     "custom_metrics": metrics.custom,
                     "majority_share": metrics.majority_share,
-                    "per_class": metrics.per_class,
                     "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()}
                     if metrics.confusion.size
                     else None,

@@ -51,15 +51,22 @@ def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Values, dict[str,
 
     mse = float(sk.mean_squared_error(label, output))
     values: Values = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
-    undefined: dict[str, str] = {}
-    constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
-    if "labels" in constant:
-        values["r2"], undefined["r2"] = None, "all labels are equal"
-    else:
-        values["r2"] = float(sk.r2_score(label, output))
+    undefined = why_undefined(label, output)
+    values["r2"] = None if "r2" in undefined else float(sk.r2_score(label, output))
     for figure, correlate in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
-        if constant:
-            values[figure], undefined[figure] = None, f"all {' and all '.join(constant)} are equal"
-        else:
-            values[figure] = float(correlate(label, output).statistic)
+        values[figure] = None if figure in undefined else float(correlate(label, output).statistic)
     return values, undefined
+
+
+def why_undefined(label: np.ndarray, output: np.ndarray) -> dict[str, str]:
+    """Returns why figures of an output are undefined, by name; nothing of those that are not.
+
+    Args:
+        label: true values, float64 of shape [n].
+        output: predicted ones, float64 of shape [n].
+    """
+    constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
+    undefined = {"r2": "all labels are equal"} if "labels" in constant else {}
+    if constant:
+        undefined.update(dict.fromkeys(("pearson", "spearman"), f"all {' and all '.join(constant)} are equal"))
+    return undefined

@@ -134,9 +134,13 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
 
 
 def _ends_or_mark(one: dict[str, Any], name: str, notes: Footnotes) -> str:
-    """Returns a figure's interval in a slice; where there is none, the number of the reason."""
     interval = one["intervals"][name]
-    return _ends(name, interval) or notes.mark(one["undefined"].get(name) or interval["reason"])
+    return interval_words(name, {**interval, "reason": one["undefined"].get(name) or interval["reason"]}, notes)
+
+
+def interval_words(name: str, interval: dict[str, Any], notes: Footnotes) -> str:
+    """Writes what stands behind a figure in a table: its interval; where there is none, the number of the reason."""
+    return _ends(name, interval) or notes.mark(interval["reason"])
 
 
 def figures_of_slices(problem: str) -> Sequence[str]:

@@ -47,13 +47,16 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         pairs = matrix["pairs"][:_CONFUSIONS]
         rows = ([code(one["label"]), code(one["prediction"]), str(one["count"])] for one in pairs)
         lines += ["", "Most frequent confusions:", "", *_table(("true", "predicted", "examples"), rows)]
-    classes = by_class(results)
+    classes = by_class(results, _CLASSES)
     if classes:
-        shown = classes["rows"][:_CLASSES]
-        rows = ([code(row["label"]), *(_number(row[column]) for column in classes["columns"])] for row in shown)
-        more = len(results["per_class"]) - len(shown)
+        columns, more = classes["columns"], classes["omitted"]
+        rows = (
+            [code(row["label"]), *(_number(row[name]) + row["ends"].get(name, "") for name in columns)]
+            for row in classes["rows"]
+        )
         lines += ["", "<details>", f"<summary>By {classes['what']}</summary>", ""]
-        lines += _table((classes["what"], *classes["columns"]), rows)
+        lines += _table((classes["what"], *columns), rows)
+        lines += [line for note in classes["notes"] for line in ("", code(note))]
         lines += ["", f"{more} more are in results.json."] if more else []
         lines += ["", "</details>"]
     for table in slices(results):

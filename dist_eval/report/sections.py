@@ -9,8 +9,9 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.regression import FIGURES
-from dist_eval.report import figure_words, figures_of_slices, figures_shown, slice_name
+from dist_eval.report import figure_words, figures_of_slices, figures_shown, interval_words, slice_name
 from dist_eval.report.charts import interval_bar, reliability
+from dist_eval.report.footnotes import Footnotes
 
 _CARDS = {
     SINGLE_LABEL.name: ("accuracy", "f1_macro", "mcc"),
@@ -143,22 +144,26 @@ def label_confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rows": rows, "omitted": len(section["labels"]) - len(rows)}
 
 
-def by_class(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the table of classes, labels or outputs."""
-    rows = results["per_class"]
+def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | None:
+    """Returns the table of classes, labels or outputs, with at most so many rows, and what its figures' marks mean."""
+    rows, notes = results["per_class"], Footnotes()
     is_regression = results["problem_type"] == REGRESSION.name
     if is_regression and len(rows) < 2:
         return None
     return {
         "what": {SINGLE_LABEL.name: "class", MULTI_LABEL.name: "label"}.get(results["problem_type"], "output"),
         "columns": FIGURES if is_regression else _PER_CLASS,
-        "rows": [_row_in_words(row) if is_regression else row for row in rows[:_ROWS]],
-        "omitted": max(0, len(rows) - _ROWS),
+        "rows": [_row_in_words(row, notes) for row in rows[:most]],
+        "notes": notes.lines(),
+        "omitted": max(0, len(rows) - most),
     }
 
 
-def _row_in_words(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
+def _row_in_words(row: Mapping[str, Any], notes: Footnotes) -> dict[str, Any]:
+    """Returns the figures of a class in words, and behind each, in `ends`, its interval or the number of a reason."""
+    intervals = row.get("intervals", {})  # runs of earlier versions have none
+    words = {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
+    return {**words, "ends": {name: interval_words(name, one, notes) for name, one in intervals.items()}}
 
 
 def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:

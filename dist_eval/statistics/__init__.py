@@ -1,11 +1,13 @@
 """Statistics of an evaluation: intervals for metrics, and paired tests for comparing models. Pure, and seeded.
 
-`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.compute_metrics`. Other metrics take part as
-a `Statistic`: `Sums` where they depend on sums over examples, `OfRows` where they are any function at all.
+`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.compute_metrics`, and `class_intervals` the
+figures of each class. Other metrics take part as a `Statistic`: `Sums` where they depend on sums over examples, and
+`OfRows` where they are any function at all.
 """
 
 from __future__ import annotations
 
+from dist_eval.statistics.by_class import class_intervals
 from dist_eval.statistics.calibration import calibration_facts
 from dist_eval.statistics.classification import Classified
 from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
@@ -29,6 +31,7 @@ __all__ = [
     "bca",
     "bonett_price",
     "calibration_facts",
+    "class_intervals",
     "gather_evidence",
     "holm",
     "mcnemar",

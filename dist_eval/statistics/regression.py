@@ -38,22 +38,47 @@ def statistics_of_regression(predictions: Regressed, units: Units) -> Iterator[S
         units: what is drawn.
     """
     label, output = predictions.label, predictions.prediction.astype(np.float64)
-    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # or squares would lose digits to their mean
-    error = output - label
-    columns = [np.abs(error), error**2, y, x, y**2, x**2, x * y]
-    rows = np.concatenate([np.stack(columns).transpose(2, 0, 1).reshape(-1, len(label)), predictions.loss[np.newaxis]])
-    yield Sums(units, np.concatenate([rows, np.ones((1, len(label)))]), _figures)
+    yield Sums(units, _columns(predictions), _figures)
     if len(label) <= _MOST_RANKED:
         yield OfRows(units, {"spearman": functools.partial(_spearman, label, output)})
 
 
+def statistic_of_outputs(predictions: Regressed, units: Units) -> Sums:
+    """Returns the figures of each output but its rank correlation as a statistic, with names such as "0/mae".
+
+    Args:
+        predictions: at least one example.
+        units: what is drawn.
+    """
+    return Sums(units, _columns(predictions), _figures_of_outputs)
+
+
+def _columns(predictions: Regressed) -> np.ndarray:
+    """Returns what is summed up, float64 of shape [7 * outputs + 2, n]."""
+    label, output = predictions.label, predictions.prediction.astype(np.float64)
+    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # or squares would lose digits to their mean
+    error = output - label
+    columns = [np.abs(error), error**2, y, x, y**2, x**2, x * y]
+    rows = np.concatenate([np.stack(columns).transpose(2, 0, 1).reshape(-1, len(label)), predictions.loss[np.newaxis]])
+    return np.concatenate([rows, np.ones((1, len(label)))])
+
+
 def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
     """Computes the figures of sums of shape [7 * outputs + 2, any]."""
-    count, loss = sums[-1], sums[-2]
+    return {**{name: values.mean(axis=0) for name, values in _each(sums).items()}, "loss": sums[-2] / sums[-1]}
+
+
+def _figures_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"{number}/{name}": one for name, values in _each(sums).items() for number, one in enumerate(values)}
+
+
+def _each(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Computes the figures of each output, of shape [outputs, any]."""
+    count = sums[-1]
     absolute, squared, y, x, yy, xx, xy = sums[:-2].reshape(-1, 7, sums.shape[1]).transpose(1, 0, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         of_labels, of_outputs = yy - y**2 / count, xx - x**2 / count
-        each = {
+        return {
             "mae": absolute / count,
             "mse": squared / count,
             "rmse": np.sqrt(squared / count),
@@ -64,7 +89,6 @@ def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
                 * np.where(of_outputs > _smallest(xx), of_outputs, np.nan)
             ),
         }
-        return {**{name: values.mean(axis=0) for name, values in each.items()}, "loss": loss / count}
 
 
 def _smallest(squares: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ import pytest
 from conftest import results_of
 from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
 
+from dist_eval.analysis.view import View, analyse
 from dist_eval.errors import RunError
 from dist_eval.evaluation.journal import Fingerprint, Journal
 from dist_eval.evaluation.run_folder import RunFolder
@@ -57,7 +58,9 @@ def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
     found = results_of(tmp_path)
     assert (found["status"], found["error"]) == ("complete", None)
     assert found["metrics"] == METRICS.values
-    assert found["per_class"] == METRICS.per_class
+    assert [{**row, "intervals": None} for row in found["per_class"]] == [
+        {**row, "intervals": None} for row in METRICS.per_class
+    ]
     assert found["majority_share"] == METRICS.majority_share
     assert found["confusion_matrix"] == {"labels": ["neg", "pos"], "matrix": [[2, 0], [1, 2]]}
     assert {name: found[name] for name in FACTS} == FACTS
@@ -68,7 +71,8 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     predictions = predictions_of([1, 1, 1], [1, 1, 1], 2)
     run = RunFolder(config_for(tmp_path))
     run.open()
-    run.complete(predictions, compute_metrics(predictions, ["neg", "pos"]), FACTS)
+    metrics = compute_metrics(predictions, ["neg", "pos"])
+    run.complete(predictions, metrics, {**FACTS, **analyse(predictions, metrics, View())})
     assert results_of(tmp_path)["metrics"]["roc_auc"] is None
     assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
     assert results_of(tmp_path)["per_class"][0]["precision"] is None

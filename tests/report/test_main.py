@@ -60,8 +60,14 @@ def test_the_summary_has_the_figures_and_their_intervals(
     for table in tables:
         assert len({line.count("|") for line in table}) == 1
     row = results["per_class"][0]
-    first = next(v for k, v in row.items() if k != "label")
-    assert f"| `{row['label']}` | {first:{'#.4g' if kind == 'regression' else '.4f'}} |" in printed
+    first = next(name for name in row if name != "label")
+    ends, form = row["intervals"][first], "#.4g" if kind == "regression" else ".4f"
+    words = f"{row[first]:{form}} [{ends['low']:{form}}, {ends['high']:{form}}]"
+    assert f"| `{row['label']}` | {words} |" in printed
+    if kind in ("regression", "many"):
+        reasons = (one["reason"] for row in results["per_class"] for one in row["intervals"].values())
+        reason = next(filter(None, reasons))
+        assert " (1) |" in printed and f"\n\n`(1) {reason}`\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from conftest import results_of
 from report_runs import made_up_run
 
 from dist_eval.errors import DataError
-from dist_eval.report.page import Contents, report_on, write_report
+from dist_eval.report.page import Contents, render, report_on, write_report
+from dist_eval.report.reading import FinishedRun
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
 KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]
@@ -217,6 +219,39 @@ def test_slices_are_those_of_the_results(
         values = [one["value"] for one in results["slices"] if one["by"] == "source"]
         assert {"news", "<b>blog</b>", "", None, "only once"} <= set(values)
         assert "groups of 'document' are drawn whole" in page.locator("#figures").inner_text()
+
+
+@pytest.mark.parametrize("kind", ["single", "multi", "many", "regression"])
+def test_figures_of_classes_are_those_of_the_results_with_their_intervals(
+    pages: dict[str, Path], runs: dict[str, Path], visit: Visit, kind: str
+) -> None:
+    page, results = visit.open(pages[kind]), results_of(runs[kind])
+    open_details(page)
+    notes: list[str] = []
+    expected = []
+    for row in results["per_class"]:
+        cells = [row["label"]]
+        for name, interval in row["intervals"].items():
+            form = "#.4g" if name in ("mae", "mse", "rmse") else ".4f"
+            words = "–" if row[name] is None else f"{row[name]:{form}}"
+            if interval["low"] is None:
+                if interval["reason"] not in notes:
+                    notes.append(interval["reason"])
+                cells.append(f"{words} ({notes.index(interval['reason']) + 1})")
+            else:
+                cells.append(f"{words} [{interval['low']:{form}}, {interval['high']:{form}}]")
+        expected.append([*cells, *([str(row["support"])] if "support" in row else [])])
+    assert rows_of(page.locator("#classes table")) == expected
+    assert page.locator("#classes .note").all_inner_texts() == [f"({n}) {why}" for n, why in enumerate(notes, 1)]
+    assert bool(notes) == (kind in ("many", "regression"))
+
+
+def test_runs_of_earlier_versions_have_classes_without_intervals(runs: dict[str, Path]) -> None:
+    run = FinishedRun.load(runs["single"])
+    rows = [{name: value for name, value in row.items() if name != "intervals"} for row in run.results["per_class"]]
+    page = render(replace(run, results={**run.results, "per_class": rows}), Contents())
+    for name in ("precision", "recall", "f1"):
+        assert f'<td class="n figure">{rows[0][name]:.4f}</td>' in page
 
 
 def test_sections_that_are_not_there_are_left_out(pages: dict[str, Path], visit: Visit) -> None:
