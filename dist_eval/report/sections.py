@@ -19,8 +19,8 @@ _CARDS = {
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
-"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there. Letters
-that fit side by side there; names of columns that have more stand upright."""
+"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there. And
+how many letters fit side by side there; longer names of columns are turned."""
 
 _UP_TO_ONE = ("accuracy", "balanced_accuracy", "subset_accuracy", "hamming_loss", "ece", "mcc", "pearson", "spearman")
 _KINDS_UP_TO_ONE = ("precision_", "recall_", "f1_", "roc_auc", "average_precision")

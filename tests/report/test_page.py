@@ -423,6 +423,7 @@ def test_a_page_to_be_passed_on_names_no_folder_and_no_host(
     facts = visit.open(pages["sliced"]).locator("#run dd").all_inner_texts()
     assert [fact for fact in facts if fact.startswith("/")] == []
     assert {"base", "tuned", "digits.jsonl"} <= set(facts)
+    assert {"local: in each rank's own process", "document", "source, score, length", "1 on 1 host"} <= set(facts)
     hosts = "#ranks tbody tr td:nth-child(2)"
     assert visit.page.locator(hosts).first.inner_text() == "host 1"
     page = visit.open(hostile_run / "report.html")
