@@ -205,7 +205,7 @@ def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [_slices_by(by, rows, names) for by, rows in tables.items()]
 
 
-def _slices_by(by: str, slices: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+def _slices_by(by: str, slices: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     missing = [name for name in names[1:] if all(one["metrics"][name] is None for one in slices)]
     shown = [name for name in names if name not in missing]
     rows = [
@@ -220,7 +220,7 @@ def _slices_by(by: str, slices: Sequence[Mapping[str, Any]], names: Sequence[str
     }
 
 
-def _why_left_out(name: str, slices: Sequence[Mapping[str, Any]]) -> str:
+def _why_left_out(name: str, slices: Sequence[dict[str, Any]]) -> str:
     first, *others = (one["undefined"][name] for one in slices)
     if all(why == first for why in others):
         return f"No slice has {name}: {first}."

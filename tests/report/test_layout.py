@@ -140,7 +140,8 @@ COLUMNS = """(height) => {
   main.querySelectorAll("section > p:has(+ figure, + .charts)").forEach(
     (one) => follow(one, one.nextElementSibling.querySelector("svg")));
   main.querySelectorAll("table").forEach((one) => follow(one.caption, one.querySelector("tbody tr")));
-  main.querySelectorAll(".notes").forEach((one) => follow(one.previousElementSibling.querySelector("tbody tr:last-child"), one));
+  main.querySelectorAll(".notes").forEach(
+    (one) => follow(one.previousElementSibling.querySelector("tbody tr:last-child"), one));
   const lows = {};
   main.querySelectorAll("svg, tr, p, li, dd, h2, figcaption").forEach((one) => {
     for (const box of one.getClientRects()) {
