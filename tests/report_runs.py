@@ -56,6 +56,7 @@ def made_up_run(
     problem: Problem = SINGLE_LABEL,
     ranks: int = 3,
     skill: float = 2.0,
+    view: View | None = None,
 ) -> Path:
     """Writes a run's folder as the evaluator does."""
     generator = np.random.default_rng(0)
@@ -74,7 +75,7 @@ def made_up_run(
     run.open()
     run.save_timelines(timelines(ranks))
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
-    facts = {**FACTS, **analyse(found, metrics, View()), "ranks": rank_facts(ranks), "coverage": coverage}
+    facts = {**FACTS, **analyse(found, metrics, view or View()), "ranks": rank_facts(ranks), "coverage": coverage}
     run.complete(found, metrics, facts)
     run.close()
     results_of(folder)

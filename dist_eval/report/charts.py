@@ -44,7 +44,15 @@ class Scale:
 
 
 def interval_bar(value: float | None, interval: Mapping[str, Any] | None) -> dict[str, float] | None:
-    """Returns where a figure between 0 and 1 and its interval stand on a line from 0 to 100; None without any."""
+    """Returns where a figure and its interval stand on a line from 0 to 100.
+
+    Args:
+        value: the figure, of a kind that never exceeds 1.
+        interval: as in `results.json`.
+
+    Returns:
+        None if there is no value or no interval, or if it reaches below 0.
+    """
     if value is None or not interval or interval["low"] is None:
         return None
     low, high = interval["low"], interval["high"]

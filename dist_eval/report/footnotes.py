@@ -1,4 +1,4 @@
-"""Footnotes of a table for a terminal: why a cell shows less than others do. Knows nothing of what is in the table."""
+"""Footnotes of a table: why a cell shows less than others do. Knows nothing of what is in the table."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ class Footnotes:
 
     def mark(self, reason: str | None) -> str:
         """Returns what a cell ends with; nothing without a reason."""
-        return "" if reason is None else f" ({self._numbers.setdefault(reason, len(self._numbers) + 1)})"
+        return "" if reason is None else f" ({self.number(reason)})"
+
+    def number(self, reason: str) -> int:
+        """Returns the number of a reason, a new one if no cell has named it yet."""
+        return self._numbers.setdefault(reason, len(self._numbers) + 1)
 
     def lines(self) -> list[str]:
         """Returns what stands under the table."""
         return [f"({number}) {reason}" for reason, number in self._numbers.items()]
+
+    def reasons(self) -> list[str]:
+        """Returns the reasons in the order of their numbers."""
+        return list(self._numbers)

@@ -63,7 +63,8 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         columns, notes = [cell for one in table["names"] for cell in (one, interval)], Footnotes()
         lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table['by'].split()))}</code></summary>", ""]
         lines += _table(("slice", "examples", *columns), [_slice_cells(row, notes) for row in table["rows"]])
-        lines += [*_notes(notes), "", "</details>"]
+        left_out = (line for words in table["left_out"] for line in ("", code(words)))
+        lines += [*_notes(notes), *left_out, "", "</details>"]
     return "\n".join(lines) + "\n"
 
 

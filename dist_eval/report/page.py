@@ -20,7 +20,8 @@ from dist_eval.errors import first_line
 from dist_eval.process.files import write_atomically
 from dist_eval.report import REPORT, RESULTS, group_lines, print_error, sections
 from dist_eval.report.charts import scatter, strips
-from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
+from dist_eval.report.footnotes import Footnotes
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
 from dist_eval.report.reading import FinishedRun
 
 _PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
@@ -103,6 +104,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
         script=_trusted(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
+        footnotes=Footnotes,
         headline=sections.headline(results),
         groups=group_lines(results["groups"]),
         confusion=confusion,
@@ -179,9 +181,8 @@ def _scatters(run: FinishedRun) -> dict[str, Any]:
 
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     results = run.results
-    data, environment = results["data"], results.get("environment", {})
+    data, config, environment = results["data"], results["config"], results.get("environment", {})
     counts = {
-        "cut to --max-length": data["truncated"],
         "of several lines": data["multiline"],
         "without a token of their own": data["blank"],
         "without a token that the tokenizer knows": data["unknown"],
@@ -190,7 +191,14 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         "base model": base_name(results),
         "tuned checkpoint": checkpoint_name(results),
         "dataset": " ".join(str(part) for part in _where_from(results) if part),
+        "backend": _backend(results),
+        "--max-length": _longest(results),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
+        "own metrics": ", ".join(options_of(results).get("metric") or ()),
+        "--confidence": config.get("confidence"),
+        "--group-column": config.get("group_column"),
+        "--slice-by": ", ".join(config.get("slice_by") or ()),
+        "ranks": _ranks(results),
         "started": results.get("started"),
         "finished": results.get("finished"),
         "swarm": (results.get("swarm") or {}).get("dht_prefix"),
@@ -204,6 +212,26 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
 
 def _where_from(results: dict[str, Any]) -> list[str | None]:
     return [dataset_name(results), results["config"].get("subset"), results["config"].get("split")]
+
+
+def _backend(results: dict[str, Any]) -> str:
+    """Returns where the model's blocks ran, and what made their outputs other than the servers' own."""
+    config = results["config"]
+    words = "local: in each rank's own process" if config.get("backend") == "local" else "petals: on a swarm"
+    compression = config.get("compression", "none")
+    return words if compression == "none" else f"{words}, activations sent as {compression}"
+
+
+def _longest(results: dict[str, Any]) -> str:
+    data = results["data"]
+    words = f"{data['max_length']} tokens"
+    words += "" if results["config"].get("max_length") else " (the option was not given)"
+    return f"{words}; {data['truncated'] or 'no'} text{'' if data['truncated'] == 1 else 's'} had to be cut to it"
+
+
+def _ranks(results: dict[str, Any]) -> str:
+    ranks, hosts = results["ranks"], {one["host"] for one in results["ranks"]}
+    return f"{len(ranks)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
 
 
 def _audit(audit: dict[str, Any] | None) -> str:

@@ -19,8 +19,14 @@ _CARDS = {
     REGRESSION.name: ("r2", "mae", "rmse"),
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
-_FEW_COLUMNS, _COLUMNS_WITH_SHARES = 6, 12
-"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there."""
+_FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
+"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there. And
+how many letters fit side by side there; longer names of columns are turned."""
+
+_UP_TO_ONE = ("accuracy", "balanced_accuracy", "subset_accuracy", "hamming_loss", "ece", "mcc", "pearson", "spearman")
+_KINDS_UP_TO_ONE = ("precision_", "recall_", "f1_", "roc_auc", "average_precision")
+"""Figures, and how their names begin, whose extremes are 0 and 1, or -1 and 1: only these have a line from 0 to 1, on
+which a loss of 0.9 would look good or bad by chance. (A Brier score of classes goes up to 2.)"""
 
 _PER_CLASS = ("precision", "recall", "f1", "support")
 _HEAT_LEVELS, _SLOW = 9, 1.2
@@ -36,9 +42,14 @@ def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "value": None if value is None else figure_words(name, value),
-        "bar": interval_bar(value, interval),
+        "bar": interval_bar(value, interval) if _ends_at_one(name, results) else None,
         **shown,
     }
+
+
+def _ends_at_one(name: str, results: Mapping[str, Any]) -> bool:
+    is_known = name in _UP_TO_ONE or name.startswith(_KINDS_UP_TO_ONE)
+    return is_known and name not in results.get("custom_metrics", ())
 
 
 def _shown(interval: Mapping[str, Any] | None, why_undefined: str | None = None) -> dict[str, Any]:
@@ -108,6 +119,7 @@ def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
         "omitted": len(others),
         "is_large": len(labels) > _FEW_COLUMNS,
         "is_crowded": len(labels) > _COLUMNS_WITH_SHARES,
+        "is_turned": len(labels) > _FEW_COLUMNS and len(labels) * max(map(len, labels)) > _LETTERS,
         "pairs": _pairs(wrong, matrix.sum(axis=1), names),
     }
 
@@ -190,22 +202,34 @@ def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns a table for each column by which the examples were cut."""
+    """Returns a table for each column by which the examples were cut, without figures that no slice has."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for one in results["slices"]:
         tables.setdefault(one["by"], []).append(one)
     names = figures_of_slices(results["problem_type"])
-    return [
-        {
-            "by": by,
-            "names": names,
-            "rows": [
-                {"name": slice_name(row), "n": row["n"], "figures": [figure(name, row) for name in names]}
-                for row in rows
-            ],
-        }
-        for by, rows in tables.items()
+    return [_slices_by(by, rows, names) for by, rows in tables.items()]
+
+
+def _slices_by(by: str, slices: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    missing = [name for name in names[1:] if all(one["metrics"][name] is None for one in slices)]
+    shown = [name for name in names if name not in missing]
+    rows = [
+        {"name": slice_name(one), "n": one["n"], "figures": [figure(name, one) for name in shown]} for one in slices
     ]
+    return {
+        "by": by,
+        "names": shown,
+        "rows": rows,
+        "has_bars": any(row["figures"][0]["bar"] for row in rows),
+        "left_out": [_why_left_out(name, slices) for name in missing],
+    }
+
+
+def _why_left_out(name: str, slices: Sequence[dict[str, Any]]) -> str:
+    first, *others = (one["undefined"][name] for one in slices)
+    if all(why == first for why in others):
+        return f"No slice has {name}: {first}."
+    return f"No slice has {name}. In {slice_name(slices[0])!r}: {first}. The reasons of the others are in results.json."
 
 
 def words(label: Any, problem: str, names: Sequence[str]) -> str:

@@ -149,10 +149,26 @@ def test_figures_and_confusion_are_those_of_the_results(
     assert f"{interval['low']:.4f} to {interval['high']:.4f}" in page.locator(".cards").inner_text()
 
 
-def ends(interval: dict[str, Any]) -> str:
-    return (
-        f"none: {interval['reason']}" if interval["low"] is None else f"{interval['low']:.4f} to {interval['high']:.4f}"
-    )
+class Marks:
+    """What intervals of a table are shown as, and the notes below it."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def ends(self, interval: dict[str, Any], undefined: str | None = None) -> str:
+        if interval["low"] is not None:
+            return f"{interval['low']:.4f} to {interval['high']:.4f}"
+        words = f"undefined: {undefined}" if undefined else f"no interval: {interval['reason']}"
+        if words not in self.notes:
+            self.notes.append(words)
+        return f"({self.notes.index(words) + 1})"
+
+    def lines(self) -> list[str]:
+        return [f"({number}) {words}" for number, words in enumerate(self.notes, 1)]
+
+
+def notes_of(table: Any) -> list[str]:
+    return table.locator("xpath=../following-sibling::*[1][contains(@class, 'notes')]/li").all_inner_texts()
 
 
 def open_details(page: Any) -> None:
@@ -165,10 +181,11 @@ def rows_of(table: Any) -> list[list[str]]:
 
 
 def bin_rows(bins: list[dict[str, Any]]) -> list[list[str]]:
+    marks = Marks()
     return [
         [
             f"{one['low']:.2f} to {one['high']:.2f}",
-            *(str(one["n"]), f"{one['mean_confidence']:.4f}", f"{one['accuracy']:.4f}", ends(one["interval"])),
+            *(str(one["n"]), f"{one['mean_confidence']:.4f}", f"{one['accuracy']:.4f}", marks.ends(one["interval"])),
         ]
         for one in bins
         if one["n"]
@@ -178,8 +195,10 @@ def bin_rows(bins: list[dict[str, Any]]) -> list[list[str]]:
 def test_calibration_is_that_of_the_results(pages: dict[str, Path], runs: dict[str, Path], visit: Visit) -> None:
     page, results = visit.open(pages["sliced"]), results_of(runs["sliced"])
     figures, bins = page.locator("#calibration table").all()
+    marks = Marks()
     for row, name in zip(rows_of(figures), ("ece", "brier"), strict=True):
-        assert row == [name, f"{results['calibration'][name]:.4f}", ends(results["intervals"][name])]
+        assert row == [name, f"{results['calibration'][name]:.4f}", marks.ends(results["intervals"][name])]
+    assert notes_of(figures) == marks.lines() != []
     expected = bin_rows(results["calibration"]["bins"])
     assert rows_of(bins) == expected
     assert page.locator("#calibration circle").count() == len(expected) > 2
@@ -198,6 +217,10 @@ def test_each_label_has_a_calibration(pages: dict[str, Path], runs: dict[str, Pa
     assert rows_of(summary) == [[one["label"], f"{one['ece']:.4f}", f"{one['brier']:.4f}"] for one in labels]
 
 
+def has_values(slices: list[dict[str, Any]], figure: str) -> bool:
+    return any(one["metrics"][figure] is not None for one in slices)
+
+
 @pytest.mark.parametrize("kind", ["sliced", "labels"])
 def test_slices_are_those_of_the_results(
     pages: dict[str, Path], runs: dict[str, Path], visit: Visit, kind: str
@@ -207,14 +230,18 @@ def test_slices_are_those_of_the_results(
     by = list(dict.fromkeys(one["by"] for one in results["slices"]))
     assert list(tables) == [f"By {name}" for name in by]
     for name in by:
-        expected = []
-        for one in (one for one in results["slices"] if one["by"] == name):
+        expected, marks = [], Marks()
+        slices = [one for one in results["slices"] if one["by"] == name]
+        figures = [figure for figure in list(slices[0]["metrics"])[:2] if has_values(slices, figure)]
+        for one in slices:
             row = [one["value"] or "(empty)" if one["value"] is not None else "(missing)", str(one["n"])]
-            for figure in list(one["metrics"])[:2]:
+            for figure in figures:
                 value, why = one["metrics"][figure], one["undefined"].get(figure)
-                row += ["–", f"undefined: {why}"] if why else [f"{value:.4f}", ends(one["intervals"][figure])]
+                row += ["–" if value is None else f"{value:.4f}", marks.ends(one["intervals"][figure], why)]
             expected.append(row)
-        assert rows_of(tables[f"By {name}"]) == expected
+        table = tables[f"By {name}"]
+        assert rows_of(table) == expected
+        assert notes_of(table) == marks.lines()
     if kind == "sliced":
         values = [one["value"] for one in results["slices"] if one["by"] == "source"]
         assert {"news", "<b>blog</b>", "", None, "only once"} <= set(values)
@@ -363,6 +390,8 @@ def test_everybody_can_read_it(pages: dict[str, Path], visit: Visit, kind: str) 
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = visit.open(pages[kind])
     open_details(page)
+    # no rule judges the contrast of text on a gradient, the hint that a table scrolls
+    page.evaluate("document.querySelectorAll('.wide').forEach((one) => { one.style.background = 'none'; })")
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
     found = axe.run(page, options=rules).response
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]] == []
@@ -429,6 +458,7 @@ def test_a_page_to_be_passed_on_names_no_folder_and_no_host(
     facts = visit.open(pages["sliced"]).locator("#run dd").all_inner_texts()
     assert [fact for fact in facts if fact.startswith("/")] == []
     assert {"base", "tuned", "digits.jsonl"} <= set(facts)
+    assert {"local: in each rank's own process", "document", "source, score, length", "1 on 1 host"} <= set(facts)
     hosts = "#ranks tbody tr td:nth-child(2)"
     assert visit.page.locator(hosts).first.inner_text() == "host 1"
     page = visit.open(hostile_run / "report.html")
