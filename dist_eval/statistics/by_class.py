@@ -68,7 +68,7 @@ def class_intervals(
         ...     print(f"{name} {one.low:.3f} {one.high:.3f} {one.method}")
         precision 0.959 1.000 wilson
         recall 0.826 0.945 wilson
-        f1 0.906 0.974 bca
+        f1 0.908 0.975 bca
     """
     units = None if groups is None else Units.groups(groups)
     if metrics.problem == REGRESSION.name:
