@@ -9,16 +9,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import re
+import sys
+import time
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from dist_eval.config import EvaluationConfig, RunConfig, flag
 from dist_eval.errors import ConfigError
+from dist_eval.outcome import WRONG_OPTIONS
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -29,6 +33,8 @@ dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: --help)"""
 
+
+_FIRST_RANK_SECONDS = 10.0
 
 _GROUPS = {
     "data": ("the data", None),
@@ -215,3 +221,15 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
     if choices and any(item not in choices for item in items):
         raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)
+
+
+def end_for_wrong_options(error: ConfigError) -> NoReturn:
+    """Says on the first rank what is wrong, and ends this process with the status for wrong options.
+
+    torchrun ends all ranks as soon as one has ended: the others give the first one time to speak.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(error, file=sys.stderr, flush=True)
+    else:
+        time.sleep(_FIRST_RANK_SECONDS)
+    sys.exit(WRONG_OPTIONS)

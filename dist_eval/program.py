@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from dist_eval.commandline import end_for_wrong_options
 from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
-from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
+from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.imports import no_garbage_expected
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
@@ -42,9 +43,7 @@ def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
     try:
         config = parse(sys.argv[1:])
     except ConfigError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(error, file=sys.stderr)
-        sys.exit(WRONG_OPTIONS)
+        end_for_wrong_options(error)
     code, stop = INTERRUPTED, Stop()
     try:
         stop.handle_signals()

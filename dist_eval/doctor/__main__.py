@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_eval.commandline import parse_args
+from dist_eval.commandline import end_for_wrong_options, parse_args
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
+from dist_eval.outcome import INTERRUPTED
 from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.imports import no_garbage_expected
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
-
-WRONG_OPTIONS, INTERRUPTED = 2, 130
 
 
 def examine(config: DoctorConfig) -> int:
@@ -33,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         config = parse_args(sys.argv[1:] if arguments is None else arguments, DOCTOR)
     except ConfigError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(error, file=sys.stderr)
-        sys.exit(WRONG_OPTIONS)
+        end_for_wrong_options(error)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     if not config.verbose:
