@@ -16,7 +16,7 @@ from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import Statistic
+from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
@@ -49,6 +49,11 @@ def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predi
     logits = np.random.default_rng(0).uniform(-1, 1, size=(len(labels), classes))
     logits[np.arange(len(labels)), guesses] += 2
     return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
+
+
+def mean_of(values: np.ndarray, units: Units | None = None) -> Sums:
+    rows = np.stack([values, np.ones(len(values))])
+    return Sums(units or Units.single(len(values)), rows, lambda sums: {"mean": sums[0] / sums[1]})
 
 
 def values_of(statistics: Iterable[Statistic]) -> dict[str, float]:

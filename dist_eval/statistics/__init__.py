@@ -10,7 +10,8 @@ from __future__ import annotations
 from dist_eval.statistics.by_class import class_intervals
 from dist_eval.statistics.calibration import calibration_facts
 from dist_eval.statistics.classification import Classified
-from dist_eval.statistics.intervals import Evidence, Interval, bca, gather_evidence, percentile, wilson
+from dist_eval.statistics.evidence import Evidence, gather_evidence
+from dist_eval.statistics.intervals import Interval, bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves

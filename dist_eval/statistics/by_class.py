@@ -15,7 +15,8 @@ import numpy as np
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.regression import FIGURES, why_undefined
-from dist_eval.statistics.intervals import Interval, gather_evidence, too_few, wilson
+from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.intervals import Interval, too_few, wilson
 from dist_eval.statistics.regression import statistic_of_outputs
 from dist_eval.statistics.resampling import FEW_UNITS, SEED, Sums, Units
 

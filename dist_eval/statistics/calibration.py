@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
-from dist_eval.statistics.intervals import Interval, gather_evidence, too_few, wilson
+from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.intervals import Interval, too_few, wilson
 from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
 
 _PARTS_OF_A_BIN = 16

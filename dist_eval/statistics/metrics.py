@@ -10,7 +10,8 @@ import numpy as np
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.metrics.computing import Metrics
 from dist_eval.statistics.classification import statistics_of_classes
-from dist_eval.statistics.intervals import Interval, gather_evidence, wilson
+from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.intervals import Interval, wilson
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 from dist_eval.statistics.resampling import SEED, Statistic, Units

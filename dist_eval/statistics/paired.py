@@ -14,7 +14,8 @@ import numpy as np
 
 from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.statistics.classification import losses_of, statistics_of_classes
-from dist_eval.statistics.intervals import Interval, gather_evidence
+from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.intervals import Interval
 from dist_eval.statistics.metrics import PROPORTIONS, statistics_of
 from dist_eval.statistics.resampling import SEED, Difference, Statistic, Units
 

@@ -1,4 +1,4 @@
-"""Intervals: SciPy's ends for the same numbers, and a reason where there are none."""
+"""Intervals: SciPy's ends for the same numbers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import mean_of
 from scipy import stats
 
 from dist_eval.statistics import (
-    Difference,
-    Evidence,
-    OfRows,
-    Statistic,
-    Sums,
     Units,
     bca,
-    gather_evidence,
     percentile,
     wilson,
 )
-from dist_eval.statistics.intervals import affordable_resamples, jackknife, standard_error
+from dist_eval.statistics.intervals import jackknife, standard_error
 
 levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
 
@@ -37,11 +32,6 @@ def test_wilsons_interval_of_perfection_has_a_width() -> None:
     low, high = wilson(20, 20)
     assert high == 1.0
     assert low == pytest.approx(1 / (1 + 1.959963984540054**2 / 20))
-
-
-def mean_of(values: np.ndarray, units: Units | None = None) -> Sums:
-    rows = np.stack([values, np.ones(len(values))])
-    return Sums(units or Units.single(len(values)), rows, lambda sums: {"mean": sums[0] / sums[1]})
 
 
 @settings(max_examples=20, deadline=None)
@@ -92,106 +82,3 @@ def test_the_jackknifes_error_of_a_mean_is_the_textbooks() -> None:
     low, high = stats.norm.interval(0.9, values.mean(), error)
     assert jackknife(values.mean(), error, confidence=0.9) == pytest.approx((low, high))
     assert jackknife(0.9, 0.2, bounds=(0, 1)) == (pytest.approx(0.9 - 1.959963984540054 * 0.2), 1.0)
-
-
-def only(statistic: Statistic, value: float, resamples: int | None = None) -> Evidence:
-    return gather_evidence(statistic, {statistic.names[0]: value}, resamples=resamples)[statistic.names[0]]
-
-
-def test_many_examples_have_nearly_the_same_interval_either_way() -> None:
-    values = np.random.default_rng(1).exponential(size=10_000)
-    statistic = mean_of(values)
-    resampled = only(statistic, values.mean(), resamples=5_000).interval()
-    error = standard_error(statistic.influence()["mean"], statistic.units.multiplicity)
-    low, high = jackknife(values.mean(), error)
-    assert (resampled.method, resampled.resamples) == ("bca", 5_000)
-    assert (resampled.low, resampled.high) == pytest.approx((low, high), abs=0.03 * (high - low))
-
-
-def test_the_number_of_resamples_falls_with_the_work_until_the_jackknife_takes_over() -> None:
-    def number(examples: int) -> int | None:
-        return affordable_resamples(mean_of(np.ones(examples)))
-
-    assert number(100) == 9_999
-    assert 1_999 <= (number(30_000) or 0) < 9_999
-    assert number(1_000_000) is None
-    evidence = only(mean_of(np.arange(200_000.0)), 99_999.5)
-    interval = evidence.interval()
-    assert (interval.method, interval.resamples) == ("jackknife", None)
-    assert interval.low is not None and interval.high is not None
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * 57735 / 200_000**0.5, rel=1e-3)
-    assert evidence.p_value() == pytest.approx(0.0)
-
-
-def test_what_does_not_vary_has_no_interval() -> None:
-    for examples in (20, 200_000):
-        evidence = only(mean_of(np.full(examples, 0.1)), 0.1)
-        interval = evidence.interval()
-        assert (interval.low, interval.high, interval.method) == (None, None, None)
-        assert interval.reason is not None and "same value" in interval.reason
-        assert evidence.p_value() is None
-        assert only(mean_of(np.zeros(examples)), 0.0).p_value() == 1.0
-
-
-@pytest.mark.parametrize("scale", [1e-150, 1e-12, 1e12])
-def test_what_varies_at_a_small_or_large_scale_has_the_interval_of_its_scale(scale: float) -> None:
-    values = np.random.default_rng(0).exponential(size=60)
-    for resamples in (500, None):
-        one = only(mean_of(values), values.mean(), resamples)
-        other = only(mean_of(values * scale), (values * scale).mean(), resamples)
-        ends, scaled = one.interval(), other.interval()
-        assert ends.low is not None and scaled.low is not None and scaled.high is not None
-        assert (scaled.low / scale, scaled.high / scale) == pytest.approx((ends.low, ends.high), rel=1e-9)
-        assert other.p_value() == one.p_value()
-
-
-def test_a_difference_of_rounding_alone_is_none() -> None:
-    generator = np.random.default_rng(0)
-    values = generator.exponential(size=60)
-    noisy = values * (1 + 1e-15 * generator.normal(size=60))
-    evidence = only(Difference(mean_of(values), mean_of(noisy)), float(noisy.mean() - values.mean()), 500)
-    assert evidence.interval().low is None and evidence.p_value() == 1.0
-
-
-def test_an_interval_that_would_not_contain_its_value_is_not_shown() -> None:
-    values = np.random.default_rng(0).normal(size=60)
-    largest = OfRows(Units.single(60), {"extent": lambda rows: float(len(np.unique(rows)))})
-    interval = only(largest, float(len(values))).interval()
-    assert interval.low is None and "not contain the value itself" in (interval.reason or "")
-
-
-def test_few_units_have_no_interval() -> None:
-    for examples in (1, 19):
-        evidence = only(mean_of(np.arange(examples, dtype=float)), (examples - 1) / 2)
-        assert evidence.interval().reason == "fewer than 20 examples: too few for the bootstrap"
-        assert evidence.p_value() is None
-    assert only(mean_of(np.arange(20.0)), 9.5).interval().low is not None
-    grouped = only(mean_of(np.arange(500.0), Units.groups(np.arange(500) % 19)), 249.5)
-    assert grouped.interval().reason == "fewer than 20 groups: too few for the bootstrap"
-
-
-def test_what_most_resamples_leave_undefined_has_no_interval() -> None:
-    def needs_the_first(rows: np.ndarray) -> float | None:
-        return float(rows.mean()) if 0 in rows else None
-
-    evidence = only(OfRows(Units.single(30), {"rare": needs_the_first}), 14.5)
-    interval = evidence.interval()
-    assert interval.low is None and interval.reason is not None and "too rare" in interval.reason
-    assert evidence.p_value() is None
-
-
-def test_without_a_correction_the_ends_are_percentiles() -> None:
-    values = np.random.default_rng(0).normal(size=100)
-    evidence = only(OfRows(Units.single(100), {"median": lambda rows: float(np.median(values[rows]))}), 0.0)
-    interval = evidence.interval()
-    assert interval.method == "percentile" and interval.resamples == 999
-    assert (interval.low, interval.high) == percentile(evidence.distribution)
-
-
-@pytest.mark.parametrize(("shift", "likely"), [(0.0, True), (0.4, False)])
-def test_the_p_value_agrees_with_a_t_test(shift: float, likely: bool) -> None:
-    values = np.random.default_rng(5).normal(size=200)
-    values += shift - values.mean() + 0.05
-    p_value = only(mean_of(values), values.mean()).p_value()
-    assert p_value == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.02)
-    assert (p_value > 0.05) == likely
