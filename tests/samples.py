@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,19 @@ def config_for(folder: Path, **options: Any) -> EvaluationConfig:
     return EvaluationConfig(output=str(folder), **options)
 
 
-def tokenized_digits(folder: Path, rows: int, classes: int) -> TokenizedDataset:
-    """Texts of several lengths, all different, through the demo's tokenizer."""
+def tokenized_digits(
+    folder: Path, rows: int, classes: int, further: Mapping[str, Callable[[int], str]] | None = None
+) -> TokenizedDataset:
+    """Texts of several lengths, all different, through the demo's tokenizer; further columns are made of the row."""
     from transformers import AutoTokenizer
 
-    lines = [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row},{row % classes}" for row in range(rows)]
-    (folder / "test.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    columns = further or {}
+    cells = [
+        [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row}", str(row % classes), *(made(row) for made in columns.values())]
+        for row in range(rows)
+    ]
+    lines = [",".join(line) for line in (["text", "label", *columns], *cells)]
+    (folder / "test.csv").write_text("\n".join(lines) + "\n")
     return tokenize_dataset(
         str(folder / "test.csv"),
         folder,
@@ -42,6 +49,7 @@ def tokenized_digits(folder: Path, rows: int, classes: int) -> TokenizedDataset:
         label_column="label",
         label_names=[chr(ord("a") + number) for number in range(classes)],
         max_length=100,
+        further=list(columns),
     )
 
 

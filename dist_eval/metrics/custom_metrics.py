@@ -58,20 +58,13 @@ class Inputs:
     @classmethod
     def of(cls, predictions: Scored) -> Inputs:
         """Takes predictions as metrics expect them."""
-        is_regression = predictions.problem is REGRESSION
-        return cls.of_columns(
-            predictions.prediction, predictions.label, None if is_regression else predictions.probabilities
+        given, labels = (
+            column.astype(np.int64) if column.dtype == np.bool_ else column
+            for column in (predictions.prediction, predictions.label)
         )
-
-    @classmethod
-    def of_columns(cls, prediction: np.ndarray, label: np.ndarray, probabilities: np.ndarray | None) -> Inputs:
-        """Takes columns of `Predictions`, or of `predictions.parquet`, as metrics expect them."""
-        predictions, labels = (
-            column.astype(np.int64) if column.dtype == np.bool_ else column for column in (prediction, label)
-        )
-        if probabilities is None and predictions.ndim == 2 and predictions.shape[1] == 1:
-            predictions, labels = predictions[:, 0], labels[:, 0]
-        return cls(predictions, labels, probabilities)
+        if predictions.problem is not REGRESSION:
+            return cls(given, labels, predictions.probabilities)
+        return cls(given[:, 0], labels[:, 0], None) if given.shape[1] == 1 else cls(given, labels, None)
 
     def __post_init__(self) -> None:
         """Makes the arrays read-only: a metric that changed them would change the results of the run."""

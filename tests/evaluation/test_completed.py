@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import FACTS, config_for
-from transformers import AutoTokenizer
+from samples import FACTS, config_for, tokenized_digits
 
-from dist_eval import demo
 from dist_eval.analysis.view import View, analyse
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.data.problems import SINGLE_LABEL
 from dist_eval.evaluation.completed import present_complete, with_recorded_view
@@ -26,19 +24,8 @@ ROWS, NAMES = 120, ["a", "b"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
-    folder = tmp_path_factory.mktemp("data")
-    lines = [f"{'12/3g'[row % 5]}{row},{row % 2},doc{row // 4},{['web', 'book'][row % 3 == 0]}" for row in range(ROWS)]
-    (folder / "test.csv").write_text("\n".join(["text,label,doc,source", *lines]) + "\n")
-    return tokenize_dataset(
-        str(folder / "test.csv"),
-        folder,
-        tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
-        text_columns=["text"],
-        label_column="label",
-        label_names=NAMES,
-        max_length=100,
-        further=["doc", "source"],
-    )
+    further = {"doc": lambda row: f"doc{row // 4}", "source": lambda row: "book" if row % 3 == 0 else "web"}
+    return tokenized_digits(tmp_path_factory.mktemp("data"), ROWS, len(NAMES), further)
 
 
 def predictions() -> Predictions:
