@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 
 STAGES = 2
 LOSS = nn.CrossEntropyLoss()

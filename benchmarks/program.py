@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from dist_eval.errors import EvaluationError
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.lifetime import adopt_orphans, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 
 INTERRUPTED = 130
 

@@ -23,8 +23,8 @@ from dist_eval.evaluation import combination, evaluator, journal, run_folder, wo
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.ranks.timeline import Timeline
 from dist_eval.swarm.routes import Trip
 

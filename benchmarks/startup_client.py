@@ -14,8 +14,8 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from dist_eval.process.chatter import silence_libraries  # noqa: E402
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us, temporary_files_in, workspace  # noqa: E402
+from dist_eval.process.logging_setup import silence_libraries  # noqa: E402
 from dist_eval.swarm.bridge import import_petals  # noqa: E402
 
 

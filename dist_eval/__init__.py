@@ -12,6 +12,7 @@ The names are loaded when first used, so that importing the package costs nothin
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from dist_eval.model.petals_classifier import open_petals_classifier
     from dist_eval.pipeline import PetalsPipeline
     from dist_eval.swarm.private import PrivateSwarm
+
+# Petals pins a transformers that uses names which torch has since deprecated: its users can do nothing about that
+for _name in ("utils._pytree._register_pytree_node", "jit.script"):
+    warnings.filterwarnings("ignore", f"`torch.{_name}` is deprecated", FutureWarning)
 
 _HOMES = {
     "Coverage": "metrics.predictions",

@@ -26,7 +26,7 @@ from dist_eval.outcome import WRONG_OPTIONS
 
 Config = TypeVar("Config", bound=RunConfig)
 
-PROGRAM = "torchrun --nproc_per_node=N -m dist_eval"
+PROGRAM = "dist-eval run"
 
 NOTHING_ASKED = f"""\
 dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
@@ -49,11 +49,11 @@ WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend lo
 
 _EXAMPLES = f"""\
 examples:
-  {PROGRAM.replace("N ", "2 ")} --demo
-  {PROGRAM.replace("N ", "4 ")} --model MODEL --checkpoint TUNED --dataset test.csv \\
+  {PROGRAM} --nproc-per-node 2 --demo
+  {PROGRAM} --nproc-per-node 4 --model MODEL --checkpoint TUNED --dataset test.csv \\
       --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
-  {PROGRAM.replace("N ", "2 ")} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
-  python -m dist_eval --backend local --model ./bert --dataset test.csv --report texts
+  {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+  {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
 """
 
 
@@ -92,8 +92,11 @@ EVALUATION = Command(
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
+class OptionParser(argparse.ArgumentParser):
+    """A parser that raises a `ConfigError` for what is wrong, and suggests the option that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `ConfigError` where argparse would print and exit."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             message = f"There is no option {unknown[1]}." + _suggestion(
@@ -118,7 +121,7 @@ def _scalar_type(annotation: Any) -> tuple[type, bool]:
 
 def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
     """Makes a command line's parser from the fields of its configuration."""
-    parser = _Parser(
+    parser = OptionParser(
         prog=command.program,
         usage=f"{command.program} {command.usage}",
         description=command.description,
@@ -152,12 +155,17 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
     return parser
 
 
-def parse_args(arguments: Sequence[str], command: Command[Config] = EVALUATION) -> Config:  # type: ignore[assignment]
+def parse_args(
+    arguments: Sequence[str],
+    command: Command[Config] = EVALUATION,  # type: ignore[assignment]
+    parser: argparse.ArgumentParser | None = None,
+) -> Config:
     """Reads a command line, and the YAML file that it may name, into a checked configuration.
 
     Args:
         arguments: the command line without the program's name.
         command: the program.
+        parser: one that knows further options, which the configuration leaves out.
 
     Returns:
         The configuration.
@@ -167,9 +175,10 @@ def parse_args(arguments: Sequence[str], command: Command[Config] = EVALUATION) 
     """
     if not arguments:
         raise ConfigError(command.nothing_asked)
-    given = vars(build_parser(command).parse_args(list(arguments)))
+    given = vars((parser or build_parser(command)).parse_args(list(arguments)))
     from_file = read_yaml(Path(given.pop("config")), command.config) if "config" in given else {}
-    return command.config(**{**from_file, **given})
+    names = {field.name for field in dataclasses.fields(command.config)}
+    return command.config(**{**from_file, **{name: value for name, value in given.items() if name in names}})
 
 
 def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -105,3 +107,8 @@ def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or its type where it has none."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def print_error(message: str) -> None:
+    """Prints an error for a person, on standard error."""
+    print(f"dist_eval: {message}", file=sys.stderr, flush=True)

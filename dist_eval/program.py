@@ -5,10 +5,13 @@ Knows signals, the workspace, and who of several failed ranks speaks; what a run
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -17,9 +20,9 @@ from dist_eval.commandline import end_for_wrong_options
 from dist_eval.config import RunConfig
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
 from dist_eval.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.imports import no_garbage_expected
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.ranks.stopping import Stop, asked_by_a_person
 
 if TYPE_CHECKING:
@@ -75,8 +78,8 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         person did so, 130 when it was interrupted. Ranks that stop together have the same one.
     """
     with no_garbage_expected():
+        from dist_eval.errors import print_error
         from dist_eval.ranks.board import Board, Launch
-        from dist_eval.report import print_error
 
         conduct, folder_class = load()
 
@@ -109,6 +112,7 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         speaks, first = True, reason
     if speaks:
         print_error(details + message)
+        _tell_torchrun(message)
     if speaks or launch.is_leader:  # the leader too: the rank that failed may be on a host with other disks
         try:
             end = folder.stop if code == INTERRUPTED else folder.fail
@@ -117,6 +121,17 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         except OSError as error:
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
     return code
+
+
+def _tell_torchrun(message: str) -> None:
+    """Has torchrun's own report of the failure, which follows, end with the message.
+
+    The file's form: https://docs.pytorch.org/docs/stable/elastic/errors.html
+    """
+    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), int(time.time())
+    if path:
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": now}}}))
 
 
 def _counts(coverage: object) -> dict[str, int]:

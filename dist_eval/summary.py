@@ -30,7 +30,7 @@ _KINDS = (".csv", ".json", ".md")
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.summary",
+        prog="dist-eval summary",
         description="Shows what became of runs: status, coverage, figures, and why one is not complete.",
         epilog="Exit status: 0 all are complete; 75 some are not, and their command goes on when it is started again; "
         "2 an option is wrong; 1 some failed or were never started.",
@@ -112,7 +112,7 @@ def _data(outcome: Outcome) -> str | None:
 
 
 def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
-    from dist_eval.report import figure_words
+    from dist_eval.report.table import figure_words
 
     examples = "-" if row["examples"] is None else str(row["examples"] - (row["missing"] or 0))
     if row["missing"]:
@@ -146,7 +146,7 @@ def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
         named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
         lines.append(
             f"the best of {len(alike)} looks better than it is, for having been picked; what differs by more than "
-            f"chance says: python -m dist_eval.compare {' '.join(named)}"
+            f"chance says: dist-eval compare {' '.join(named)}"
         )
     return lines
 
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in options.write:
             write(path, rows, figures)
     except EvaluationError as error:
-        print(f"dist_eval.summary: {error}", file=sys.stderr)
+        print(f"dist-eval summary: {error}", file=sys.stderr)
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return exit_status(outcomes)
 

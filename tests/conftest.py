@@ -29,8 +29,8 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm, load_petals_classifier
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.lifetime import workspace
+from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests

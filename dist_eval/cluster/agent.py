@@ -16,6 +16,7 @@ its end is different:
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -48,19 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         torchrun.config_from_args(options)
     except (ValueError, AssertionError) as error:
-        print(f"dist_eval.cluster.agent: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
+        print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
         return WRONG_OPTIONS
     _be_reachable(options)
     try:
         torchrun.run(options)
     except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        return _SIGNALLED - failure.exitcode if failure.exitcode < 0 else failure.exitcode
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        print(f"dist_eval: rank {rank} (process {failure.pid}) was ended by {name}", file=sys.stderr)
+        return _SIGNALLED - failure.exitcode
     except SignalException as error:
-        print(f"dist_eval.cluster.agent: ended by {error.sigval.name}", file=sys.stderr)
+        if error.sigval != signal.SIGINT:  # who pressed Ctrl-C knows
+            print(f"dist_eval: ended by {error.sigval.name}", file=sys.stderr)
         return STOPPED
     except Exception as error:  # torchrun's rendezvous and its store raise whatever the network did to them
-        print(f"dist_eval.cluster.agent: the hosts did not come together: {first_line(error)}", file=sys.stderr)
+        print(f"dist_eval: the hosts did not come together: {first_line(error)}", file=sys.stderr)
         return FAILED
     return 0
 

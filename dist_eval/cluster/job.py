@@ -34,7 +34,7 @@ _DOCTOR = "dist_eval.doctor"
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.cluster.job",
+        prog="dist-eval job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
         "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop in good order.",
@@ -233,7 +233,7 @@ def _requeued() -> str:
 
 
 def _say(words: str) -> None:
-    print(f"dist_eval.cluster.job: {words}", file=sys.stderr, flush=True)
+    print(f"dist-eval job: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

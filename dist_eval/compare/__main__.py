@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     usual = "; ".join(f"{problem}: {', '.join(names)}" for problem, names in METRICS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.compare",
+        prog="dist-eval compare",
         description="Compares runs on the same data, example by example: the first one with each of the others.",
         epilog="Exit status: 0 compared; 1 the runs cannot be compared; 2 an option is wrong.",
         allow_abbrev=False,
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.changed:
             write_changed(options.changed, comparisons)
     except EvaluationError as error:
-        print(f"dist_eval.compare: {error}", file=sys.stderr)
+        print(f"dist-eval compare: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     if options.json:
         print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))

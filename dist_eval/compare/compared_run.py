@@ -50,7 +50,7 @@ class Run:
         """
         import pyarrow as pa
 
-        from dist_eval.report import PREDICTIONS
+        from dist_eval.report.files import PREDICTIONS
         from dist_eval.report.reading import read_results
         from dist_eval.report.saved_predictions import GROUP, SavedPredictions, read_predictions
 

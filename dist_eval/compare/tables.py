@@ -92,7 +92,7 @@ def _name_of(test: McNemar | GroupedTest) -> str:
 
 
 def _figure(run: Run, name: str, notes: Footnotes) -> str:
-    from dist_eval.report import figure_words
+    from dist_eval.report.table import figure_words
 
     value, interval = run.figures[name], run.results["intervals"].get(name)
     if value is None:
@@ -105,7 +105,7 @@ def _figure(run: Run, name: str, notes: Footnotes) -> str:
 
 
 def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
-    from dist_eval.report import figure_words
+    from dist_eval.report.table import figure_words
 
     def signed(value: float) -> str:
         return ("+" if value >= 0 else "") + figure_words(name, value)

@@ -60,6 +60,7 @@ def build_tokenizer() -> Any:
         unk_token=UNKNOWN,
         bos_token=BEGIN,
         additional_special_tokens=labels,
+        model_input_names=["input_ids", "attention_mask"],  # as Llama's: its forward takes no token types
         model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
     )

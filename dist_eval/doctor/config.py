@@ -8,7 +8,7 @@ from dist_eval.commandline import WHERE, Command
 from dist_eval.config import EvaluationConfig, option
 from dist_eval.errors import ConfigError
 
-PROGRAM = "torchrun --nproc_per_node=N -m dist_eval.doctor"
+PROGRAM = "dist-eval doctor"
 _LONGEST_CHECK = 3600.0
 
 
@@ -70,9 +70,9 @@ DOCTOR = Command(
     "the inputs and the swarm. It takes the options of the run.",
     examples=f"""\
 examples:
-  {PROGRAM.replace("N ", "4 ")} --checkpoint TUNED --dataset test.csv \\
+  {PROGRAM} --nproc-per-node 4 --checkpoint TUNED --dataset test.csv \\
       --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
-  python -m dist_eval.doctor --demo --rendezvous 10.0.0.5:29500
+  {PROGRAM} --demo --rendezvous 10.0.0.5:29500
 """,
     usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
     nothing_asked=f"""\

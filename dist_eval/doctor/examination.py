@@ -30,7 +30,7 @@ from dist_eval.doctor.swarm import collect_swarm
 from dist_eval.errors import RunError, first_line
 from dist_eval.model.base import Base
 from dist_eval.ranks.board import Board, Launch
-from dist_eval.report import RESULTS
+from dist_eval.report.files import RESULTS
 
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.05, 5.0
 _SWARM_EXTRA_SECONDS = 30.0

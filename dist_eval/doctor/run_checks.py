@@ -143,9 +143,7 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "--swarm embedded starts servers that other hosts cannot reach."
             if several
             else "the run starts its own on this host",
-            "Start one with `python -m dist_eval.swarm --host ADDRESS`, and name it with --initial-peers."
-            if several
-            else "",
+            "Start one with `dist-eval swarm --host ADDRESS`, and name it with --initial-peers." if several else "",
         )
         return
     failed = [one for one in ranks if "swarm" in one.errors]

@@ -23,7 +23,7 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
 from dist_eval.evaluation.journal import Journal
 from dist_eval.model.forward import TextClassifier
 from dist_eval.process.files import write_atomically
-from dist_eval.report import CHANGES
+from dist_eval.report.files import CHANGES
 from dist_eval.swarm.routes import Trip
 
 _LISTED = 20

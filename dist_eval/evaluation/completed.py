@@ -17,17 +17,10 @@ from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
 from dist_eval.metrics.predictions import Scored
-from dist_eval.report import (
-    PREDICTIONS,
-    figure_words,
-    figures_shown,
-    format_figures,
-    format_slices,
-    group_lines,
-    headline,
-)
+from dist_eval.report.files import PREDICTIONS
 from dist_eval.report.page import report_on
 from dist_eval.report.saved_predictions import SavedPredictions, read_predictions
+from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
 from dist_eval.statistics import Interval, Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 

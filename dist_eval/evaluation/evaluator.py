@@ -43,8 +43,8 @@ from dist_eval.ranks.board import Board, Launch
 from dist_eval.ranks.collectives import giving_way, process_group, require_agreement
 from dist_eval.ranks.progress import Progress
 from dist_eval.ranks.stopping import Stop
-from dist_eval.report import format_results
 from dist_eval.report.page import report_on
+from dist_eval.report.table import format_results
 from dist_eval.statistics.custom import statistics_of_functions
 
 _OPENING_SECONDS = 120.0

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from dist_eval.config import RunConfig
-from dist_eval.errors import RunError, RunStopped
+from dist_eval.errors import RunError, RunStopped, print_error
 from dist_eval.evaluation.environment import environment, now
 from dist_eval.evaluation.folder_lock import take_lock
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
@@ -31,8 +31,8 @@ from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Coverage, Predictions, Scored
 from dist_eval.process.files import write_atomically
 from dist_eval.ranks.stopping import STOP_FILE, asked_by_a_person
-from dist_eval.report import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, print_error
 from dist_eval.report.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
+from dist_eval.report.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
 from dist_eval.report.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 

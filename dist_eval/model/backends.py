@@ -33,7 +33,7 @@ def open_swarm(
     elif launch.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
-            "swarm with `python -m dist_eval.swarm` and name it with --initial-peers."
+            "swarm with `dist-eval swarm` and name it with --initial-peers."
         )
     elif not launch.is_leader:
         yield board.wait_for("peers", config.swarm_timeout).split(), lambda: None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,20 +10,8 @@ from typing import Any
 from dist_eval.model.base import default_dht_prefix, read_base_config
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
-from dist_eval.process.lifetime import helpers_die_with_us, temporary_files_in, workspace
-
-
-@contextmanager
-def _forgetting_the_temporary_folder() -> Iterator[None]:
-    """Lets multiprocessing, which hivemind uses, have a temporary folder of its own for the time of the context."""
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = config.pop("tempdir", None)
-    try:
-        yield
-    finally:
-        config.pop("tempdir", None)
-        if before is not None:
-            config["tempdir"] = before
+from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
+from dist_eval.process.logging_setup import silence_petals
 
 
 @contextmanager
@@ -65,7 +52,8 @@ def open_petals_classifier(
         tuned.require_base(str(model), base)
         settings = {**settings, **tuned.model_settings()}
     prefix = dht_prefix or default_dht_prefix(str(model), base)
-    with workspace() as own, temporary_files_in(own), _forgetting_the_temporary_folder():
+    silence_petals()
+    with workspace() as own, multiprocessing_files_in(own):
         from dist_eval.swarm.bridge import import_petals
 
         import_petals(sockets=own)

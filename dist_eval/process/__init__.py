@@ -1,1 +1,1 @@
-"""This process on its host: its temporary files and children, its chatter, its limits. Knows nothing of evaluations."""
+"""This process on its host: its temporary files and children, its logging, its limits. Knows nothing of evaluations."""

@@ -28,6 +28,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _JANITOR_END_SECONDS = 20
 _SESSION_END_SECONDS = 10.0
+_SHARER_END_SECONDS = 5.0
 _PREFIX, _LONGEST_BASE = "dist_eval-", 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
@@ -138,6 +139,37 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = before
+
+
+@contextmanager
+def multiprocessing_files_in(folder: Path) -> Iterator[None]:
+    """As `temporary_files_in`, for programs that go on afterwards and end as they like.
+
+    multiprocessing, which hivemind and torch use, keeps a folder and a socket until the interpreter ends. Here they are
+    the context's own, and are removed at its end: by then the folder may be gone, which finalizers do not expect.
+
+    Args:
+        folder: an existing folder.
+    """
+    import multiprocessing
+    from multiprocessing import resource_sharer, util
+
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = settings.pop("tempdir", None)
+    shares = resource_sharer._resource_sharer._address is not None  # type: ignore[attr-defined]
+    known = set(util._finalizer_registry)  # type: ignore[attr-defined]
+    with temporary_files_in(folder):
+        try:
+            yield
+        finally:
+            if not shares:
+                resource_sharer.stop(_SHARER_END_SECONDS)
+            for key, finalizer in list(util._finalizer_registry.items()):  # type: ignore[attr-defined]
+                if key not in known and finalizer._callback is util._remove_temp_dir:  # type: ignore[attr-defined]
+                    finalizer()
+            settings.pop("tempdir", None)
+            if before is not None:
+                settings["tempdir"] = before
 
 
 @contextmanager

@@ -14,17 +14,17 @@ from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
 _EPILOG = """\
 examples:
-  python -m dist_eval.report runs/sst2 --texts
-  python -m dist_eval.report runs/sst2 --markdown >> "$GITHUB_STEP_SUMMARY"
-  python -m dist_eval.report runs/sst2 --model-index --model-name my/model
-  python -m dist_eval.report runs/sst2 --tracker tensorboard
+  dist-eval report runs/sst2 --texts
+  dist-eval report runs/sst2 --markdown >> "$GITHUB_STEP_SUMMARY"
+  dist-eval report runs/sst2 --model-index --model-name my/model
+  dist-eval report runs/sst2 --tracker tensorboard
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.report",
+        prog="dist-eval report",
         description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _show(options)
     except EvaluationError as error:
-        print(f"dist_eval.report: {error}", file=sys.stderr)
+        print(f"dist-eval report: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        print(f"dist_eval.report: {error.filename} cannot be written: {error.strerror or error}.", file=sys.stderr)
+        print(f"dist-eval report: {error.filename} cannot be written: {error.strerror or error}.", file=sys.stderr)
         return 1
     return 0
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from dist_eval.report import figures_shown, group_lines
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import by_class, confusion, figure, slices
+from dist_eval.report.table import figures_shown, group_lines
 
 _CONFUSIONS, _CLASSES = 5, 30
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dist_eval.data.problems import REGRESSION
 from dist_eval.errors import RunError
-from dist_eval.report import figures_shown
 from dist_eval.report.naming import dataset_name
+from dist_eval.report.table import figures_shown
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 """Names of metrics on the hub, where they are other ones than here."""

@@ -16,13 +16,15 @@ from typing import Any
 
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
-from dist_eval.errors import first_line
+from dist_eval.errors import first_line, print_error
 from dist_eval.process.files import write_atomically
-from dist_eval.report import REPORT, RESULTS, group_lines, print_error, sections
+from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
+from dist_eval.report.files import REPORT, RESULTS
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
 from dist_eval.report.reading import FinishedRun
+from dist_eval.report.table import group_lines
 
 _PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
 _SCATTER_POINTS, _SCATTERS = 500, 4
@@ -164,7 +166,7 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: i
         words += f" {which} are in this file, all in predictions.parquet."
     if contents.texts:
         return words + f" Texts are cut after {contents.longest} characters."
-    return words + " Their texts are not in this file: python -m dist_eval.report RUN --texts adds them."
+    return words + " Their texts are not in this file: dist-eval report RUN --texts adds them."
 
 
 def _scatters(run: FinishedRun) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import DataError, RunError
-from dist_eval.report import PREDICTIONS, RESULTS, TIMELINE
+from dist_eval.report.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.regression import FIGURES
-from dist_eval.report import figure_words, figures_of_slices, figures_shown, interval_words, slice_name
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.footnotes import Footnotes
+from dist_eval.report.table import figure_words, figures_of_slices, figures_shown, interval_words, slice_name
 
 _CARDS = {
     SINGLE_LABEL.name: ("accuracy", "f1_macro", "mcc"),

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError
-from dist_eval.process.chatter import silence_libraries
 from dist_eval.process.files import write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.swarm import member
 from dist_eval.swarm.daemon import may_listen
 from dist_eval.swarm.member import DTYPES
@@ -33,9 +33,9 @@ _WATCH_SECONDS, _KNOCK_SECONDS = 0.5, 2.0
 def build_parser() -> argparse.ArgumentParser:
     """Makes the command line's parser."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.swarm",
+        prog="dist-eval swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
-        "`python -m dist_eval.swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
+        "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
         "server whose address and identity are known beforehand, as on Kubernetes, `identities` makes those.",
         allow_abbrev=False,
     )
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
 def build_status_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command `status`."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.swarm status",
+        prog="dist-eval swarm status",
         description="Shows which servers of a swarm hold which blocks, and which blocks nobody holds.",
         allow_abbrev=False,
     )
@@ -136,7 +136,9 @@ def start(arguments: argparse.Namespace) -> None:
             print(_look(swarm, len(everywhere), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
-        print("Ctrl-C ends the swarm." if parts == 1 else f"part {part} of {parts}, blocks {spans}", flush=True)
+        if parts > 1:
+            print(f"part {part} of {parts}, blocks {spans}")
+        print(f"Ctrl-C ends the swarm; from elsewhere: kill {os.getpid()}", flush=True)
         while True:
             swarm.require_alive()
             time.sleep(_WATCH_SECONDS)
@@ -315,13 +317,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
     if not parsed.verbose:
         silence_libraries()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell has jobs in the background ignore it
+        signal.signal(number, _interrupt)
     try:
         return 1 if command(parsed) is False else 0
     except KeyboardInterrupt:
         return 0
     except EvaluationError as error:
-        print(f"dist_eval.swarm: {error}", file=sys.stderr)
+        print(f"dist-eval swarm: {error}", file=sys.stderr)
         return 1
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from dist_eval.errors import SwarmError
 from dist_eval.process.lifetime import helpers_die_with_us
+from dist_eval.process.logging_setup import forking_without_warnings
 from dist_eval.swarm.daemon import knock_before_dialling, may_listen
 
 _POLL_SECONDS, _LEAST_KNOCK_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 0.1, 5.0, 16
@@ -59,7 +60,7 @@ def join_swarm(
         dht = None
         within = max(1.0, min(patience, deadline - time.monotonic()))
         try:
-            with helpers_die_with_us():
+            with helpers_die_with_us(), forking_without_warnings():
                 dht = hivemind.DHT(
                     initial_peers=listening,
                     client_mode=True,

@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def build_serve_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command `serve`."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.swarm serve",
+        prog="dist-eval swarm serve",
         description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
         allow_abbrev=False,
     )
@@ -54,7 +54,7 @@ def build_serve_parser() -> argparse.ArgumentParser:
 def build_identities_parser() -> argparse.ArgumentParser:
     """Makes the parser of the command `identities`."""
     parser = argparse.ArgumentParser(
-        prog="python -m dist_eval.swarm identities",
+        prog="dist-eval swarm identities",
         description="Makes the keys of a swarm's servers, and the file with their addresses. Keys that are there stay.",
         allow_abbrev=False,
     )

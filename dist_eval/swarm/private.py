@@ -16,6 +16,7 @@ from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
+from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.daemon import may_listen
 
@@ -73,6 +74,8 @@ class PrivateSwarm:
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
+        if not self.echo:
+            silence_petals()
         with ExitStack() as stack:
             self.folder = stack.enter_context(workspace())
             adopt_orphans()

@@ -12,7 +12,7 @@ from dist_eval.config import RunConfig, flag, option
 from dist_eval.errors import ConfigError
 from dist_eval.tracking import TRACKERS
 
-PROGRAM = "torchrun --nproc_per_node=N -m dist_eval.tuning"
+PROGRAM = "dist-eval tune"
 METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss")
 """By which the best epoch can be chosen; of the loss less is better."""
 
@@ -127,9 +127,9 @@ COMMAND = Command(
     description="Tunes soft prompts and a classification head for a base model that lives on a Petals swarm.",
     examples=f"""\
 examples:
-  {PROGRAM.replace("N ", "2 ")} --model ./llama --dataset train.csv --eval-dataset validation.csv \\
+  {PROGRAM} --nproc-per-node 2 --model ./llama --dataset train.csv --eval-dataset validation.csv \\
       --swarm embedded --output runs/tuned
-  {PROGRAM.replace("N ", "4 ")} --model MODEL --dataset train.csv --text-column sentence \\
+  {PROGRAM} --nproc-per-node 4 --model MODEL --dataset train.csv --text-column sentence \\
       --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --tuning-mode ptune --epochs 5
 """,
     usage=f"--model MODEL --dataset FILE\n{WHERE} [options]",

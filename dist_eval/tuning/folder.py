@@ -24,7 +24,7 @@ from dist_eval.evaluation.environment import now
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.report import RESULTS as EVALUATION_RESULTS
+from dist_eval.report.files import RESULTS as EVALUATION_RESULTS
 
 RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
 
+from dist_eval.errors import print_error
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.report import figure_words, format_results, print_error
+from dist_eval.report.table import figure_words, format_results
 from dist_eval.statistics import metric_intervals
 
 

@@ -1,10 +1,12 @@
-"""Turns down what the libraries say by themselves, so that a run's output is the run's."""
+"""What libraries log and warn of by themselves: kept off the terminal, so that a run's output is the run's."""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _LOUD = ("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed")
 
@@ -24,3 +26,23 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning, message="coroutine .* was never awaited")
     for name in _LOUD:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def silence_petals() -> None:
+    """Keeps what Petals and hivemind log by themselves off the terminal of somebody else's program.
+
+    HIVEMIND_LOGLEVEL, where it is set, decides; the program's other loggers and its warnings are left alone.
+    """
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+
+
+@contextmanager
+def forking_without_warnings() -> Iterator[None]:
+    """Within this context a fork prints no warning of the tokenizers library, whose threads it would not inherit."""
+    is_set = "TOKENIZERS_PARALLELISM" in os.environ
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ["TOKENIZERS_PARALLELISM"]

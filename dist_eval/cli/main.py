@@ -1,0 +1,121 @@
+"""`dist-eval COMMAND ...`: every program of this package under one name.
+
+A command is a module that also runs as `python -m MODULE`; it is imported only when it is asked for, so that help is
+immediate. Those that work on several processes are started by `launch`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+import sys
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.outcome import WRONG_OPTIONS
+
+if TYPE_CHECKING:
+    import argparse
+
+    from dist_eval.commandline import Command
+
+NAME = "dist-eval"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a command runs.
+
+    Attributes:
+        help: what it is for, in a line.
+        module: what runs as `python -m`; unless `command` is given, it has a function `build_parser`.
+        command: where the options of a command with several processes are described, as MODULE:NAME.
+    """
+
+    help: str
+    module: str
+    command: str = ""
+
+
+COMMANDS = {
+    "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.commandline:EVALUATION"),
+    "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.tuning.config:COMMAND"),
+    "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
+    "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),
+    "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),
+    "report": Program("show a run as a page, a summary or model card metadata", "dist_eval.report.__main__"),
+    "summary": Program("show many runs in one table", "dist_eval.summary"),
+    "schema": Program("print the JSON Schema of results.json", "dist_eval.schema"),
+    "convert": Program("make a checkpoint of pickled prompts and heads", "dist_eval.tuning.convert"),
+    "job": Program("run one of these as a batch job of a scheduler", "dist_eval.cluster.job"),
+    "completion": Program("print what makes a shell complete all this", "dist_eval.cli.completion"),
+}
+
+
+def usage() -> str:
+    """Returns what `dist-eval --help` prints."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{program.help}" for name, program in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {NAME} COMMAND [options]",
+            "",
+            "Evaluates large language models that live on a Petals swarm, exactly, on any number of processes.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            f"{NAME} COMMAND --help lists the options of a command; {NAME} run --demo needs none.",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    """Runs the command line of `dist-eval`.
+
+    Returns:
+        The exit status, of commands that do not end the process by themselves.
+    """
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0
+    if name == "--version":
+        print(NAME, metadata.version("dist_eval"))
+        return 0
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists them all."
+        print(f"There is no command {name!r}.{hint}", file=sys.stderr)
+        return WRONG_OPTIONS
+    program = COMMANDS[name]
+    if program.command:
+        from dist_eval.cli.launch import start_ranks
+
+        started = start_ranks(program.module, _command_of(program), arguments)
+        if isinstance(started, int):
+            return started
+        arguments = started
+    sys.argv = [f"{NAME} {name}", *arguments]
+    runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def parser_of(program: Program) -> argparse.ArgumentParser:
+    """Makes the parser of a command."""
+    if not program.command:
+        return import_module(program.module).build_parser()
+    from dist_eval.cli import launch
+
+    return launch.build_parser(_command_of(program))
+
+
+def _command_of(program: Program) -> Command[Any]:
+    module, _, name = program.command.partition(":")
+    return getattr(import_module(module), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""The table of results that a run prints at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dist_eval.analysis.slices import FIGURES as FIGURES_OF_SLICES
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.regression import FIGURES
+from dist_eval.report.figures import RELIABILITY, figure_name
+from dist_eval.report.files import PREDICTIONS, REPORT, RESULTS
+from dist_eval.report.footnotes import Footnotes
+from dist_eval.statistics.resampling import FEW_UNITS
+
+_CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
+_LEAST, _MOST = 5e-5, 1e6
+_SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
+
+
+_HEADLINES = {
+    SINGLE_LABEL.name: (
+        *("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "ece", "brier"),
+    ),
+    MULTI_LABEL.name: (
+        *("subset_accuracy", "hamming_loss", "f1_micro", "f1_macro", "f1_weighted", "loss", "ece", "brier"),
+    ),
+    REGRESSION.name: ("mae", "mse", "rmse", "r2", "pearson", "spearman", "loss"),
+}
+_AVERAGES = ("macro", "micro", "weighted")
+_RANKINGS = ("roc_auc", "average_precision")
+_IN_UNITS = ("loss", "log_loss", "mae", "mse", "rmse")
+"""Figures in the data's own units, or nats: no number of decimals suits them all."""
+
+
+def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str:
+    """Returns the table that a person sees at the end.
+
+    Args:
+        metrics: the metrics.
+        facts: the further sections of `results.json`.
+        folder: where the files are.
+    """
+    values, coverage, data = metrics.values, facts["coverage"], facts["data"]
+    shown = figures_shown(metrics.problem, values, metrics.custom)
+    notes = {name: why for name, why in metrics.undefined.items() if name in shown}
+    if metrics.majority_share is not None:
+        notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
+    intervals = facts["intervals"]
+    confidence = next(iter(intervals.values()))["confidence"]
+    width = max([_NAME_WIDTH, *map(len, shown)])
+    lines = ["", f"{'':<{width}}   value  {100 * confidence:g}% interval"]
+    lines += format_figures({name: values[name] for name in shown}, notes, intervals)
+    lines += ["", *(_output_lines(metrics) if metrics.problem == REGRESSION.name else _class_lines(metrics, coverage))]
+    lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
+    lines += format_slices(facts.get("slices") or [], metrics.problem)
+    throughput, ranks = facts["throughput"], len(facts["ranks"])
+    lines += [
+        "",
+        f"coverage: {coverage['seen']} of {coverage['expected']} examples, each exactly once"
+        + (f"; {coverage['failed']} failed and are in no figure (see failures)" if coverage["failed"] else "")
+        + (f"; {data['truncated']} texts cut to {data['max_length']} tokens" if data["truncated"] else "")
+        + (f"; {data['multiline']} texts have several lines" if data["multiline"] else "")
+        + (f"; {data['blank']} texts have no token of their own" if data["blank"] else "")
+        + (f"; {data['unknown']} texts have no token that the tokenizer knows" if data["unknown"] else ""),
+        f"speed: {throughput['examples_per_second']:.1f} examples/s, {throughput['tokens_per_second']:.0f} tokens/s "
+        f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        *group_lines(facts.get("groups")),
+        *_spread_lines(facts.get("spread")),
+        *_backend_lines(facts.get("backends")),
+        *_audit_lines(facts["audit"]),
+        "files:",
+        *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(metrics))),
+        *([f"  {folder / RELIABILITY}"] if facts.get("calibration") else []),
+        *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
+    ]
+    return "\n".join(lines)
+
+
+def format_figures(
+    values: dict[str, float | None], notes: dict[str, str], intervals: dict[str, dict[str, Any]] | None = None
+) -> list[str]:
+    """Returns a line for each figure, with its interval and a note where there are such."""
+    width, lines = max([_NAME_WIDTH, *map(len, values)]), []
+    for name, value in values.items():
+        interval = "" if value is None else _interval(name, (intervals or {}).get(name))
+        note = f"  ({notes[name]})" if name in notes else ""
+        lines.append(f"{name:<{width}}  {_number(value, name)}{interval}{note}")
+    return lines
+
+
+def figure_words(name: str, value: float) -> str:
+    """Writes a figure: four decimals, or four significant digits where decimals would tell little or nothing."""
+    if name in _IN_UNITS or (value and not _LEAST <= abs(value) < _MOST):
+        return f"{value:#.4g}".removesuffix(".")
+    return f"{value:.4f}"
+
+
+def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
+    """Returns the names of those figures of a problem that a person is shown first."""
+    return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
+
+
+def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
+    """Returns name and value of the figure that says most, out of the section `metrics` of `results.json`."""
+    name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
+    return name, metrics.get(name)
+
+
+def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
+    """Returns a table of the slices, with the figures that say most; nothing if there are none."""
+    if not slices:
+        return []
+    names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
+    labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
+    labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
+    width = max([len("slice"), *map(len, labels)])
+    notes = Footnotes()
+    lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
+    for label, one in zip(labels, shown, strict=True):
+        cells = [_number(one["metrics"][name], name).strip() + _ends_or_mark(one, name, notes) for name in names]
+        lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
+    if len(slices) > len(shown):
+        lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
+    return lines + notes.lines()
+
+
+def _ends_or_mark(one: dict[str, Any], name: str, notes: Footnotes) -> str:
+    interval = one["intervals"][name]
+    return interval_words(name, {**interval, "reason": one["undefined"].get(name) or interval["reason"]}, notes)
+
+
+def interval_words(name: str, interval: dict[str, Any], notes: Footnotes) -> str:
+    """Writes what stands behind a figure in a table: its interval; where there is none, the number of the reason."""
+    return _ends(name, interval) or notes.mark(interval["reason"])
+
+
+def figures_of_slices(problem: str) -> Sequence[str]:
+    """Returns the names of those figures of slices that a person is shown."""
+    return FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE]
+
+
+def slice_name(entry: dict[str, Any]) -> str:
+    """Returns what the examples of an entry of the section `slices` have in common, for people."""
+    return "(missing)" if entry["value"] is None else entry["value"] or "(empty)"
+
+
+def group_lines(groups: dict[str, Any] | None) -> list[str]:
+    """Returns a line that says how intervals take groups into account; nothing if there are none."""
+    if groups is None:
+        return []
+    few = f"; with fewer than {FEW_UNITS} there are none" if groups["count"] < FEW_UNITS else ""
+    return [f"intervals: {groups['count']} groups of {groups['column']!r} are drawn whole{few}"]
+
+
+def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
+    what, values, rows = ("class", metrics.values, metrics.per_class[:_CLASSES_IN_TABLE])
+    what = "label" if metrics.problem == MULTI_LABEL.name else what
+    width = max([len("weighted avg"), *(len(row["label"]) for row in rows)])
+    lines = [f"{what:<{width}}  precision  recall      f1  support"]
+    for row in rows:
+        lines.append(_class_line(row["label"], row["precision"], row["recall"], row["f1"], row["support"], width))
+    if len(metrics.per_class) > _CLASSES_IN_TABLE:
+        plural = "classes" if what == "class" else "labels"
+        lines.append(f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}")
+    for average in _AVERAGES:
+        precision, recall, f1 = (values[f"{name}_{average}"] for name in ("precision", "recall", "f1"))
+        lines.append(_class_line(f"{average} avg", precision, recall, f1, coverage["seen"], width))
+    return lines
+
+
+def _output_lines(metrics: Metrics) -> list[str]:
+    if len(metrics.per_class) < 2:
+        return []
+    rows = metrics.per_class[:_CLASSES_IN_TABLE]
+    width = max([len("output"), *(len(row["label"]) for row in rows)])
+    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in FIGURES)]
+    for row in rows:
+        lines.append(f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in FIGURES))
+    if len(metrics.per_class) > len(rows):
+        lines.append(f"... and {len(metrics.per_class) - len(rows)} more outputs in {RESULTS}")
+    return lines
+
+
+def _spread_lines(spread: dict[str, Any] | None) -> list[str]:
+    if spread is None:
+        return []
+    return [
+        f"by rank: {spread['figure']} from {spread['lowest']:.4f} (rank {spread['lowest_rank']}) to "
+        f"{spread['highest']:.4f} (rank {spread['highest_rank']}), their plain mean {spread['mean']:.4f}; the figures "
+        "above are over all examples"
+    ]
+
+
+def _backend_lines(backends: dict[str, Any] | None) -> list[str]:
+    if backends is None:
+        return []
+    changed = backends["changed"]
+    what = "" if changed is None else f"; {changed or 'no'} prediction{'s' if changed != 1 else ''} changed"
+    return [
+        f"swarm and local backend: largest difference of a logit {backends['largest_difference']:.1e}, over "
+        f"{backends['compared']} examples{what}" + (f" (see {backends['file']})" if backends["file"] else "")
+    ]
+
+
+def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
+    if audit is None:
+        return []
+    without = audit["alone"] + audit["unanswered"]
+    lines = [
+        f"audit: {audit['batches']} batches sent twice, over different servers; "
+        + (f"{audit['disputes']} differ" if audit["disputes"] else "all agree")
+        + f" (largest difference that counts as equal: {audit['largest_difference']:.1e})"
+        + (f"; for {without} there was no other server" if without else "")
+    ]
+    for server in audit["servers"]:
+        if server["odd"]:
+            lines.append(f"audit: others agree against {server['peer']}; what it had answered was done again")
+    for dispute in audit["first_disputes"][:1]:
+        lines.append(
+            f"audit: nobody can tell which of {' and '.join(dispute['peers'])} is right ({dispute['why']}); the result "
+            f"may be wrong, all disputes are in {RESULTS}"
+        )
+    return lines
+
+
+def _number(value: float | None, name: str = "") -> str:
+    return "     -" if value is None else figure_words(name, value)
+
+
+def _interval(name: str, interval: dict[str, Any] | None) -> str:
+    if interval is None:
+        return ""
+    return _ends(name, interval) or f"  (no interval: {interval['reason']})"
+
+
+def _ends(name: str, interval: dict[str, Any]) -> str:
+    if interval["low"] is None:
+        return ""
+    return f" [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
+
+
+def _class_line(
+    name: str, precision: float | None, recall: float | None, f1: float | None, support: int, width: int
+) -> str:
+    return f"{name:<{width}}  {_number(precision):>9}  {_number(recall)}  {_number(f1)}  {support:>7}"

@@ -1,0 +1,162 @@
+"""Older exports of prompts and heads → a tuned checkpoint.
+
+Before there were checkpoints, prompts and heads were often saved with `torch.save`: as `nn.Embedding` and `nn.Linear`
+objects, as state dicts of them or of the whole model, or several of these in a dictionary. Such files are pickles. They
+are read by torch's restricted unpickler, which runs no code of the file: it makes tensors, containers, and, because
+they are allowed here, these two kinds of modules, of which nothing but the weights is used. Whatever else a file holds
+is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.errors import CheckpointError, first_line
+from dist_eval.model.base import read_base_config
+from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
+
+_ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
+_ROLES = {
+    DEEP_PROMPTS: ("intermediate_prompt_embeddings", "deep_prompt_embeddings", "intermediate_prompts", "deep_prompts"),
+    PROMPTS: ("prompt_embeddings", "prompt_embedding", "prompts", "soft_prompts"),
+    HEAD: ("score", "classifier", "head"),
+}
+"""How tensors are called in exports."""
+
+_BIAS = f"bias of {HEAD}"
+
+
+def convert(
+    files: Sequence[Path], model: str, label_names: Sequence[str] | None = None
+) -> tuple[TunedCheckpoint, list[str]]:
+    """Reads older exports.
+
+    Args:
+        files: pickles; together they hold a head and, for a tuning mode, its prompts.
+        model: folder or hub name of the base model.
+        label_names: names of the classes; by default LABEL_0, LABEL_1, ...
+
+    Returns:
+        The checkpoint, and the names of all tensors that are no part of it.
+
+    Raises:
+        CheckpointError: a file cannot be read without running its code, or the tensors do not make a checkpoint.
+    """
+    base, left = read_base_config(model), []
+    found: dict[str, torch.Tensor] = {}
+    for path in files:
+        for name, tensor in _tensors((path.stem,), _load(path), base):
+            role = _role_of(name)
+            if role is None:
+                left.append(".".join(name))
+                continue
+            if role in found:
+                raise CheckpointError(f"{path}: {'.'.join(name)} is a second {role}; one is needed.")
+            found[role] = tensor
+    return _checkpoint(found, base, model, label_names), left
+
+
+def _load(path: Path) -> Any:
+    try:
+        with torch.serialization.safe_globals(_ALLOWED):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:  # a damaged file can make the unpickler raise anything
+        odd = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
+        if odd is None:
+            raise CheckpointError(f"{path} is no file of torch.save, or damaged: {first_line(error)}") from error
+        raise CheckpointError(
+            f"{path} holds an object of {odd[1]}, and to read that would run code of the file. Save its state_dict() "
+            "with the program that made it, and convert that."
+        ) from error
+
+
+Name = tuple[str, ...]
+"""Where a tensor stands: the file's name without its ending, then the keys that lead to it, cut at their dots."""
+
+
+def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:
+    """Yields all tensors in an export; those of a module that no name tells anything of under the name of its role."""
+    if isinstance(value, nn.Module):
+        parameters = vars(value).get("_parameters")  # nothing else of what the file says about a module is used
+        weight = parameters.get("weight") if isinstance(parameters, Mapping) else None
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+            raise CheckpointError(f"{'.'.join(name)} is a {type(value).__name__} without a weight: it is damaged.")
+        if _role_of(name) is None:
+            name = (*name, _ROLES[_role_of_module(value, weight.shape, base)][0])
+        value = parameters
+    if isinstance(value, torch.Tensor):
+        yield name, value.detach()
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors((*name, *str(key).split(".")), item, base)
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _tensors((*name, str(number)), item, base)
+
+
+def _role_of_module(module: nn.Module, shape: torch.Size, base: Any) -> str:
+    if isinstance(module, nn.Linear):
+        return HEAD
+    return PROMPTS if shape[1] == base.hidden_size else DEEP_PROMPTS
+
+
+def _role_of(name: Name) -> str | None:
+    """Tells what a tensor is; the file's name counts only where it holds nothing else."""
+    own = name if len(name) == 1 or name[1:] in (("weight",), ("bias",)) else name[1:]
+    for part in reversed(own):
+        for role, names in _ROLES.items():
+            if part in names:
+                return role if name[-1] != "bias" else f"bias of {role}"
+    return None
+
+
+def _checkpoint(
+    found: Mapping[str, torch.Tensor], base: Any, model: str, label_names: Sequence[str] | None
+) -> TunedCheckpoint:
+    hidden, layers = base.hidden_size, base.num_hidden_layers
+    if HEAD not in found:
+        raise CheckpointError(
+            "There is no head among the tensors. A tensor is known by its name, or a single one by its file's: "
+            + "; ".join(" or ".join(names) for names in _ROLES.values())
+            + "."
+        )
+    if _BIAS in found and found[_BIAS].any():
+        raise CheckpointError("The head has a bias, which models on Petals have none of: it cannot be left out.")
+    if DEEP_PROMPTS in found and PROMPTS not in found:
+        raise CheckpointError("There are deep prompts, but no prompts in front of the text: give their file, too.")
+    length = len(found.get(PROMPTS, ()))
+    shapes = {HEAD: (len(found[HEAD]), hidden), PROMPTS: (length, hidden), DEEP_PROMPTS: (length, layers * hidden)}
+    tensors = {name: tensor.to(torch.float32) for name, tensor in found.items() if name != _BIAS}
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != shapes[name]:
+            raise CheckpointError(
+                f"{name} has shape {list(tensor.shape)}, but {model} needs {list(shapes[name])}: is it another base "
+                "model's?"
+            )
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{name} holds values that are not finite.")
+    names = list(label_names) if label_names else [f"LABEL_{number}" for number in range(len(tensors[HEAD]))]
+    if len(names) != len(tensors[HEAD]):
+        raise CheckpointError(f"The head has {len(tensors[HEAD])} classes, but --label-names gives {len(names)} names.")
+    deep = tensors.get(DEEP_PROMPTS)
+    return TunedCheckpoint(
+        head=tensors[HEAD],
+        prompts=tensors.get(PROMPTS),
+        deep_prompts=None if deep is None else deep.view(length, layers, hidden).permute(1, 0, 2).contiguous(),
+        label_names=names,
+        architecture={
+            "model_type": base.model_type,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "vocab_size": base.vocab_size,
+        },
+        base_model=model,
+    )
