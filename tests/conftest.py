@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -12,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fa
 import jsonschema
 import pytest
 import torch
+from forkserver import ForkServer
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
@@ -209,6 +212,16 @@ def demo_swarm() -> Iterator[PrivateSwarm]:
         yield swarm
 
 
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this worker, started when it is first needed."""
+    folder = Path(tempfile.mkdtemp(prefix="f-"))
+    server = ForkServer(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(server.end)
+    return server
+
+
 @dataclass
 class Launcher:
     """Starts programs of ours and can tell what they left behind.
@@ -226,13 +239,24 @@ class Launcher:
 
     def start(self, *arguments: str, ranks: int | None = None, **kwargs: Any) -> subprocess.Popen[str]:
         """Starts `python ARGUMENTS`, under torchrun if a number of ranks is given."""
+        return self._start(sys.executable, self.environment, arguments, ranks, **kwargs)
+
+    def _start(
+        self, python: str, environment: dict[str, str], arguments: Sequence[str], ranks: int | None, **kwargs: Any
+    ) -> subprocess.Popen[str]:
         torchrun = [] if ranks is None else ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
         kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **kwargs}
-        return subprocess.Popen([sys.executable, *torchrun, *arguments], env=self.environment, **kwargs)
+        return subprocess.Popen([python, *torchrun, *arguments], env=environment, **kwargs)
 
-    def run(self, *arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end."""
-        process = self.start(*arguments, ranks=ranks)
+    def run(
+        self, *arguments: str, ranks: int | None = None, preloaded: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a program to its end, as `start` would, but with everything imported (see `forkserver`)."""
+        if preloaded:
+            server = fork_server()
+            process = self._start(server.command, {**self.environment, **server.environment}, arguments, ranks)
+        else:
+            process = self.start(*arguments, ranks=ranks)
         try:
             out, err = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -252,7 +276,7 @@ class Launcher:
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-        return found
+        return {**found, **(fork_server().children() if fork_server.cache_info().currsize else {})}
 
     def leftovers(self) -> dict[int, str] | list[str]:
         """Waits a little for an end in good order and returns processes, else files, that are still there.

@@ -21,9 +21,10 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README.split("## In your own pr
 def test_a_program_prints_what_the_readme_says(program: str, launcher: Launcher) -> None:
     expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
     assert expected, "it prints nothing that could be compared"
-    done = launcher.run("-c", program)
+    done = launcher.run("-c", program, preloaded=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == expected
+    assert done.stderr == ""
     assert not launcher.leftovers()
 
 

@@ -121,7 +121,10 @@ def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
     output = tmp_path / "out"
     command = arguments(data, output, "--collective-timeout", "5")
     process = start(launcher, *command, ranks=2, output=output)
-    os.kill(process_of_rank(launcher, 1), signal.SIGSTOP)
+    hanging = process_of_rank(launcher, 1)
+    os.kill(hanging, signal.SIGSTOP)
+    assert wait_for(lambda: results_of(output)["status"] == "failed")
+    os.kill(hanging, signal.SIGKILL)  # as torchrun does, half a minute later
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     results = results_of(output)

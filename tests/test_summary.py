@@ -136,7 +136,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     printed = capsys.readouterr().out
     caution = f"{other}: on other data than {first}, their figures do not compare"
     doubt = "the best of 2 looks better than it is, for having been picked; what differs by more than chance says: "
-    command = f"python -m dist_eval.compare '{first}' {third}"
+    command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
     assert [row["other_data_than"] for row in json.loads(written[0].read_text())] == [None, None, first, None]
@@ -158,7 +158,7 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
     for name in ("a", "b"):
         run(tmp_path / name).complete(predictions, metrics, facts)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    command = f"python -m dist_eval.compare {tmp_path / 'a'} {tmp_path / 'b'}"
+    command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
     assert capsys.readouterr().out.endswith(f"what differs by more than chance says: {command}\n")
     assert compare(shlex.split(command)[3:]) == 0
 

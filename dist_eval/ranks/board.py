@@ -29,8 +29,6 @@ _SECONDS_FOR_A_RANK = 0.0005
 """By so much less often each rank asks the store, for each rank there is: one store answers all of them."""
 
 _FAILURE, _STARTED = "failure", "started"
-_THIS_START = uuid.uuid4().hex
-"""Tells this process from the one that a later start has for the same rank."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,7 @@ class Board:
         self._launch = launch
         self._prefix = f"dist_eval/{run}/{launch.attempt}"
         self._groups, self._known = 0, False
+        self._start = uuid.uuid4().hex  # tells this process from the one that a later start has for the same rank
         self.poll_seconds = max(_POLL_SECONDS, launch.world_size * _SECONDS_FOR_A_RANK)
         self._own = dist.HashStore() if launch.world_size == 1 else None
         self._is_lost = False
@@ -154,8 +153,8 @@ class Board:
                 raise LostRankError(
                     f"Rank {rank} on {self._launch.host} gave up: its ranks' store was replaced by another start's."
                 )
-            store.set(key, _THIS_START)
-        elif store.get(key).decode() != _THIS_START:
+            store.set(key, self._start)
+        elif store.get(key).decode() != self._start:
             message = (
                 f"Rank {rank} was started on {self._launch.host} while an earlier start of it was still known to the "
                 "other ranks. All of them end now: start the same command again on all hosts."

@@ -162,7 +162,8 @@ def _end(dht: Any) -> None:
     """Waits a moment for the end of a node's process, then makes an end of it.
 
     A node that reports a failure is still about to let go of the lock that it reported it under, which is shared with
-    this process and with every node to come. Killed while it holds it, it would take all of them along.
+    this process and with every node to come. Killed while it holds it, by us or from outside, it would take all of them
+    along.
     """
     from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
@@ -170,6 +171,7 @@ def _end(dht: Any) -> None:
     if dht.is_alive():
         dht.kill()
         dht.join(_LEAVE_SECONDS)
+    if dht.exitcode:
         for lock in (MPFuture._update_lock, MPFuture._initialization_lock, SharedBytes._lock):
             lock.acquire(timeout=_END_SECONDS)  # in vain if it was the node that held it
             lock.release()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from conftest import Launcher
 
 
-@pytest.mark.slow
 def test_every_part_is_found_and_it_ends_clean(launcher: Launcher, tmp_path: Path) -> None:
     done = launcher.run("-m", "benchmarks.cost", "--quick", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr

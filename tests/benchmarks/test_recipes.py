@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from conftest import Launcher
 
 from benchmarks.recipes import OURS, ROUNDING
 from benchmarks.recipes_rank import ORDERS, RECIPES
 
 
-@pytest.mark.slow
 def test_every_recipe_is_measured_and_dist_eval_is_right(launcher: Launcher, tmp_path: Path) -> None:
     process = launcher.run("-m", "benchmarks.recipes", "--quick", "--output", str(tmp_path))
     assert process.returncode == 0, process.stderr

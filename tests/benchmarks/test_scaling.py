@@ -6,13 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from conftest import Launcher
 
 ONE_EACH = "Llama 64x4, 100 ms round trip, 1 request in flight for each rank"
 
 
-@pytest.mark.slow
 def test_ranks_are_compared(launcher: Launcher, tmp_path: Path) -> None:
     process = launcher.run("-m", "benchmarks.scaling", "--quick", "--output", str(tmp_path))
     assert process.returncode == 0, process.stderr

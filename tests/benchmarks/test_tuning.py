@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from conftest import Launcher
 
 
-@pytest.mark.slow
 def test_both_modes_are_tuned_and_scored(launcher: Launcher, tmp_path: Path) -> None:
     process = launcher.run("-m", "benchmarks.tuning", "--quick", "--output", str(tmp_path))
     assert process.returncode == 0, process.stderr

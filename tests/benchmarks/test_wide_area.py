@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from conftest import Launcher
 
 NEAR, FAR = "Llama 64x4, 0 ms round trip", "Llama 64x4, 100 ms round trip"
@@ -13,7 +12,6 @@ SECONDS_ON_THE_WAY = 0.2
 """Two servers, one after the other, at 100 ms each."""
 
 
-@pytest.mark.slow
 def test_all_contenders_run_through_the_proxy_and_agree(launcher: Launcher, tmp_path: Path) -> None:
     process = launcher.run("-m", "benchmarks.wide_area", "--quick", "--output", str(tmp_path))
     assert process.returncode == 0, process.stderr

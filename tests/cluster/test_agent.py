@@ -48,18 +48,18 @@ def test_whoever_tells_it_to_end_may_start_it_again(script: Path, launcher: Laun
     agent.send_signal(signal.SIGTERM)
     _, err = agent.communicate(timeout=TIMEOUT)
     assert agent.returncode == 75
-    assert "dist_eval.cluster.agent: ended by SIGTERM" in err
+    assert "dist_eval: ended by SIGTERM" in err
     assert not launcher.leftovers()
 
 
 def test_a_wrong_option_is_one_clear_message(script: Path, launcher: Launcher) -> None:
     agent = launcher.run("-m", "dist_eval.cluster.agent", "--nnodes=x", str(script), "0", "began")
     assert agent.returncode == 2
-    assert "dist_eval.cluster.agent: an option of torchrun is wrong: " in agent.stderr
+    assert "dist_eval: an option of torchrun is wrong: " in agent.stderr
 
 
 def test_hosts_that_do_not_come_together_are_one_clear_message(script: Path, launcher: Launcher) -> None:
     where = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=1"]
     agent = launcher.run("-m", "dist_eval.cluster.agent", *where, str(script), "0", "began")
     assert agent.returncode == 1
-    assert "dist_eval.cluster.agent: the hosts did not come together" in agent.stderr
+    assert "dist_eval: the hosts did not come together" in agent.stderr

@@ -278,7 +278,7 @@ def test_blocks_that_no_server_holds(
     tmp_path: Path, launcher: Launcher, demo_swarm: PrivateSwarm, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = swarm_options(demo_swarm, tmp_path / "out")
-    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "30", ranks=2)
+    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "8", ranks=2)
     assert result.returncode == 1
     message = results_of(tmp_path / "out")["error"]["message"]
     assert "serves no block of 'elsewhere'" in message

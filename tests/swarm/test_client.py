@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from typing import Any
@@ -63,7 +65,10 @@ async def _hold_the_lock_for_ever(dht: Any, node: Any) -> None:
     time.sleep(10_000)
 
 
-def test_a_node_that_had_to_be_killed_takes_no_lock_along(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+@pytest.mark.parametrize("killed", ["when we leave", "from outside"])
+def test_a_node_that_is_killed_takes_no_lock_along(
+    killed: str, demo_swarm: PrivateSwarm, swarm_client: SwarmClient
+) -> None:
     from hivemind.utils.mpfuture import MPFuture
 
     dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
@@ -71,5 +76,7 @@ def test_a_node_that_had_to_be_killed_takes_no_lock_along(demo_swarm: PrivateSwa
     while MPFuture._update_lock.acquire(block=False):
         MPFuture._update_lock.release()
         time.sleep(0.01)
+    if killed == "from outside":
+        os.kill(dht.pid, signal.SIGKILL)
     leave_swarm(dht)
     leave_swarm(join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive))

@@ -14,7 +14,7 @@ from torch import nn
 from dist_eval import demo
 from dist_eval.errors import CheckpointError
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.tuning.convert import convert
+from dist_eval.tuning.exports import convert
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 96, 4, 5, 3
 MODEL = str(demo.BASE_MODEL)

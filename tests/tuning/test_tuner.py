@@ -210,6 +210,7 @@ def rank_of(launcher: Launcher, rank: int) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_the_readmes_command_learns_digits(launcher: Launcher, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
     [line] = re.findall(r"uv run torchrun --nproc_per_node=2 (-m dist_eval\.tuning .*?)\n```", text, re.DOTALL)

@@ -1,0 +1,80 @@
+"""`dist-eval run`: several ranks from one command, and a last line that says why it failed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import Launcher, results_of
+
+from dist_eval import demo
+from dist_eval.cli.launch import start_ranks
+from dist_eval.commandline import EVALUATION
+
+CLI = ("-m", "dist_eval.cli.main")
+DEMO = (
+    *("--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA)),
+    *("--backend", "local"),
+)
+
+
+def test_one_rank_needs_no_agent() -> None:
+    assert start_ranks("dist_eval", EVALUATION, ["--demo"]) == ["--demo"]
+    assert start_ranks("dist_eval", EVALUATION, ["--nproc_per_node=1", "--demo"]) == ["--demo"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--demo", "--nproc-per-nod", "2"], "There is no option --nproc-per-nod. Did you mean --nproc-per-node?"),
+        (["--demo", "--modle", "x"], "There is no option --modle. Did you mean --model?"),
+        (["--demo", "--nproc-per-node"], "argument --nproc-per-node: expected one argument."),
+        (["--nproc-per-node", "2"], EVALUATION.nothing_asked),
+        ([], EVALUATION.nothing_asked),
+    ],
+)
+def test_wrong_options_are_found_before_a_process_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        start_ranks("dist_eval", EVALUATION, words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == said + "\n"
+
+
+def test_ranks_evaluate_together_and_print_nothing_else(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run(*CLI, "run", "--nproc-per-node=2", *DEMO, "--output", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert [rank["samples"] > 0 for rank in results_of(tmp_path / "out")["ranks"]] == [True, True]
+    assert [line for line in done.stderr.splitlines() if not line.lstrip("\r").startswith("evaluating:")] == []
+    assert not launcher.leftovers()
+
+
+def test_the_last_line_of_a_failed_run_says_why(launcher: Launcher, tmp_path: Path) -> None:
+    options = [*DEMO, "--text-column", "sentence", "--output", str(tmp_path / "out")]
+    done = launcher.run(*CLI, "run", *options, "--nproc_per_node", "2")
+    assert done.returncode == 1
+    assert done.stderr == f"dist_eval: {results_of(tmp_path / 'out')['error']['message']}\n"
+    assert not launcher.leftovers()
+
+
+def test_torchruns_own_report_ends_with_the_reason(launcher: Launcher, tmp_path: Path) -> None:
+    done = launcher.run(
+        "-m", "dist_eval", *DEMO, "--text-column", "sentence", "--output", str(tmp_path / "out"), ranks=2
+    )
+    message = results_of(tmp_path / "out")["error"]["message"]
+    assert f"traceback : {message}" in done.stderr.splitlines()[-2].strip()
+
+
+def test_a_rank_that_is_killed_is_named(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n\n\ndef metric(predictions, labels, probabilities):\n"
+        "    return os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else 0.5\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    options = ["--nproc-per-node", "2", *DEMO, "--metric", "deadly:metric", "--output", str(tmp_path / "out")]
+    done = launcher.run(*CLI, "run", *options)
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "dist_eval: rank 1 (process" in done.stderr.splitlines()[-1]
+    assert done.stderr.endswith("was ended by SIGKILL\n")

@@ -1,0 +1,74 @@
+"""The command `dist-eval`: its list of commands, their help, and what it says to a wrong name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from dist_eval.cli import main as cli
+from dist_eval.cli.main import COMMANDS
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["dist-eval", *words])
+    return cli.main()
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_help_lists_every_command_on_a_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, program in COMMANDS.items():
+        assert sum(line.split() == [name, *program.help.split()] for line in lines) == 1
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_wrong_command_suggests_a_close_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, "compair") == 2
+    assert capsys.readouterr().err == "There is no command 'compair'. Did you mean compare?\n"
+    assert called(monkeypatch, "frobnicate") == 2
+    assert "dist-eval --help lists them all" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.split() == ["dist-eval", metadata.version("dist_eval")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_the_command_and_imports_no_large_library(name: str) -> None:
+    code = "import sys; from dist_eval.cli.main import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, name, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: dist-eval {name}")
+    assert not {"torch", "numpy", "transformers", "datasets", "pyarrow", "matplotlib"} & {*done.stderr.split()}
+
+
+def completion(shell: str) -> str:
+    command = [sys.executable, "-m", "dist_eval.cli.completion", shell]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_and_options(shell: str) -> None:
+    script = completion(shell)
+    assert all(name in script for name in COMMANDS)
+    assert "--initial-peers" in script and "--nproc-per-node" in script
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("comp", {"compare", "completion"}), ("run --nproc", {"--nproc-per-node"}), ("report --mark", {"--markdown"})],
+)
+def test_bash_completes_commands_and_options(words: str, expected: set[str]) -> None:
+    ask = f"COMP_WORDS=(dist-eval {words}); COMP_CWORD={len(words.split())}; _shtab_dist_eval; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{completion('bash')}\n{ask}"], capture_output=True, text=True, check=True)
+    assert {*done.stdout.split()} == expected

@@ -1,0 +1,201 @@
+"""Python interpreters that have everything imported: forked from one that did so once for all tests of a worker.
+
+A rank's imports take longer than most of what tests have it do. `ForkServer.command` is to be used like
+`sys.executable`, also by torchrun, as PYTHON_EXEC. Behind it is a stand-in for the forked process, which passes on
+arguments, streams, signals and the exit status. Tests that find processes or kill them start real interpreters.
+
+    forkserver.py serve SOCKET          the server
+    forkserver.py [arguments as of python]      a stand-in
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
+MODULES = (
+    "dist_eval.doctor.examination",
+    "dist_eval.evaluation.evaluator",
+    "dist_eval.loop",
+    "dist_eval.model.classifier",
+    "dist_eval.pipeline",
+    "dist_eval.tuning.tuner",
+    "torch.distributed.run",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+)
+_REAP_SECONDS = 0.02
+
+
+class ForkServer:
+    """A server of this process.
+
+    Args:
+        folder: for its socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._address = folder / "forkserver"
+        self.command = str(folder / "python")
+        Path(self.command).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} "$@"\n')
+        os.chmod(self.command, 0o700)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "serve", str(self._address)], env=environment, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout and self._process.stdout.readline()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the command needs."""
+        return {ADDRESS: str(self._address), "PYTHON_EXEC": self.command}
+
+    def children(self) -> dict[int, str]:
+        """Returns the living processes that it forked, or inherited from those."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                state, parent = (folder / "stat").read_text().rsplit(") ", 1)[1].split()[:2]
+                if int(parent) == self._process.pid and state != "Z":
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def stand_in(arguments: list[str]) -> None:
+    """Has a process forked, and ends as that does."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ[ADDRESS])
+    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "cwd": os.getcwd()}).encode()
+    socket.send_fds(connection, [struct.pack("!q", len(request))], [0, 1, 2])
+    connection.sendall(request)
+    process = _number(connection)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: os.kill(process, number))
+    status = _number(connection)
+    if status < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def serve(address: str) -> list[str]:
+    """Forks a process for each request.
+
+    Returns:
+        In the forked process, the arguments of its interpreter.
+    """
+    from dist_eval.process.imports import no_garbage_expected
+    from dist_eval.process.lifetime import adopt_orphans, die_with_parent
+    from dist_eval.process.logging_setup import silence_libraries
+
+    die_with_parent()
+    adopt_orphans()
+    silence_libraries()
+    with no_garbage_expected():
+        from dist_eval.swarm.bridge import import_petals
+
+        import_petals(sockets=Path(address).parent)
+        for name in MODULES:
+            __import__(name)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    print("ready", flush=True)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, *running.values()], [], [], _REAP_SECONDS if running else None)
+        for process, connection in list(running.items()):
+            if connection in ready:  # nothing is ever sent: the stand-in was killed
+                os.kill(process, signal.SIGKILL)
+        while running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            if process in running:
+                with running.pop(process) as connection, contextlib.suppress(OSError):
+                    connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(status)))
+        if listener in ready:
+            connection, _ = listener.accept()
+            size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+            request = json.loads(_receive(connection, struct.unpack("!q", size)[0]))
+            process = os.fork()
+            if not process:
+                for one in (listener, connection, *running.values()):
+                    one.close()
+                return _become(request, streams)
+            running[process] = connection
+            for stream in streams:
+                os.close(stream)
+            connection.sendall(struct.pack("!q", process))
+
+
+def _become(request: dict, streams: list[int]) -> list[str]:
+    """Takes over what the stand-in was started with."""
+    import numpy as np
+
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    np.random.seed()
+    return request["arguments"]
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = connection.recv(size - len(found))
+        if not part:
+            raise EOFError("the other end is gone")
+        found += part
+    return found
+
+
+def _number(connection: socket.socket) -> int:
+    return struct.unpack("!q", _receive(connection, 8))[0]
+
+
+def run(arguments: list[str]) -> None:
+    """Does what `python ARGUMENTS` does."""
+    if arguments[0] == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+        arguments = arguments[1:]
+    if arguments[0] == "-m":
+        module = arguments[1]
+        sys.path[0], sys.argv = os.getcwd(), arguments[1:]
+        if not hasattr(sys.modules.get(module), "__path__"):
+            sys.modules.pop(module, None)
+        sys.modules.pop(f"{module}.__main__", None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
+        sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[0], sys.argv = str(Path(arguments[0]).parent), arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        run(serve(sys.argv[2]))
+    else:
+        stand_in(sys.argv[1:])
