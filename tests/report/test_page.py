@@ -383,7 +383,12 @@ def test_dark_is_dark_and_print_is_light(pages: dict[str, Path], visit: Visit) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "visit"), list(itertools.product(KINDS, [{}, {"color_scheme": "dark"}])), indirect=["visit"]
+    ("kind", "visit"),
+    [
+        pytest.param(kind, colors, marks=[pytest.mark.slow] if kind == "many" else [])
+        for kind, colors in itertools.product(KINDS, [{}, {"color_scheme": "dark"}])
+    ],
+    indirect=["visit"],
 )
 def test_everybody_can_read_it(pages: dict[str, Path], visit: Visit, kind: str) -> None:
     """axe-core's rules for WCAG 2.2 A and AA: contrast, labels, structure, keyboard."""
