@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.capacity_inputs import Measured, measure_inputs
 from benchmarks.combine_rank import LABELS
 from benchmarks.program import run_program
-from dist_eval.ranks import board, collectives, progress
+from dist_eval.distributed import collectives, progress, rank_store
 
 QUESTION = "What does a large run need, in time, bytes, memory, files and collectives, and what gives way first?"
 _HOUR, _GIB, _TERA = 3600.0, float(1 << 30), 1e12
@@ -156,7 +156,7 @@ def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
     rounds = np.ceil(examples / count / of_a_rank)
     packed = examples * (known.row_bytes - 11)  # positions in 4 bytes, labels in 1
     requests = 5 / max(progress._REPORT_SECONDS, count * progress._REPORT_SECONDS_FOR_A_RANK)
-    waiting = 2 / max(board._POLL_SECONDS, count * board._SECONDS_FOR_A_RANK)
+    waiting = 2 / max(rank_store._POLL_SECONDS, count * rank_store._SECONDS_FOR_A_RANK)
     per_second = count * (requests + waiting)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [

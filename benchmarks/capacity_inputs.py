@@ -152,7 +152,7 @@ def _measure_journal(own: Path, records: int) -> tuple[float, float]:
 def _measure_tail(own: Path, rows: int) -> tuple[dict[str, float], float, float]:
     """Measures what rank 0 does alone: seconds and bytes for a prediction."""
     from dist_eval.metrics.computing import Totals, compute_metrics
-    from dist_eval.report.saved_predictions import write_predictions
+    from dist_eval.runs.saved_predictions import write_predictions
     from dist_eval.statistics import metric_intervals
 
     few = share_of(0, 1, 100)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from dist_eval.distributed import collectives
+from dist_eval.distributed.collectives import all_gather, process_group
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.process.lifetime import die_with_parent
-from dist_eval.ranks import collectives
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import all_gather, process_group
 
 _TIMEOUT, _ROUNDS = 120.0, 10
 

@@ -235,7 +235,7 @@ def write_rows(path: Path, times: int) -> Path:
 @contextmanager
 def replicated_swarm(own: Path) -> Iterator[PrivateSwarm]:
     """Opens a swarm of servers that hold all blocks each."""
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=own)
     spans = [(0, _BLOCKS)] * _REPLICAS

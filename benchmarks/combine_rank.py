@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import Meter
+from dist_eval.distributed.collectives import all_gather, gather_predictions, process_group, sum_over_ranks
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.process.lifetime import die_with_parent
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import all_gather, gather_predictions, process_group, sum_over_ranks
-from dist_eval.report.saved_predictions import write_predictions
+from dist_eval.runs.saved_predictions import write_predictions
 
 LABELS = ("negative", "positive")
 _TIMEOUT = 600.0

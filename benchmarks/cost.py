@@ -21,7 +21,7 @@ from benchmarks.load import drive, made_up_batches, made_up_checkpoint
 from benchmarks.models import MEDIUM, PROMPT_TOKENS, SMALL, TINY, WIDE, Model, Size, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
-from dist_eval.model.window import Window
+from dist_eval.inference.window import Window
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "Where does the processor time of an evaluation go, on a swarm of this host and without one?"
@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         options: the command line.
         own: this process' folder.
     """
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=own)
     report = harness.Report("cost", QUESTION, unit="processor seconds", options=options, more_is_better=False)

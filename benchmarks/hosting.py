@@ -27,7 +27,7 @@ def swarm_of(
         servers: how many.
         ports: see `PrivateSwarm`.
     """
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=own)
     from dist_eval.swarm.client import join_swarm, leave_swarm

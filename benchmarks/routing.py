@@ -24,9 +24,9 @@ from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
-from dist_eval.model.window import Window
+from dist_eval.inference.window import Window
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.routes import Routes, Span
+from dist_eval.swarm.router import Routes, Span
 
 QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
 GROUP = "one replica five times slower"
@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         options: the command line.
         own: this process' folder.
     """
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=own)
     report = harness.Report("routing", QUESTION, unit="tokens/s", options=options)

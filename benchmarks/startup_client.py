@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us, temporary_files_in, workspace  # noqa: E402
 from dist_eval.process.logging_setup import silence_libraries  # noqa: E402
-from dist_eval.swarm.bridge import import_petals  # noqa: E402
+from dist_eval.swarm.hivemind_compat import import_petals  # noqa: E402
 
 
 def main() -> None:

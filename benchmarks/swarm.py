@@ -16,8 +16,8 @@ from benchmarks import harness
 from benchmarks.load import drive, made_up_batches, made_up_checkpoint
 from benchmarks.program import run_program
 from dist_eval import demo
-from dist_eval.model.window import Window
-from dist_eval.swarm.routes import Routes, Span
+from dist_eval.inference.window import Window
+from dist_eval.swarm.router import Routes, Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 _TIMEOUT = 120.0
@@ -31,8 +31,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         options: the command line.
         own: this process' folder.
     """
-    from dist_eval.model.base import default_dht_prefix, read_base_config
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=own)
     from dist_eval.model.backbone import SwarmBackbone

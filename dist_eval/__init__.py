@@ -17,14 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dist_eval.api.evaluate import evaluate
+    from dist_eval.api.petals_classifier import open_petals_classifier
+    from dist_eval.api.pipeline import PetalsPipeline
     from dist_eval.config import EvaluationConfig
     from dist_eval.errors import EvaluationError
-    from dist_eval.loop import evaluate
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
     from dist_eval.model.checkpoint import TunedCheckpoint
-    from dist_eval.model.petals_classifier import open_petals_classifier
-    from dist_eval.pipeline import PetalsPipeline
     from dist_eval.swarm.private import PrivateSwarm
 
 # Petals pins a transformers that uses names which torch has since deprecated: its users can do nothing about that
@@ -36,13 +36,13 @@ _HOMES = {
     "EvaluationConfig": "config",
     "EvaluationError": "errors",
     "Metrics": "metrics.computing",
-    "PetalsPipeline": "pipeline",
+    "PetalsPipeline": "api.pipeline",
     "Predictions": "metrics.predictions",
     "PrivateSwarm": "swarm.private",
     "TunedCheckpoint": "model.checkpoint",
     "compute_metrics": "metrics.computing",
-    "evaluate": "loop",
-    "open_petals_classifier": "model.petals_classifier",
+    "evaluate": "api.evaluate",
+    "open_petals_classifier": "api.petals_classifier",
     "prove_coverage": "metrics.predictions",
 }
 

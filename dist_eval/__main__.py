@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_eval import program
-from dist_eval.commandline import parse_args
+from dist_eval.cli import program
+from dist_eval.cli.commandline import parse_args
 from dist_eval.config import EvaluationConfig
-from dist_eval.ranks.stopping import Stop
+from dist_eval.distributed.stop import Stop
 
 if TYPE_CHECKING:
-    from dist_eval.evaluation.run_folder import RunFolder
+    from dist_eval.runs.run_folder import RunFolder
 
 
 def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
-    """Runs one rank of an evaluation (see `dist_eval.program.run`)."""
+    """Runs one rank of an evaluation (see `dist_eval.cli.program.run`)."""
     return program.run(config, own, stop, _load)
 
 
 def _load() -> tuple[program.Conduct, type[RunFolder]]:
     from dist_eval.evaluation.evaluator import evaluate_run
-    from dist_eval.evaluation.run_folder import RunFolder
+    from dist_eval.runs.run_folder import RunFolder
 
     return evaluate_run, RunFolder
 

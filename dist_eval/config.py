@@ -1,6 +1,6 @@
 """What a run is asked to do: one dataclass is the single source of option names, types, defaults and help.
 
-Everything that can be checked without reading data or asking the swarm is checked on construction. `commandline.py`
+Everything that can be checked without reading data or asking the swarm is checked on construction. `cli/commandline.py`
 makes such a configuration from what a person typed. `RunConfig` holds what every kind of run is asked,
 `EvaluationConfig` what an evaluation is asked besides.
 """

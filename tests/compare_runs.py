@@ -11,10 +11,10 @@ import numpy as np
 from samples import FACTS, config_for
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 

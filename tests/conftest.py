@@ -37,7 +37,7 @@ from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import Span
+from dist_eval.swarm.router import Span
 
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
@@ -163,7 +163,7 @@ def _answers(classifier: Classifier, span: Span) -> bool:
 
 @pytest.fixture(scope="session")
 def swarm_client() -> Iterator[SwarmClient]:
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as sockets:
         import_petals(sockets=sockets)
@@ -304,8 +304,8 @@ def run_here(*command: str) -> int:
         The exit status.
     """
     from dist_eval import __main__ as evaluation
-    from dist_eval import program
-    from dist_eval.commandline import parse_args
+    from dist_eval.cli import program
+    from dist_eval.cli.commandline import parse_args
     from dist_eval.tuning import __main__ as tuning
 
     flag, module, *options = command

@@ -26,9 +26,9 @@ ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
 MODULES = (
     "dist_eval.doctor.examination",
     "dist_eval.evaluation.evaluator",
-    "dist_eval.loop",
+    "dist_eval.api.evaluate",
     "dist_eval.model.classifier",
-    "dist_eval.pipeline",
+    "dist_eval.api.pipeline",
     "dist_eval.tuning.tuner",
     "torch.distributed.run",
     "transformers.models.auto.tokenization_auto",
@@ -99,7 +99,7 @@ def serve(address: str) -> list[str]:
     Returns:
         In the forked process, the arguments of its interpreter.
     """
-    from dist_eval.process.imports import no_garbage_expected
+    from dist_eval.process.gc_paused import no_garbage_expected
     from dist_eval.process.lifetime import adopt_orphans, die_with_parent
     from dist_eval.process.logging_setup import silence_libraries
 
@@ -107,7 +107,7 @@ def serve(address: str) -> list[str]:
     adopt_orphans()
     silence_libraries()
     with no_garbage_expected():
-        from dist_eval.swarm.bridge import import_petals
+        from dist_eval.swarm.hivemind_compat import import_petals
 
         import_petals(sockets=Path(address).parent)
         for name in MODULES:

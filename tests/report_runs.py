@@ -9,11 +9,11 @@ import numpy as np
 from conftest import results_of
 from samples import FACTS, PEER_ID, config_for
 
-from dist_eval.analysis.view import View, analyse
+from dist_eval.analysis.options import View, analyse
 from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.run_folder import RunFolder
 
 
 def timelines(ranks: int) -> list[dict[str, Any]]:

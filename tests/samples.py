@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval import demo
+from dist_eval.analysis.options import View, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.analysis.view import View, analyse
 from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics.computing import Metrics, compute_metrics

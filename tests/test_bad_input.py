@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
 from dist_eval.__main__ import run
-from dist_eval.commandline import parse_args
+from dist_eval.cli.commandline import parse_args
 from dist_eval.errors import ConfigError
 
 README = Path(__file__).parents[1] / "README.md"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.analysis.view import View, analyse
+from dist_eval.analysis.options import View, analyse
 from dist_eval.compare.__main__ import main as compare
 from dist_eval.data.problems import REGRESSION
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.runs.run_folder import RunFolder
 from dist_eval.summary import main
 
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from dist_eval.model.petals_classifier import open_petals_classifier
+from dist_eval.api.petals_classifier import open_petals_classifier
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 

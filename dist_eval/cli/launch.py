@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dist_eval import commandline
-from dist_eval.commandline import Command, OptionParser, end_for_wrong_options, parse_args
+from dist_eval.cli import commandline
+from dist_eval.cli.commandline import Command, OptionParser, end_for_wrong_options, parse_args
 from dist_eval.errors import ConfigError
 
 _OPTIONS = {

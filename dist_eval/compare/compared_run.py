@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.report.saved_predictions import SavedPredictions
+    from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import Statistic
 
 _CLASSES_NAMED = 5
@@ -50,9 +50,9 @@ class Run:
         """
         import pyarrow as pa
 
-        from dist_eval.report.files import PREDICTIONS
-        from dist_eval.report.reading import read_results
-        from dist_eval.report.saved_predictions import GROUP, SavedPredictions, read_predictions
+        from dist_eval.runs.files import PREDICTIONS
+        from dist_eval.runs.reading import read_results
+        from dist_eval.runs.saved_predictions import GROUP, SavedPredictions, read_predictions
 
         results = read_results(folder)
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.report.saved_predictions import SavedPredictions
+    from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import McNemar, PairedDifference
 
 _WITHOUT_CODE = "a metric of your own: give --metric here what the run was given, and it has an interval"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.commandline import WHERE, Command
+from dist_eval.cli.commandline import WHERE, Command
 from dist_eval.config import EvaluationConfig, option
 from dist_eval.errors import ConfigError
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.doctor import report
 from dist_eval.doctor.checks import examine
 from dist_eval.doctor.config import DoctorConfig, split_address
@@ -28,9 +29,8 @@ from dist_eval.doctor.inputs import collect_dataset, collect_models
 from dist_eval.doctor.shared_folder import Probe, collect_run, collect_space, look_around
 from dist_eval.doctor.swarm import collect_swarm
 from dist_eval.errors import RunError, first_line
-from dist_eval.model.base import Base
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.report.files import RESULTS
+from dist_eval.model.base_model_spec import Base
+from dist_eval.runs.files import RESULTS
 
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.05, 5.0
 _SWARM_EXTRA_SECONDS = 30.0

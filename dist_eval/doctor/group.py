@@ -6,9 +6,9 @@ import time
 
 import torch
 
+from dist_eval.distributed.collectives import all_gather, process_group, sum_vectors
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import all_gather, process_group, sum_vectors
 
 _ROUNDS = 5
 

@@ -11,8 +11,8 @@ from typing import Any
 from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.model.base import Base, Subject, subject_of
-from dist_eval.model.full_model import FullModel, local_device
+from dist_eval.model.base_model_spec import Base, Subject, subject_of
+from dist_eval.model.pretrained_classifier import FullModel, local_device
 from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4

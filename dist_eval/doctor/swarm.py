@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dist_eval.config import RunConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.model.base import Base
+from dist_eval.model.base_model_spec import Base
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 
@@ -25,7 +25,7 @@ def collect_swarm(facts: RankFacts, config: RunConfig, base: Base, timeout: floa
     Raises:
         SwarmError: no peer answered in time.
     """
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers

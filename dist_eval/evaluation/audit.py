@@ -21,7 +21,7 @@ import torch
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier
-from dist_eval.swarm.routes import Hop, Span, Trip
+from dist_eval.swarm.router import Hop, Span, Trip
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the coarsest dtype that a server on the way computes in.

@@ -21,10 +21,10 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
 from dist_eval.evaluation.journal import Journal
-from dist_eval.model.forward import TextClassifier
+from dist_eval.inference.forward import TextClassifier
 from dist_eval.process.files import write_atomically
-from dist_eval.report.files import CHANGES
-from dist_eval.swarm.routes import Trip
+from dist_eval.runs.files import CHANGES
+from dist_eval.swarm.router import Trip
 
 _LISTED = 20
 

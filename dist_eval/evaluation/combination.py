@@ -12,20 +12,20 @@ import numpy as np
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import REGRESSION
+from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.audit import Findings
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
 from dist_eval.evaluation.journal import Journal
 from dist_eval.evaluation.work import Work, require_complete
+from dist_eval.inference.forward import TextClassifier
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.forward import TextClassifier
-from dist_eval.model.full_model import FullClassifier
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import all_gather, gather_predictions, sum_over_ranks
-from dist_eval.ranks.stopping import Stop
+from dist_eval.model.pretrained_classifier import FullClassifier
 
 _COMPARISON_SECONDS = 6 * 3600.0
 """Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""

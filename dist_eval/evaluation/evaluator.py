@@ -13,10 +13,14 @@ from typing import Any, cast
 import psutil
 import torch
 
-from dist_eval.analysis.view import View, analyse, columns_asked_for
+from dist_eval.analysis.options import View, analyse, columns_asked_for
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.distributed.collectives import giving_way, process_group, require_agreement
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line
 from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.combination import (
@@ -28,23 +32,19 @@ from dist_eval.evaluation.combination import (
 )
 from dist_eval.evaluation.completed import present_complete, with_recorded_view
 from dist_eval.evaluation.journal import Fingerprint, Journal
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.evaluation.work import FailurePolicy, Work
+from dist_eval.inference.window import Window, largest_window
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, made_up_predictions
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backends import load_classifier, load_on_host, open_swarm
-from dist_eval.model.base import Base, Subject, subject_of
+from dist_eval.model.base_model_spec import Base, Subject, subject_of
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.full_model import FullModel
-from dist_eval.model.window import Window, largest_window
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import giving_way, process_group, require_agreement
-from dist_eval.ranks.progress import Progress
-from dist_eval.ranks.stopping import Stop
+from dist_eval.model.pretrained_classifier import FullModel
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results
+from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics.custom import statistics_of_functions
 
 _OPENING_SECONDS = 120.0

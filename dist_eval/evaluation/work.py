@@ -16,17 +16,17 @@ import numpy as np
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.data.problems import problem_of
+from dist_eval.distributed.collectives import all_gather, least_over_ranks
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.stop import Stop, common_reason
+from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation.audit import Findings
 from dist_eval.evaluation.journal import Journal
+from dist_eval.inference.forward import TextClassifier, predict_batches
+from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import Collector, Coverage, Predictions
-from dist_eval.model.forward import TextClassifier, predict_batches
-from dist_eval.model.window import Window
-from dist_eval.ranks.board import Launch
-from dist_eval.ranks.collectives import all_gather, least_over_ranks
-from dist_eval.ranks.progress import Progress
-from dist_eval.ranks.stopping import Stop, common_reason
-from dist_eval.ranks.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from dist_eval.ranks.timeline import Timeline
-from dist_eval.swarm.routes import Trip
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.swarm.router import Trip
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests

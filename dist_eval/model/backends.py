@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.config import RunConfig
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.model.base import Base, Subject
+from dist_eval.model.base_model_spec import Base, Subject
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
-from dist_eval.model.full_model import FullClassifier, FullModel, load_full_model, local_device
-from dist_eval.ranks.board import Board, Launch
+from dist_eval.model.pretrained_classifier import FullClassifier, FullModel, load_full_model, local_device
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def load_classifier(
     """
     if config.backend == "local" or isinstance(tuned, FullModel):
         return load_on_host(base, tuned, launch), None
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
-from dist_eval.ranks.timeline import Timeline
-from dist_eval.swarm.routes import Trip
+from dist_eval.swarm.router import Trip
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests

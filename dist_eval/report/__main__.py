@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from dist_eval.report.reading import read_results
+    from dist_eval.runs.reading import read_results
 
     if options.markdown:
         from dist_eval.report.markdown import summary

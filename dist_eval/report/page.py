@@ -20,11 +20,11 @@ from dist_eval.errors import first_line, print_error
 from dist_eval.process.files import write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
-from dist_eval.report.files import REPORT, RESULTS
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
-from dist_eval.report.reading import FinishedRun
 from dist_eval.report.table import group_lines
+from dist_eval.runs.files import REPORT, RESULTS
+from dist_eval.runs.reading import FinishedRun
 
 _PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
 _SCATTER_POINTS, _SCATTERS = 500, 4

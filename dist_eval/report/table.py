@@ -11,8 +11,8 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.regression import FIGURES
 from dist_eval.report.figures import RELIABILITY, figure_name
-from dist_eval.report.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.report.footnotes import Footnotes
+from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.resampling import FEW_UNITS
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20

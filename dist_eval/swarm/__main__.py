@@ -20,8 +20,8 @@ from dist_eval.process.files import write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.swarm import member
-from dist_eval.swarm.daemon import may_listen
 from dist_eval.swarm.member import DTYPES
+from dist_eval.swarm.p2p_daemon import may_listen
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -94,8 +94,8 @@ def start(arguments: argparse.Namespace) -> None:
     The first part tells the others its addresses at once, in a file beside `--peers-file`; that one is written when all
     parts together cover the model.
     """
-    from dist_eval.model.base import default_dht_prefix, read_base_config
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.hivemind_compat import import_petals
     from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
     part, parts = _part(arguments.part)
@@ -184,8 +184,8 @@ def status(arguments: argparse.Namespace) -> bool:
     Returns:
         Whether every block of every model looked for has a server.
     """
-    from dist_eval.model.base import default_dht_prefix, read_base_config
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as own, temporary_files_in(own):
         import_petals(sockets=own)
@@ -273,7 +273,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 def identities(arguments: argparse.Namespace) -> None:
     """Makes the keys of a swarm's servers and prints their addresses."""
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as own, temporary_files_in(own):
         import_petals(sockets=own)
@@ -282,7 +282,7 @@ def identities(arguments: argparse.Namespace) -> None:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Runs one server of a swarm that spans hosts, until Ctrl-C or SIGTERM."""
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as own, temporary_files_in(own):
         import_petals(sockets=own)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dist_eval.swarm.requests import SwarmRequests, TooLarge, tokens_in
-from dist_eval.swarm.routes import Span
+from dist_eval.swarm.router import Span
 
 _BACKWARD_WORK = 3
 """A backward takes as long as so many forwards: it begins with one, and is itself about two."""

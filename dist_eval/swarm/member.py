@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace) -> None:
         ConfigError: an option makes no sense.
         SwarmError: the server has ended; the message has its last words.
     """
-    from dist_eval.model.base import default_dht_prefix, read_base_config
+    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
     from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
 
     require_address(arguments.host)

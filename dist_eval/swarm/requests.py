@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError, RefusedError, SwarmError, first_line
-from dist_eval.ranks.timeline import Timeline
-from dist_eval.swarm.daemon import PeerAway
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.routes import Hop, Routes, Span, Trip, without
-from dist_eval.swarm.wire import Wire
+from dist_eval.swarm.p2p_daemon import PeerAway
+from dist_eval.swarm.router import Hop, Routes, Span, Trip, without
+from dist_eval.swarm.transport import Wire
 
 Answer = TypeVar("Answer")
 Question = Callable[[Span], tuple[Awaitable[Any], int]]

@@ -20,7 +20,7 @@ def main() -> None:
     """Runs a server until it is told to end; the first argument is the workspace for its sockets."""
     die_with_parent()
     workspace = Path(sys.argv.pop(1))
-    from dist_eval.swarm.bridge import import_petals
+    from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=workspace)
     _import_bitsandbytes()

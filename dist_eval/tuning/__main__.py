@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dist_eval import program
-from dist_eval.commandline import parse_args
+from dist_eval.cli import program
+from dist_eval.cli.commandline import parse_args
 from dist_eval.tuning.config import COMMAND, TuningConfig
 
 if TYPE_CHECKING:
-    from dist_eval.evaluation.run_folder import RunFolder
+    from dist_eval.runs.run_folder import RunFolder
 
 
 def parse(arguments: Sequence[str]) -> TuningConfig:

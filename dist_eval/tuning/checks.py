@@ -8,15 +8,15 @@ import numpy as np
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
+from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
+from dist_eval.inference.forward import predict_batches
+from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.forward import predict_batches
-from dist_eval.model.window import Window
-from dist_eval.ranks.board import Launch
-from dist_eval.ranks.collectives import all_gather, gather_predictions, sum_over_ranks
-from dist_eval.ranks.stopping import Stop, common_reason
 
 
 def evaluate_classifier(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.commandline import WHERE, Command
+from dist_eval.cli.commandline import WHERE, Command
 from dist_eval.config import RunConfig, flag, option
 from dist_eval.errors import ConfigError
 from dist_eval.tracking import TRACKERS

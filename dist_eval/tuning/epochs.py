@@ -13,15 +13,15 @@ import torch
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
+from dist_eval.distributed.collectives import all_gather, require_agreement
+from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.evaluator import window_for
+from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Metrics
-from dist_eval.model.base import Base
+from dist_eval.model.base_model_spec import Base
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.window import Window
-from dist_eval.ranks.board import Launch
-from dist_eval.ranks.collectives import all_gather, require_agreement
-from dist_eval.ranks.stopping import Stop
 from dist_eval.report.naming import without_folders
 from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop

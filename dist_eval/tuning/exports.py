@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.model.base import read_base_config
+from dist_eval.model.base_model_spec import read_base_config
 from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]

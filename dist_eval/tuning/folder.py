@@ -1,7 +1,7 @@
 """A tuning's folder: checkpoints, what a resumed run goes on from, and `tuning.json`.
 
 tuning.json    schema_version, status, error, started, finished, config, environment as in `results.json` (see
-               `dist_eval.evaluation.run_folder`), and
+               `dist_eval.runs.run_folder`), and
                epochs  [{epoch, loss, updates, seconds, metrics}]: mean loss in nats of the training
                        examples while they were learned from; metrics of the evaluation data after the epoch, null
                        without any; seconds are those of the start that ended the epoch
@@ -22,9 +22,9 @@ from typing import Any
 from dist_eval.errors import RunError
 from dist_eval.evaluation.environment import now
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.report.files import RESULTS as EVALUATION_RESULTS
+from dist_eval.runs.files import RESULTS as EVALUATION_RESULTS
+from dist_eval.runs.run_folder import RunFolder
 
 RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
 

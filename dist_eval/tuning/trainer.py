@@ -18,13 +18,13 @@ from torch.nn.functional import cross_entropy
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
+from dist_eval.distributed.collectives import sum_vectors
+from dist_eval.distributed.rank_store import Launch
 from dist_eval.errors import EvaluationError, ModelOutputError
+from dist_eval.inference.in_flight import map_in_flight
+from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.in_flight import map_in_flight
-from dist_eval.model.window import Window
-from dist_eval.ranks.board import Launch
-from dist_eval.ranks.collectives import sum_vectors
 from dist_eval.tuning.config import TuningConfig
 
 _MOST_SKIPPED = 20

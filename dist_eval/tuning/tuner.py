@@ -12,16 +12,16 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
+from dist_eval.distributed.collectives import giving_way, process_group
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.evaluator import prepare_data
 from dist_eval.evaluation.journal import Fingerprint
 from dist_eval.model.backends import load_classifier, open_swarm
-from dist_eval.model.base import Base, read_base_config
+from dist_eval.model.base_model_spec import Base, read_base_config
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import giving_way, process_group
-from dist_eval.ranks.stopping import Stop
 from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.epochs import Epochs

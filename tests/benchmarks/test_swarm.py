@@ -11,7 +11,7 @@ from conftest import Launcher
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.routes import Routes, Span
+from dist_eval.swarm.router import Routes, Span
 
 
 def measured(**seconds_per_work: float) -> Routes:

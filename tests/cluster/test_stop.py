@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_eval.cluster.stop import main
-from dist_eval.ranks.stopping import STOP_FILE
+from dist_eval.distributed.stop import STOP_FILE
 
 
 def options(folder: Path) -> list[str]:

@@ -15,8 +15,8 @@ from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.run_folder import RunFolder
 
 
 def test_a_run_is_read_back_as_it_was(folders: list[Path]) -> None:

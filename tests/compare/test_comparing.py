@@ -19,7 +19,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.report.saved_predictions import SavedPredictions
+from dist_eval.runs.saved_predictions import SavedPredictions
 from dist_eval.statistics import McNemar, holm, paired_differences
 
 

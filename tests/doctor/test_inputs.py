@@ -11,7 +11,7 @@ from dist_eval import demo
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.doctor.inputs import collect_needs, file_digest
-from dist_eval.model.base import Base, subject_of
+from dist_eval.model.base_model_spec import Base, subject_of
 
 BACKENDS = {"local": {"backend": "local"}, "embedded": {"swarm": "embedded"}}
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import Launcher
 
 from dist_eval import demo
-from dist_eval.commandline import parse_args
+from dist_eval.cli.commandline import parse_args
 from dist_eval.doctor.__main__ import main
 from dist_eval.doctor.config import DOCTOR
 from dist_eval.doctor.facts import RankFacts

@@ -22,7 +22,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import Trip
+from dist_eval.swarm.router import Trip
 
 LIAR = 2
 

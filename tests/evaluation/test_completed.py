@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from samples import FACTS, config_for, tokenized_digits
 
-from dist_eval.analysis.view import View, analyse
+from dist_eval.analysis.options import View, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.data.problems import SINGLE_LABEL
 from dist_eval.evaluation.completed import present_complete, with_recorded_view
-from dist_eval.evaluation.run_folder import RunFolder
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.run_folder import RunFolder
 
 ROWS, NAMES = 120, ["a", "b"]
 

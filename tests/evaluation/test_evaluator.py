@@ -20,7 +20,7 @@ from dist_eval import demo
 from dist_eval.__main__ import run
 from dist_eval.config import EvaluationConfig
 from dist_eval.errors import SwarmError
-from dist_eval.model.base import Base
+from dist_eval.model.base_model_spec import Base
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
 

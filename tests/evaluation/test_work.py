@@ -15,17 +15,17 @@ from samples import tokenized_digits
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.distributed.collectives import process_group
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import work
 from dist_eval.evaluation.journal import Journal
 from dist_eval.evaluation.work import FailurePolicy, Work, share_out
+from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import BatchOutcome
-from dist_eval.model.window import Window
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import process_group
-from dist_eval.ranks.progress import Progress
-from dist_eval.ranks.stopping import Stop
-from dist_eval.swarm.routes import Trip
+from dist_eval.swarm.router import Trip
 
 ROWS, CLASSES, ODD = 40, 3, "odd"
 ALONE = Launch()

@@ -15,7 +15,7 @@ from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.wire import Wire
+from dist_eval.swarm.transport import Wire
 
 MODES = (None, "ptune", "deep_ptune")
 MakeTuned = Callable[..., TunedCheckpoint]

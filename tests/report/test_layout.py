@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from report_runs import made_up_run
 
+from dist_eval.analysis.options import View
 from dist_eval.analysis.slices import Slicing
-from dist_eval.analysis.view import View
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION
 from dist_eval.report.page import write_report
 

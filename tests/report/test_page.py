@@ -17,7 +17,7 @@ from report_runs import made_up_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.page import Contents, render, report_on, write_report
-from dist_eval.report.reading import FinishedRun
+from dist_eval.runs.reading import FinishedRun
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
 KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]

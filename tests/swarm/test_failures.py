@@ -8,7 +8,7 @@ import pytest
 from hivemind.p2p import P2PDaemonError, P2PHandlerError
 
 from dist_eval.swarm.failures import Failure, WrongAnswer, classify
-from dist_eval.swarm.routes import Server
+from dist_eval.swarm.router import Server
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dist_eval.model.classifier import Classifier, load_on_swarm
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import _LEAST_PATIENCE, SwarmRequests
-from dist_eval.swarm.routes import Span, Trip
+from dist_eval.swarm.router import Span, Trip
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dist_eval.commandline import build_parser, parse_args
+from dist_eval.cli.commandline import build_parser, parse_args
 from dist_eval.errors import ConfigError
 from dist_eval.tuning.config import COMMAND, TuningConfig
 

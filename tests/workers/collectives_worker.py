@@ -10,12 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_eval.errors import ExactnessError, RunError
-from dist_eval.metrics.computing import Totals
-from dist_eval.metrics.predictions import Predictions
-from dist_eval.ranks import collectives
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import (
+from dist_eval.distributed import collectives
+from dist_eval.distributed.collectives import (
     all_gather,
     gather_predictions,
     least_over_ranks,
@@ -23,6 +19,10 @@ from dist_eval.ranks.collectives import (
     require_agreement,
     sum_over_ranks,
 )
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.errors import ExactnessError, RunError
+from dist_eval.metrics.computing import Totals
+from dist_eval.metrics.predictions import Predictions
 
 CLASSES, PATIENCE = 3, 400.0
 

@@ -12,11 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
+from dist_eval.distributed.collectives import all_gather, giving_way, process_group
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
 from dist_eval.errors import LostRankError
-from dist_eval.ranks.board import Board, Launch
-from dist_eval.ranks.collectives import all_gather, giving_way, process_group
-from dist_eval.ranks.progress import Progress
-from dist_eval.ranks.stopping import Stop
 
 PATIENCE = 3.0
 

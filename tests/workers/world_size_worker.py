@@ -12,10 +12,10 @@ from pathlib import Path
 
 from dist_eval import demo
 from dist_eval.config import EvaluationConfig
+from dist_eval.distributed.rank_store import Board, Launch
 from dist_eval.evaluation.evaluator import evaluate_run
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.ranks.board import Board, Launch
 
 TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 

@@ -1,0 +1,199 @@
+"""The familiar evaluation loop as one call: `evaluate(model, eval_dataloader)`.
+
+What people write by hand after each epoch, with the mistakes taken out: each example counts once on any number of
+ranks, metrics are computed over all of them instead of averaged over batches or ranks, texts end where their mask says,
+and the model is left as it was found. A model whose blocks a Petals swarm hosts is evaluated as `python -m dist_eval`
+does it: a window of batches in flight, prompts once per request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from dist_eval.api.loaders import LoaderShard, shard_loader
+from dist_eval.distributed.collectives import (
+    all_gather,
+    gather_predictions,
+    group_of_program,
+    require_agreement,
+    sum_over_ranks,
+)
+from dist_eval.distributed.rank_store import Launch
+from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
+from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.model.user_model import (
+    evaluation_mode,
+    fingerprint_of,
+    is_on_swarm,
+    logits_from_swarm,
+    logits_of,
+    names_taken,
+    rows_named,
+    texts_of,
+    without_wrapper,
+)
+
+Result = TypeVar("Result")
+
+_SHORT_NAMES = ("precision", "recall", "f1")
+
+
+def evaluate(
+    model: nn.Module,
+    eval_dataloader: Iterable[Mapping[str, Any]],
+    device: str | torch.device = "cpu",
+    *,
+    return_predictions: bool = False,
+) -> dict[str, Any]:
+    """Evaluates a classifier on all batches of a DataLoader, on one process or under torchrun.
+
+    Under torchrun every rank calls it and gets the same result. A plain DataLoader is dealt out by batches; one with a
+    `DistributedSampler` is taken as it is, and its repeats count once. It uses the program's process group if there is
+    one, and one of its own for the time of the call otherwise. Not for several threads at a time.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`, a Hugging Face classifier, or any module whose output
+            has `logits` of shape [batch, num_labels]. Its mode (`train`, `eval`) and the grad mode are afterwards what
+            they were, also after an error.
+        eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and what the model's
+            `forward` takes, such as `input_ids` and `attention_mask` of shape [batch, length]. A model on Petals takes
+            these two, padded on the right. What `forward` does not take, such as the texts themselves, stays out.
+            Every rank gives the same data: it is sharded here.
+        device: where the batches are moved, for a model that is not on Petals.
+        return_predictions: add the predicted classes in dataset order.
+
+    Returns:
+        `accuracy`, `loss` (mean cross-entropy in nats), `precision`, `recall` and `f1` (weighted by the classes'
+        examples; also as `f1_weighted`, `f1_macro`, `f1_micro` and so on), and the other metrics of
+        `dist_eval.compute_metrics`, as floats (NaN where the data leave one undefined); `examples`, their number; with
+        `return_predictions`, `predictions`, int64 of shape [examples].
+
+    Raises:
+        ConfigError: the DataLoader leaves examples out or repeats them, its batches lack labels, or the model is
+            sharded over the ranks, or a Petals model with a head or forward of its own.
+        DataError: a label is none of the model's classes, or a text is padded on the left, or masked inside.
+        ExactnessError: ranks have different models or data, or the examples were not covered exactly once.
+        ModelOutputError: the logits are not finite or have a wrong shape.
+        SwarmError: the swarm did not answer.
+        RunError: another rank failed.
+
+    Examples:
+        >>> class Sign(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return {"logits": torch.stack([-x, x], dim=1)}
+        >>> batches = [{"x": torch.tensor([1.0, -2.0]), "labels": torch.tensor([1, 0])}]
+        >>> result = evaluate(Sign(), [*batches, {"x": torch.tensor([3.0]), "labels": torch.tensor([0])}])
+        >>> print(f"{result['accuracy']:.4f} of {result['examples']}")
+        0.6667 of 3
+    """
+    model = without_wrapper(model)
+    with group_of_program() as launch, evaluation_mode(model):
+        require_agreement({"model": fingerprint_of(model)})
+        shard = shard_loader(eval_dataloader, rank=launch.rank, world_size=launch.world_size, gather=all_gather)
+        local = told_to_all(lambda: _predictions(model, shard, torch.device(device), launch))
+        width = max(all_gather(0 if local is None else local.num_labels))
+        count = shard.count()
+        if not count:
+            raise DataError("The eval_dataloader yields no example.")
+        local = local or Predictions.empty(width)
+        combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
+        result = told_to_all(lambda: _figures(combined, totals, count) if launch.is_leader else {})
+        if launch.is_leader and return_predictions:
+            result["predictions"] = combined.prediction
+        return dict(all_gather(result)[0])
+
+
+def told_to_all(action: Callable[[], Result]) -> Result:
+    """Does something on all ranks; if it fails on one, it fails on all, instead of leaving the others waiting."""
+    result, problem = None, None
+    try:
+        result = action()
+    except Exception as error:  # whatever it is
+        problem = error
+    problems = all_gather(problem and f"{type(problem).__name__}: {first_line(problem)}")
+    if problem is not None:
+        try:
+            raise problem
+        finally:
+            del problem  # with its traceback it holds what the action has opened, such as a loader's processes
+    for rank, text in enumerate(problems):
+        if text:
+            raise RunError(f"Rank {rank} failed: {text}")
+    return cast(Result, result)
+
+
+Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
+"""Positions, labels and logits of a batch."""
+
+
+def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, launch: Launch) -> Predictions | None:
+    """Predicts this rank's share; None if it is empty."""
+    with closing(
+        _from_swarm(model, shard, launch) if is_on_swarm(model) else _from_module(model, shard, device)
+    ) as answers:
+        parts = [_part(positions, labels, logits) for positions, labels, logits in answers]
+    return Predictions.concatenate(parts) if parts else None
+
+
+def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> Generator[Answer, None, None]:
+    takes = names_taken(model)
+    for positions, batch in shard.batches:
+        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name)}
+        outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
+        yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
+
+
+def _from_swarm(model: Any, shard: LoaderShard, launch: Launch) -> Generator[Answer, None, None]:
+    def texts() -> Iterator[tuple[tuple[np.ndarray, torch.Tensor], torch.Tensor, torch.Tensor]]:
+        for positions, batch in shard.batches:
+            names = [rows_named(positions[row : row + 1]) for row in range(len(positions))]
+            yield (positions, torch.as_tensor(batch["labels"])), *texts_of(batch, pad, names.__getitem__)
+
+    pad = model.config.pad_token_id
+    answers = logits_from_swarm(model, texts(), launch, name=lambda key: rows_named(key[0]))
+    with closing(answers):
+        for (positions, labels), logits in answers:
+            yield positions, labels, logits
+
+
+def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> Predictions:
+    """Checks a batch's answer and leaves repeats out."""
+    if logits.ndim != 2 or len(logits) != len(positions):
+        raise ModelOutputError(
+            f"The model's logits have shape {list(logits.shape)} instead of [{len(positions)}, num_labels]."
+        )
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise DataError(f"The labels of a batch are {labels.dtype} of shape {list(labels.shape)}, not class numbers.")
+    kept = positions >= 0
+    positions = positions[kept]
+    numbers, values = labels.cpu().numpy()[kept], logits.to("cpu", torch.float32).numpy()[kept]
+    for is_bad, error, what in (
+        (
+            (numbers < 0) | (numbers >= values.shape[1]),
+            DataError,
+            f"has none of the {values.shape[1]} classes as label",
+        ),
+        (~np.isfinite(values).all(axis=1), ModelOutputError, "got logits that are not finite"),
+    ):
+        if is_bad.any():
+            row = int(is_bad.argmax())
+            raise error(f"Example {positions[row]} of the eval_dataloader, label {numbers[row]}, {what}.")
+    return Predictions.from_logits(positions, numbers, values)
+
+
+def _figures(combined: Predictions, totals: Totals, count: int) -> dict[str, Any]:
+    """Proves that each example counts once, and computes the result on the leader."""
+    prove_coverage(combined.index, count)
+    require_same_totals(totals, Totals.of(combined))
+    names = [f"LABEL_{number}" for number in range(combined.num_labels)]
+    values = compute_metrics(combined, names).values
+    figures = {name: math.nan if value is None else value for name, value in values.items()}
+    return {"examples": count, **figures, **{name: figures[f"{name}_weighted"] for name in _SHORT_NAMES}}

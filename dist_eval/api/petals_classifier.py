@@ -1,0 +1,77 @@
+"""Petals' own classifier, opened and closed in good order: for scripts that tune or evaluate a model by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.tuned_model import put_tuned_tensors
+from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
+from dist_eval.process.logging_setup import silence_petals
+
+
+@contextmanager
+def open_petals_classifier(
+    model: str | Path,
+    initial_peers: Sequence[str],
+    *,
+    checkpoint: str | Path | None = None,
+    dht_prefix: str | None = None,
+    timeout: float = 120.0,
+    **settings: Any,
+) -> Iterator[Any]:
+    """Opens a Petals `Distributed*ForSequenceClassification`, and leaves its swarm at the end.
+
+    It imports Petals so that it runs on a current hivemind, and waits until the swarm serves all blocks. Its helper
+    processes end with the context, or with this process, however that ends. Enter it before opening a process group:
+    Petals forks, and the fork would inherit the group's connections.
+
+    Args:
+        model: folder or hub name of the base model.
+        initial_peers: addresses of the swarm.
+        checkpoint: folder of a tuned checkpoint, whose prompts and head the model gets.
+        dht_prefix: name under which the swarm announces the model, if it is not the usual one.
+        timeout: seconds to wait for the swarm.
+        **settings: further fields of the model's config, such as `tuning_mode`, `pre_seq_len` and `num_labels` for a
+            model that is to be tuned, or `request_timeout` and `max_retries`.
+
+    Yields:
+        The model, in eval mode, float32 on the CPU.
+
+    Raises:
+        CheckpointError: base model or checkpoint cannot be read, or do not belong together.
+        SwarmError: the swarm does not answer or misses blocks.
+    """
+    base = read_base_config(str(model))
+    tuned = None if checkpoint is None else TunedCheckpoint.load(str(checkpoint))
+    if tuned is not None:
+        tuned.require_base(str(model), base)
+        settings = {**settings, **tuned.model_settings()}
+    prefix = dht_prefix or default_dht_prefix(str(model), base)
+    silence_petals()
+    with workspace() as own, multiprocessing_files_in(own):
+        from dist_eval.swarm.hivemind_compat import import_petals
+
+        import_petals(sockets=own)
+        from dist_eval.model.classifier import load_petals_classifier
+        from dist_eval.swarm.client import join_swarm, leave_swarm
+        from dist_eval.swarm.coverage import wait_until_covered
+
+        with helpers_die_with_us():
+            dht = join_swarm(list(initial_peers), timeout)
+            try:
+                wait_until_covered(dht, prefix, base.num_hidden_layers, timeout)
+                classifier = load_petals_classifier(str(model), dht, dht_prefix=prefix, **settings)
+            except BaseException:
+                leave_swarm(dht)
+                raise
+        try:
+            if tuned is not None:
+                put_tuned_tensors(tuned, classifier)
+            yield classifier.eval()
+        finally:
+            leave_swarm(dht, classifier.transformer.h.sequence_manager)

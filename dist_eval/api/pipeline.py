@@ -1,0 +1,243 @@
+"""`eval_batch` over a swarm's pipeline, with the meaning it has in DeepSpeed's `PipelineEngine`, forward only.
+
+The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Where DeepSpeed's
+own behaviour is a known defect, it is right here: averages are weighted by samples, so that a ragged last micro-batch
+counts as much as its examples do; logits come for all micro-batches, in order; and the module's mode and the iterator
+are afterwards what they were, also after an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from dist_eval.api.evaluate import told_to_all
+from dist_eval.distributed.collectives import all_gather, group_of_program
+from dist_eval.distributed.rank_store import Launch
+from dist_eval.errors import ConfigError, DataError
+from dist_eval.model.tuned_model import load_layers, save_layers
+from dist_eval.model.user_model import (
+    evaluation_mode,
+    is_on_swarm,
+    logits_from_swarm,
+    logits_of,
+    texts_of,
+    without_wrapper,
+)
+
+LossFunction = Callable[[Any, Any], Any]
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+class PetalsPipeline:
+    """A model whose blocks a swarm hosts, evaluated in micro-batches that are in its stages at the same time.
+
+    Args:
+        model: a Petals `Distributed*ForSequenceClassification`, or any module that is called with a micro-batch's
+            inputs.
+        loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or several in a
+            list. Without it the outputs count as the loss.
+        micro_batches: how many `eval_batch` takes from an iterator if it is not told.
+        in_flight: how many are under way at a time; by itself if not set.
+
+    Attributes:
+        data_iterator: where a training loop of the caller takes its data from, as in DeepSpeed; nothing here reads it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction | None = None,
+        *,
+        micro_batches: int = 1,
+        in_flight: int | None = None,
+    ) -> None:
+        if micro_batches < 1:
+            raise ConfigError(f"micro_batches must be at least 1, not {micro_batches}.")
+        self.module, self.loss_fn, self.micro_batches = model, loss_fn, micro_batches
+        self.data_iterator: Iterator[Any] | None = None
+        self._in_flight = in_flight
+
+    def set_dataiterator(self, iterator: Iterator[Any] | None) -> None:
+        """Sets `data_iterator`."""
+        self.data_iterator = iterator
+
+    def eval_batch(
+        self,
+        data_iter: Iterator[Any],
+        return_logits: bool = False,
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
+    ) -> Any:
+        """Evaluates the next micro-batches of an iterator; every rank calls it, with data of its own.
+
+        Args:
+            data_iter: yields pairs of inputs and labels, or mappings with `labels`. Inputs are `input_ids`, int64 of
+                shape [batch, length], alone, in front of an `attention_mask` of the same shape, or in a mapping.
+                Micro-batches may differ in size, also from those in training.
+            return_logits: return the outputs too.
+            compute_loss: apply `loss_fn`; otherwise the outputs are reduced in the place of a loss.
+            reduce_output: "avg" for the mean over all samples of all micro-batches and ranks; None for what each
+                micro-batch of this rank gave, in order.
+            bcast_loss: accepted for the sake of the signature: each rank holds the whole pipeline, so that there is no
+                last stage that would have to tell the others.
+            num_micro_batches: how many to take; by default as many as `micro_batches`. If the iterator ends before,
+                those that came count.
+
+        Returns:
+            The reduced loss, a tensor, or a list where `loss_fn` returns several; with `return_logits` a pair of it and
+            this rank's outputs, of shape [samples, ...] in the order of the iterator (a tuple if there are several,
+            None if this rank had no micro-batch).
+
+        Raises:
+            StopIteration: the iterators of all ranks are used up.
+            ConfigError: an option has an impossible value, or outputs of different shapes should be averaged.
+            DataError: a micro-batch is no pair and no mapping, or cannot be read by a model on Petals.
+            ModelOutputError: the logits are not finite.
+            SwarmError: the swarm did not answer.
+            RunError: another rank failed.
+        """
+        count = self.micro_batches if num_micro_batches is None else num_micro_batches
+        if (reduce_output is not None and reduce_output.lower() != "avg") or count < 1:
+            raise ConfigError(
+                f"eval_batch reduces by 'avg' or None, not {reduce_output!r}, and takes at least one micro-batch, not "
+                f"{count}."
+            )
+        if not hasattr(data_iter, "__next__"):
+            raise ConfigError(
+                f"eval_batch takes an iterator, not a {type(data_iter).__name__}, of which every call would take the "
+                "first micro-batches: give iter(...) of it."
+            )
+        model = without_wrapper(self.module)
+        with group_of_program() as launch, evaluation_mode(model):
+            all_gather(None)  # no rank begins before the others have ended what they did before
+            taken = told_to_all(lambda: self._forward(model, itertools.islice(data_iter, count), launch))
+            losses = told_to_all(lambda: [self._loss(*one) if compute_loss else one[0] for one in taken])
+            samples = told_to_all(lambda: [_rows(labels) for _, labels in taken])
+            everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
+            ended = all(not rows for rows in all_gather(samples))
+        if ended:
+            raise StopIteration("no rank has a micro-batch left")
+        reduced = _average(everybody) if reduce_output else losses
+        return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
+
+    def save_state_dict(self, folder: str | Path) -> list[Path]:
+        """Writes the tuned tensors, one file per layer (see `dist_eval.model.tuned_model.save_layers`)."""
+        return save_layers(without_wrapper(self.module), folder)
+
+    def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
+        """Reads tuned tensors, all layers or some (see `dist_eval.model.tuned_model.load_layers`)."""
+        return load_layers(without_wrapper(self.module), folder, layers)
+
+    def _loss(self, outputs: Tensors, labels: Any) -> Any:
+        if self.loss_fn is None:
+            return outputs
+        loss = self.loss_fn(outputs, labels)
+        return torch.as_tensor(loss) if isinstance(loss, (int, float)) else loss
+
+    def _forward(self, model: Any, micro_batches: Iterable[Any], launch: Launch) -> list[tuple[Tensors, Any]]:
+        """Returns outputs and labels of each micro-batch, in order."""
+        pairs = map(_pair, micro_batches)
+        if not is_on_swarm(model):
+            return [(_outputs(model, inputs), labels) for inputs, labels in pairs]
+
+        def texts() -> Iterator[tuple[tuple[int, Any], torch.Tensor, torch.Tensor]]:
+            for number, (inputs, labels) in enumerate(pairs):
+                name = functools.partial("Micro-batch {}, text {}".format, number)
+                yield (number, labels), *texts_of(_named(inputs), pad, name)
+
+        pad = model.config.pad_token_id
+        answers = logits_from_swarm(
+            model, texts(), launch, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
+        )
+        with closing(answers):
+            found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda one: one[0])
+        return [(_beside(logits, labels), labels) for _, logits, labels in found]
+
+
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """Gives inputs without names those of `input_ids` and `attention_mask`."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    several = _several(inputs)
+    if len(several) > 2:
+        raise DataError(
+            f"A micro-batch has {len(several)} inputs. A model on Petals takes input_ids, alone or in front of an "
+            "attention_mask; others need names, in a mapping."
+        )
+    return dict(zip(("input_ids", "attention_mask"), several, strict=False))
+
+
+def _beside(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+    return logits.to(labels.device) if isinstance(labels, torch.Tensor) else logits
+
+
+def _on_cpu(losses: Sequence[Any]) -> list[Any]:
+    return [loss.cpu() if isinstance(loss, torch.Tensor) else [one.cpu() for one in _several(loss)] for loss in losses]
+
+
+def _pair(micro_batch: Any) -> tuple[Any, Any]:
+    if isinstance(micro_batch, Mapping) and "labels" in micro_batch:
+        return {name: value for name, value in micro_batch.items() if name != "labels"}, micro_batch["labels"]
+    if isinstance(micro_batch, (tuple, list)) and len(micro_batch) == 2:
+        return micro_batch[0], micro_batch[1]
+    raise DataError(
+        "eval_batch takes pairs of inputs and labels, or mappings with 'labels', but a "
+        f"{type(micro_batch).__name__} came."
+    )
+
+
+def _outputs(module: nn.Module, inputs: Any) -> Tensors:
+    outputs = module(**inputs) if isinstance(inputs, Mapping) else module(*_several(inputs))
+    if isinstance(outputs, Mapping) or hasattr(outputs, "logits"):
+        return logits_of(outputs)
+    return tuple(outputs) if isinstance(outputs, list) else outputs
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _rows(labels: Any) -> int:
+    first = next(iter(labels.values())) if isinstance(labels, Mapping) else _several(labels)[0]
+    if not isinstance(first, torch.Tensor) or not first.ndim:
+        raise DataError("The labels of a micro-batch should be a tensor with a row for each sample, or several.")
+    return len(first)
+
+
+def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
+    """Averages the losses of all ranks, weighted by samples."""
+    losses = [loss for theirs, _ in everybody for loss in theirs]
+    rows = [count for _, counts in everybody for count in counts]
+    is_one = isinstance(losses[0], torch.Tensor)
+    columns = list(zip(*map(_several, losses), strict=True))
+    for column in columns:
+        shapes = sorted({str(list(loss.shape)) for loss in column})
+        if len(shapes) > 1:
+            raise ConfigError(f"Outputs of the shapes {', '.join(shapes)} have no average: give reduce_output=None.")
+    means = [
+        sum(loss.double() * count for loss, count in zip(column, rows, strict=True)) / sum(rows) for column in columns
+    ]
+    typed = [
+        mean.to(column[0].dtype if column[0].is_floating_point() else torch.float32)
+        for mean, column in zip(means, columns, strict=True)
+    ]
+    return typed[0] if is_one else typed
+
+
+def _joined(outputs: Sequence[Tensors]) -> Any:
+    """Joins the outputs of micro-batches; None if this rank had none."""
+    if not outputs:
+        return None
+    if isinstance(outputs[0], torch.Tensor):
+        return torch.cat(cast(list[torch.Tensor], outputs))
+    return tuple(torch.cat(column) for column in zip(*outputs, strict=True))

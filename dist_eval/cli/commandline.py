@@ -1,0 +1,244 @@
+"""The command line and the YAML file → a checked configuration.
+
+Options come from three places, the later one winning: the defaults of a `RunConfig`, a YAML file (`--config`), the
+command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import re
+import sys
+import time
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from dist_eval.config import EvaluationConfig, RunConfig, flag
+from dist_eval.errors import ConfigError
+from dist_eval.runs.outcome import WRONG_OPTIONS
+
+Config = TypeVar("Config", bound=RunConfig)
+
+PROGRAM = "dist-eval run"
+
+NOTHING_ASKED = f"""\
+dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: --help)"""
+
+
+_FIRST_RANK_SECONDS = 10.0
+
+_GROUPS = {
+    "data": ("the data", None),
+    "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
+    "how": ("how it runs", "Nothing here needs setting: a rank finds out by itself what is fast."),
+    "failure": ("when servers fail, or answer falsely", None),
+    "output": ("output", None),
+}
+
+WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
+"""In the usage of a command: one of these is needed."""
+
+_EXAMPLES = f"""\
+examples:
+  {PROGRAM} --nproc-per-node 2 --demo
+  {PROGRAM} --nproc-per-node 4 --model MODEL --checkpoint TUNED --dataset test.csv \\
+      --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
+  {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+  {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
+"""
+
+
+@dataclass(frozen=True)
+class Command(Generic[Config]):
+    """A program with options.
+
+    Attributes:
+        program: how it is started.
+        config: class of its options.
+        description: what it does, in a sentence.
+        examples: shown below its options.
+        usage: the options that matter most, in short.
+        nothing_asked: what it says when it is started without options.
+        groups: headings and texts of groups of options, besides those that all commands have.
+    """
+
+    program: str
+    config: type[Config]
+    description: str
+    examples: str
+    usage: str
+    nothing_asked: str
+    groups: dict[str, tuple[str, str | None]]
+
+
+EVALUATION = Command(
+    program=PROGRAM,
+    config=EvaluationConfig,
+    description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number of "
+    "processes.",
+    examples=_EXAMPLES,
+    usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
+    nothing_asked=NOTHING_ASKED,
+    groups={"what": ("what is evaluated", None), "figures": ("which figures", None)},
+)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that raises a `ConfigError` for what is wrong, and suggests the option that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `ConfigError` where argparse would print and exit."""
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            message = f"There is no option {unknown[1]}." + _suggestion(
+                unknown[1], (name for name in self._option_string_actions if not name.startswith("--no-"))
+            )
+        raise ConfigError(message if message.endswith((".", "?")) else message + ".")
+
+
+def _suggestion(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]}?" if close else " --help lists them all."
+
+
+def _scalar_type(annotation: Any) -> tuple[type, bool]:
+    """Returns the type of one value, and whether the option takes a list of them."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is list:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
+    """Makes a command line's parser from the fields of its configuration."""
+    parser = OptionParser(
+        prog=command.program,
+        usage=f"{command.program} {command.usage}",
+        description=command.description,
+        epilog=f"{command.examples}\nEvery option can also stand in the file given by --config, with or without the "
+        "dashes; the command line wins.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    titles = {"what": command.groups["what"], "data": _GROUPS["data"], **command.groups, **_GROUPS}
+    groups = {key: parser.add_argument_group(title, text) for key, (title, text) in titles.items()}
+    hints = typing.get_type_hints(command.config)
+    for field in dataclasses.fields(command.config):
+        scalar, _ = _scalar_type(hints[field.name])
+        default = " ".join(field.default_factory()) if callable(field.default_factory) else field.default
+        help_text = field.metadata["help"]
+        if scalar is bool:
+            names = [flag(field.name), "-v"] if field.name == "verbose" else [flag(field.name)]
+            group = groups[field.metadata["group"]]
+            group.add_argument(*names, action="store_true", help=help_text)
+            # so that the command line can also win over a YAML file that sets it
+            group.add_argument("--no-" + names[0][2:], dest=field.name, action="store_false", help=argparse.SUPPRESS)
+            continue
+        if default not in (None, ""):
+            help_text += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        extra = dict(field.metadata["extra"])
+        if "choices" not in extra:
+            extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
+        groups[field.metadata["group"]].add_argument(flag(field.name), type=scalar, help=help_text, **extra)
+    groups["what"].add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
+    return parser
+
+
+def parse_args(
+    arguments: Sequence[str],
+    command: Command[Config] = EVALUATION,  # type: ignore[assignment]
+    parser: argparse.ArgumentParser | None = None,
+) -> Config:
+    """Reads a command line, and the YAML file that it may name, into a checked configuration.
+
+    Args:
+        arguments: the command line without the program's name.
+        command: the program.
+        parser: one that knows further options, which the configuration leaves out.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
+    """
+    if not arguments:
+        raise ConfigError(command.nothing_asked)
+    given = vars((parser or build_parser(command)).parse_args(list(arguments)))
+    from_file = read_yaml(Path(given.pop("config")), command.config) if "config" in given else {}
+    names = {field.name for field in dataclasses.fields(command.config)}
+    return command.config(**{**from_file, **{name: value for name, value in given.items() if name in names}})
+
+
+def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:
+    """Reads options from a YAML file.
+
+    Args:
+        path: a file that holds one mapping from option names (with dashes or underscores) to values.
+        config: class of the options.
+
+    Returns:
+        Values by field name, of the types that the class declares.
+
+    Raises:
+        ConfigError: the file is missing, is no mapping, or holds an unknown option or a value of the wrong type.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML converts impossible dates and numbers by itself
+        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
+    hints, values = typing.get_type_hints(config), {}
+    choices = {field.name: field.metadata["extra"].get("choices") for field in dataclasses.fields(config)}
+    for key, value in content.items():
+        name = str(key).lstrip("-").replace("-", "_")
+        if name not in hints:
+            raise ConfigError(
+                f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))
+            )
+        values[name] = _convert(path, name, value, hints[name], choices[name])
+    return values
+
+
+def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequence[str] | None) -> Any:
+    scalar, is_list = _scalar_type(annotation)
+    if value is None and isinstance(annotation, types.UnionType):
+        return None
+    items = value if is_list and isinstance(value, list) else [value]
+    for item in items:
+        accepted = (int, float) if scalar is float else (scalar,)
+        if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
+            raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
+    if choices and any(item not in choices for item in items):
+        raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
+    return [scalar(item) for item in items] if is_list else scalar(value)
+
+
+def end_for_wrong_options(error: ConfigError) -> NoReturn:
+    """Says on the first rank what is wrong, and ends this process with the status for wrong options.
+
+    torchrun ends all ranks as soon as one has ended: the others give the first one time to speak.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(error, file=sys.stderr, flush=True)
+    else:
+        time.sleep(_FIRST_RANK_SECONDS)
+    sys.exit(WRONG_OPTIONS)

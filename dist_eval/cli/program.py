@@ -1,0 +1,138 @@
+"""A run as a program: one rank from its command line to its exit status, whatever kind of run it is.
+
+Knows signals, the workspace, and who of several failed ranks speaks; what a run does is the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from dist_eval.cli.commandline import end_for_wrong_options
+from dist_eval.config import RunConfig
+from dist_eval.distributed.stop import Stop, asked_by_a_person
+from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
+from dist_eval.process.gc_paused import no_garbage_expected
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.runs.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
+
+if TYPE_CHECKING:
+    from dist_eval.runs.run_folder import RunFolder
+
+Config = TypeVar("Config", bound=RunConfig)
+Conduct = Callable[..., Any]
+"""What every rank does: called with its configuration, launch, board, private folder, stop, and the run's folder."""
+
+Load = Callable[[], "tuple[Conduct, type[RunFolder]]"]
+"""Imports what conducts the run, and the class of its folder."""
+
+
+def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
+    """Runs one rank and ends the process.
+
+    Args:
+        parse: makes a configuration of the command line without the program's name.
+        load: imports what the run needs; called once the command line is known to be right.
+    """
+    try:
+        config = parse(sys.argv[1:])
+    except ConfigError as error:
+        end_for_wrong_options(error)
+    code, stop = INTERRUPTED, Stop()
+    try:
+        stop.handle_signals()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
+        if not config.verbose:
+            silence_libraries()
+        with workspace() as own, temporary_files_in(own):
+            code = run(config, own, stop, load)
+            stop.ignore_signals()  # torchrun ends the other ranks once the first is gone
+    except KeyboardInterrupt:
+        stop.ignore_signals()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
+
+
+def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
+    """Runs one rank; of the ranks that fail, the first one speaks for all.
+
+    Args:
+        config: what to do.
+        own: this rank's private folder.
+        stop: asked whether to go on.
+        load: imports what the run needs.
+
+    Returns:
+        The exit status: 0 when the run is complete, 1 when it failed, 75 when it was stopped in good order, 3 when a
+        person did so, 130 when it was interrupted. Ranks that stop together have the same one.
+    """
+    with no_garbage_expected():
+        from dist_eval.distributed.rank_store import Board, Launch
+        from dist_eval.errors import print_error
+
+        conduct, folder_class = load()
+
+    launch, board, coverage, details, folder = None, None, None, "", folder_class(config)
+    transient = True  # what nobody foresaw may be the host's, not the input's
+    try:
+        launch = Launch.from_environment()
+        board = Board(launch)
+        conduct(config, launch, board, own, stop, folder)
+        return COMPLETE
+    except KeyboardInterrupt:
+        message, code = "interrupted before the end", INTERRUPTED
+    except RunStopped as error:
+        if launch is not None and launch.is_leader:  # all ranks stop together
+            print_error(str(error))
+        return STOPPED_BY_A_PERSON if asked_by_a_person(str(error)) else STOPPED
+    except EvaluationError as error:
+        message, code, transient = str(error), FAILED, error.transient
+        details = traceback.format_exc() if config.verbose else ""
+        coverage = _counts(error.coverage) if isinstance(error, CoverageError) else None
+    except Exception as error:
+        message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
+    launch = launch or Launch(rank=int(os.environ.get("RANK", 0)))
+    reason = {"message": message, "rank": launch.rank, "host": launch.host, "transient": transient}
+    reason["coverage"] = coverage
+    try:
+        speaks = board is None or board.claim_failure(reason)
+        first = reason if speaks or board is None else board.failure() or reason
+    except (EvaluationError, RuntimeError):  # the store went with torchrun: better twice than not at all
+        speaks, first = True, reason
+    if speaks:
+        print_error(details + message)
+        _tell_torchrun(message)
+    if speaks or launch.is_leader:  # the leader too: the rank that failed may be on a host with other disks
+        try:
+            end = folder.stop if code == INTERRUPTED else folder.fail
+            if end(**first) and speaks and folder.is_resumable:
+                print_error(f"What was finished before is in {folder.keeps}: the same command goes on from there.")
+        except OSError as error:
+            print_error(f"{folder.results_name} could not be marked as failed: {error}")
+    return code
+
+
+def _tell_torchrun(message: str) -> None:
+    """Has torchrun's own report of the failure, which follows, end with the message.
+
+    The file's form: https://docs.pytorch.org/docs/stable/elastic/errors.html
+    """
+    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), int(time.time())
+    if path:
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": now}}}))
+
+
+def _counts(coverage: object) -> dict[str, int]:
+    return asdict(coverage)  # type: ignore[call-overload]

@@ -1,0 +1,317 @@
+"""How far all ranks are: one display for all of them, and the wait for the slowest before they combine.
+
+Each rank has a thread that reports to the others twice a second. It also passes on that the run is to stop, and what a
+rank waits for. If a rank is not heard of any more, or hears nothing itself, the run stops: a host may be gone, and once
+started again the run shares out what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import Stop
+from dist_eval.errors import LostRankError, first_line
+
+_REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
+_PLAIN_LINE_SECONDS = 10.0
+_LATE_RANKS_NAMED = 5
+_DONE, _FAILED, _HOST, _BATCH, _BEAT = "examples_done", "failed", "host", "batch", "beat"
+_ROUND, _FINISHED = "round", "finished"
+_STOP, _NOTICE = "stop", "notice"
+_REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
+"""By so much less often each rank reports, and looks at all others, for each rank there is: one store serves all."""
+
+_BEATS_MISSED_SECONDS = 10.0
+"""Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
+
+_BLIND_SECONDS = 5.0
+"""A leader that has not looked for so long cannot tell who was silent."""
+
+_LONGER = " A longer patience is set with --collective-timeout."
+
+
+class Progress:
+    """Counts this rank's finished examples and knows everybody's.
+
+    Args:
+        launch: where this process stands.
+        board: the ranks' store.
+        total: examples of the whole run.
+        done: those of them that an earlier start has finished.
+        stop: told when another rank is to stop, and asked what to tell the others.
+        folder: the run's folder, where a file named STOP is looked for.
+        notice: returns what this rank waits for, if anything.
+        patience: seconds without a sign of another rank after which the run stops.
+        stream: where the leader shows the progress; by default stderr.
+
+    Attributes:
+        failed: examples without a prediction, on all ranks, as last heard.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        board: Board,
+        total: int,
+        *,
+        done: int = 0,
+        stop: Stop | None = None,
+        folder: Path | None = None,
+        notice: Callable[[], str] = lambda: "",
+        patience: float = float("inf"),
+        stream: TextIO | None = None,
+    ) -> None:
+        self._launch, self._board, self._total, self._done_before = launch, board, total, done
+        self._stop, self._folder, self._notice = stop or Stop(), folder, notice
+        self._stream, self._patience = stream or sys.stderr, max(patience, 2 * _REPORT_SECONDS)
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._looked = time.monotonic()
+        self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
+        self.failed = self._failed_total = self._failed_before = 0
+        self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
+        self._batch = -1
+        self._report_seconds = max(_REPORT_SECONDS, launch.world_size * _REPORT_SECONDS_FOR_A_RANK)
+        self._look_seconds = max(_WAIT_SECONDS, launch.world_size * _LOOK_SECONDS_FOR_A_RANK)
+        self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
+
+    def counted(self) -> int:
+        """Returns how many examples all ranks have reported so far."""
+        with self._connect() as store:
+            self._open_counts(store)
+            self._failed_total = store.add(_FAILED, 0)
+            return sum(self._counts(store, _DONE))
+
+    def begin(self, done: int, counted: int) -> None:
+        """Goes on from `done` finished examples, where `counted` have been reported."""
+        self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
+
+    def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
+        """Notes that this rank has finished some more examples.
+
+        Args:
+            examples: with a prediction.
+            failed: without one.
+            batch: the batch's number.
+        """
+        self._done += examples
+        self._failed += failed
+        self._batch = batch
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Reports (and on the leader displays) progress from a thread for the time of the context.
+
+        Leave the context without an exception only when all ranks are done.
+        """
+        thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+            self._complete = True
+        finally:
+            self._ended.set()
+            thread.join(self._report_seconds * 4)
+
+    def wait_for_all(self, patience: float) -> None:
+        """Waits until all ranks have finished their shards, however long that takes, as long as they get on.
+
+        Collectives have a fixed time limit, which would either be too short for a slow rank or hide a dead one.
+
+        Args:
+            patience: seconds without a finished example on any other rank after which the late ones are given up.
+
+        Raises:
+            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the
+                message names them, their hosts and the batches they had done last.
+        """
+        self._rounds += 1
+        finished, enough = f"{_FINISHED}-{self._rounds}", min(patience, _BEATS_MISSED_SECONDS)
+        if self._cut_off:
+            raise LostRankError(self._cut_off)
+        with self._connect() as store:
+            self._open_counts(store)
+            self._report(store)
+            store.add(f"{_ROUND}/{self._launch.rank}", 1)
+            store.add(finished, 1)
+            counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
+            heard, looked = dict.fromkeys(range(self._launch.world_size), since), since
+            if self._gone:  # it has been waited for already
+                heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
+            while store.add(finished, 0) < self._launch.world_size:
+                self._board.require_no_failure(store)
+                time.sleep(min(self._board.poll_seconds, self._look_seconds))
+                if time.monotonic() - looked < self._look_seconds:
+                    continue
+                looked = now = time.monotonic()
+                counts_before, beats_before = counts, beats
+                counts, beats = self._counts(store, _DONE), self._counts(store, _BEAT)
+                heard.update({rank: now for rank in heard if beats[rank] != beats_before[rank]})
+                since = now if counts != counts_before else since
+                late = [rank for rank, rounds in enumerate(self._counts(store, _ROUND)) if rounds < self._rounds]
+                silent = [rank for rank in late if now - heard[rank] > enough]
+                if self._stop.requested and silent:
+                    known = self._gone or enough == patience
+                    raise LostRankError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
+                if late and now - since > patience:
+                    raise LostRankError(self._complaint(store, late, counts, patience) + _LONGER)
+
+    def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
+        def said(key: str, rank: int, unknown: str) -> str:
+            return store.get(f"{key}/{rank}").decode() if store.check([f"{key}/{rank}"]) else unknown
+
+        named = ", ".join(
+            f"rank {rank} on {said(_HOST, rank, 'an unknown host')} "
+            f"({counts[rank]} examples done, the last ones in {said(_BATCH, rank, 'no batch')})"
+            for rank in late[:_LATE_RANKS_NAMED]
+        )
+        more = f" and {len(late) - _LATE_RANKS_NAMED} more" if len(late) > _LATE_RANKS_NAMED else ""
+        return f"Rank {self._launch.rank} waits, but for {patience:g} s there was no sign of {named}{more}."
+
+    def _open_counts(self, store: Any) -> None:
+        # reading all at once waits until all exist; if each rank opened those of all, the store would drown
+        keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._launch.world_size)]
+        own = [f"{key}/{self._launch.rank}" for key in (_DONE, _BEAT, _ROUND)]
+        for key in keys if self._launch.is_leader and not store.check(keys) else own:
+            store.add(key, 0)
+
+    def _counts(self, store: Any, key: str) -> list[int]:
+        return [int(n) for n in store.multi_get([f"{key}/{rank}" for rank in range(self._launch.world_size)])]
+
+    def _report(self, store: Any) -> None:
+        with self._lock:  # the thread and the waiting rank both report
+            delta, failed = self._done - self._reported, self._failed - self._failed_reported
+            store.add(f"{_DONE}/{self._launch.rank}", delta)
+            self._failed_total = store.add(_FAILED, failed)
+            self.failed = self._failed_total - self._failed_before
+            self._reported, self._failed_reported = self._reported + delta, self._failed_reported + failed
+            if delta or failed:
+                store.set(f"{_BATCH}/{self._launch.rank}", f"batch {self._batch}")
+
+    def _pass_on(self, store: Any) -> None:
+        """Tells the others what this rank knows, and learns what they know."""
+        store.add(f"{_BEAT}/{self._launch.rank}", 1)
+        if self._folder is not None:
+            self._stop.look_for_file(self._folder)
+        if not self._stop.requested and (failed := self._board.failed_rank(store)):
+            self._stop.request(f"{failed} failed")
+        if not self._stop.requested and store.check([_STOP]):
+            self._stop.request(store.get(_STOP).decode())
+        elif self._stop.requested and not store.check([_STOP]):
+            store.set(_STOP, self._stop.reason.replace("this rank", f"rank {self._launch.rank}"))
+        notice = self._notice()
+        if notice:
+            store.set(_NOTICE, notice)
+
+    def _connect(self) -> AbstractContextManager[Any]:
+        return self._board.connect(min(self._patience, _ANSWER_SECONDS))
+
+    def _run(self) -> None:
+        display = _display(self._total, self._done_before, self._stream) if self._launch.is_leader else None
+        self._answered = time.monotonic()
+        while not self._ended.is_set():
+            try:
+                self._keep_reporting(display)
+            except Exception as error:  # others judge by our reports whether we get on: try again
+                self._stop_if_cut_off(error)
+                self._ended.wait(self._report_seconds)
+        if display:
+            display.close()
+
+    def _stop_if_cut_off(self, error: Exception) -> None:
+        if self._cut_off or time.monotonic() - self._answered < self._patience:
+            return
+        leader = self._leader or os.environ.get("MASTER_ADDR", "another host")
+        self._cut_off = (
+            f"Rank {self._launch.rank} on {self._launch.host} is cut off from rank 0 on {leader}, for "
+            f"{self._patience:g} s: {first_line(error)}{_LONGER}"
+        )
+        self._stop.request(f"this rank is cut off from rank 0 on {leader}")
+
+    def _stop_if_one_is_gone(self, store: Any) -> None:
+        """Stops the run if a rank has not been heard of; on the leader, which all others hear."""
+        now = time.monotonic()
+        if now - self._looked > _BLIND_SECONDS:  # it was this one, or the store, that did not get on: begin anew
+            self._heard = {}
+        self._looked = now
+        for rank, beats in enumerate(self._counts(store, _BEAT)):
+            if beats != self._heard.get(rank, (-1, 0.0))[0]:
+                self._heard[rank] = beats, now
+        gone = [rank for rank, (_, moment) in self._heard.items() if now - moment > self._patience]
+        if gone and not self._stop.requested:
+            self._gone = True
+            self._stop.request(self._complaint(store, gone, self._counts(store, _DONE), self._patience))
+
+    def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
+        with self._connect() as store:
+            store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
+            self._open_counts(store)
+            while True:
+                last = self._ended.wait(self._report_seconds)
+                self._report(store)
+                self._pass_on(store)
+                self._answered = time.monotonic()
+                if not self._leader and store.check([f"{_HOST}/0"]):
+                    self._leader = store.get(f"{_HOST}/0").decode()
+                if display:
+                    self._stop_if_one_is_gone(store)
+                    done = self._done_before + sum(self._counts(store, _DONE))
+                    display.show(self._total if self._complete else done)
+                    if store.check([_NOTICE]):
+                        display.note(store.get(_NOTICE).decode())
+                        store.delete_key(_NOTICE)
+                if last:
+                    return
+
+
+class _Bar:
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
+        from tqdm import tqdm
+
+        self._stream = stream
+        self._bar = tqdm(
+            total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating", initial=done
+        )
+
+    def show(self, done: int) -> None:
+        self._bar.update(done - self._bar.n)
+
+    def note(self, text: str) -> None:
+        self._bar.write(text, file=self._stream)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Lines:
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
+        self._total, self._before, self._stream = total, done, stream
+        self._start = time.monotonic()
+        self._next, self._shown = self._start + _PLAIN_LINE_SECONDS / 5, -1
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        finished = done >= self._total
+        if done == self._shown or (now < self._next and not finished):
+            return
+        self._next, self._shown = now + _PLAIN_LINE_SECONDS, done
+        rate = (done - self._before) / max(now - self._start, 1e-9)
+        left = "" if finished or rate <= 0 else f", about {(self._total - done) / rate:.0f} s left"
+        print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def _display(total: int, done: int, stream: TextIO) -> _Bar | _Lines:
+    return _Bar(total, done, stream) if stream.isatty() else _Lines(total, done, stream)

@@ -1,0 +1,149 @@
+"""A shard's batches through the classifier, a window of them in flight at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import Plan
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.inference.in_flight import map_in_flight
+from dist_eval.inference.window import Window
+from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.swarm.router import Trip
+
+_ROWS_NAMED = 5
+
+
+class TextClassifier(Protocol):
+    """What a shard is sent through (see `dist_eval.model.classifier.Classifier`)."""
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        ...
+
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        """Classifies a batch."""
+        ...
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more."""
+        ...
+
+
+def predict_batches(
+    classifier: TextClassifier,
+    dataset: TokenizedDataset,
+    plan: Plan,
+    batch_numbers: Iterable[int],
+    *,
+    window: Window,
+    skip_failed: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
+    grace: float = 0.0,
+    audited: Container[int] = (),
+    timeline: Timeline | None = None,
+) -> Iterator[BatchOutcome]:
+    """Sends batches through the classifier; each comes as soon as it is back, in any order.
+
+    Args:
+        classifier: the model.
+        dataset: the tokenized examples.
+        plan: all batches of the run.
+        batch_numbers: the batches to send.
+        window: how many batches may be under way at a time; it is told of every batch that comes back.
+        skip_failed: examples that have no answer are marked instead of raising an error. A swarm that misses blocks is
+            an error even so: it would fail all.
+        stopping: whether no further batch is to be sent.
+        grace: seconds that batches under way then have to come back; later ones are dropped.
+        audited: numbers of the batches that need a second opinion.
+        timeline: takes down when batches were under way, and how many examples were done.
+
+    Returns:
+        What became of the batches, rows in each batch's order.
+
+    Raises:
+        ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
+        SwarmError: a batch got no answer within the retries; the message names rows of the batch.
+    """
+    send = _salvage_batch if skip_failed else _predict_batch
+
+    def outcome_of(number: int) -> BatchOutcome:
+        began = time.monotonic()
+        outcome = send(classifier, dataset, plan, int(number), Trip(audited=number in audited))
+        if timeline is not None:
+            failed = len(outcome.failed)
+            timeline.add(began, time.monotonic(), done=len(outcome.logits) - failed, failed=failed)
+        return outcome
+
+    return map_in_flight(
+        outcome_of, batch_numbers, window, retries=lambda: classifier.retries, stopping=stopping, grace=grace
+    )
+
+
+def _predict_batch(
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
+) -> BatchOutcome:
+    logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", trip)
+    return BatchOutcome(number, logits, trip.route, audit=_notes_of(trip))
+
+
+def _salvage_batch(
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
+) -> BatchOutcome:
+    """Does the same, and where that fails halves the batch until it is known which examples it is."""
+    rows = plan.batch(number)
+    logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
+    failed: dict[int, str] = {}
+    parts = [range(len(rows))]
+    while parts:
+        part = parts.pop()
+        try:
+            logits[part.start : part.stop] = _logits(
+                classifier, dataset, rows[part.start : part.stop], f"Batch {number}", trip
+            )
+        except OutageError:
+            raise
+        except (ModelOutputError, RefusedError) as error:  # these depend on what was sent
+            if len(part) == 1:
+                failed[part.start] = str(error)
+            else:
+                middle = part.start + len(part) // 2
+                parts += [range(middle, part.stop), range(part.start, middle)]
+        except EvaluationError as error:
+            failed.update(dict.fromkeys(part, str(error)))
+    return BatchOutcome(number, logits, trip.route, failed, _notes_of(trip))
+
+
+def _notes_of(trip: Trip) -> Mapping[str, Any] | None:
+    return trip.findings.to_notes() if trip.findings else None
+
+
+def _logits(
+    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, batch: str, trip: Trip
+) -> np.ndarray:
+    named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
+    name = f"{batch} ({dataset.facts.source}, rows {named})"
+    input_ids, lengths = dataset.padded(rows)
+    try:
+        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), trip)
+    except EvaluationError as error:
+        raise type(error)(f"{name}: {error}") from error
+    except Exception as error:  # whatever Petals and hivemind raise once their retries are used up
+        reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
+        raise SwarmError(f"{name} got no answer: {reason}") from error
+    if logits.shape[0] != len(rows):
+        raise ModelOutputError(f"{name}: {logits.shape[0]} answers for {len(rows)} texts.")
+    return logits.numpy()

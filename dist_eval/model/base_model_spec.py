@@ -1,0 +1,205 @@
+"""What is evaluated, before it is loaded: what it is, whether Petals can serve it, and what fits into a request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dist_eval.config import EvaluationConfig, RunConfig
+from dist_eval.errors import CheckpointError, ConfigError, first_line
+from dist_eval.model.checkpoint import BASE_PREFIX, TunedCheckpoint
+from dist_eval.model.pretrained_classifier import FullModel
+from dist_eval.process.files import samples_of
+
+_LONGEST_TEXT = 1 << 20
+_PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
+_POSITIONS_AFTER_PAD = (
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+"""Types of models that count positions from the padding id on (`create_position_ids_from_input_ids`)."""
+
+Subject = TunedCheckpoint | FullModel
+"""What is evaluated: a base model with tuned tensors, or a model that is complete in itself."""
+
+
+def subject_of(config: EvaluationConfig) -> Subject:
+    """Finds what is to be evaluated.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or model, or it is damaged.
+    """
+    if config.checkpoint:
+        return TunedCheckpoint.load(config.checkpoint)
+    name = str(config.model)
+    return FullModel.of(name, _read_config(name, "model"))
+
+
+@dataclass(frozen=True)
+class Base:
+    """The base model's name and what it allows.
+
+    Attributes:
+        name: folder or hub name.
+        config: its `transformers` config.
+        dht_prefix: name under which a swarm announces it.
+        max_length: most tokens of a text.
+        token_budget: most tokens of a request.
+    """
+
+    name: str
+    config: Any
+    dht_prefix: str
+    max_length: int
+    token_budget: int
+
+    @classmethod
+    def of(cls, config: RunConfig, tuned: Subject) -> Base:
+        """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
+
+        A model that is complete in itself is its own base.
+
+        Raises:
+            CheckpointError: there is no such base model, or the checkpoint was made for another one.
+            ConfigError: a text of `--max-length` tokens could not be sent.
+        """
+        if isinstance(tuned, FullModel):
+            name, base = tuned.name, tuned.config
+        else:
+            name = config.model or tuned.base_model or ""
+            if not name:
+                raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
+            base = read_base_config(name)
+            tuned.require_base(name, base)
+        _require_safetensors(name)
+        accepted = None if config.backend == "local" else config.server_max_tokens or max_request_tokens(base)
+        return cls(
+            name=name,
+            config=base,
+            dht_prefix=config.dht_prefix or default_dht_prefix(name, base),
+            max_length=_max_length(config, tuned, base, accepted),
+            token_budget=min(config.token_budget, accepted or config.token_budget),
+        )
+
+    def digest(self) -> str:
+        """Returns a hash of what the base model is.
+
+        That is its config, without where it was found and what wrote it, and evenly spaced pieces of its weights where
+        they lie in a folder.
+        """
+        values = self.config.to_dict()
+        for name in ("_name_or_path", "transformers_version", "torch_dtype"):
+            values.pop(name, None)
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
+        for path in sorted(Path(self.name).glob("*.safetensors")):
+            digest.update(f"{path.name} ".encode())
+            for sample in samples_of(path):
+                digest.update(sample)
+        return digest.hexdigest()
+
+    def facts(self, tuned: Subject) -> dict[str, Any]:
+        """Returns the section `model` of `results.json`."""
+        return {
+            "base": self.name,
+            "base_is_path": Path(self.name).is_dir(),
+            "checkpoint": str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
+            "tuning_mode": tuned.tuning_mode,
+            "pre_seq_len": tuned.pre_seq_len,
+            "num_labels": tuned.num_labels,
+            "weights_digest": tuned.digest(),
+        }
+
+
+def _max_length(config: RunConfig, tuned: Subject, base: Any, accepted: int | None) -> int:
+    limits = [(accepted, "servers accept in one request")] if accepted else []
+    if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
+        before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
+        limits.append((positions - before_text, "the base model has positions for"))
+    if not limits:
+        return config.max_length or _LONGEST_TEXT
+    limit, what = min(limits)
+    longest = limit - tuned.pre_seq_len
+    if longest < 1:
+        raise CheckpointError(
+            f"{tuned.pre_seq_len} prompt tokens leave no room for a text in the {limit} tokens that {what}"
+            + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
+        )
+    if (config.max_length or 1) > longest:
+        raise ConfigError(
+            f"--max-length {config.max_length} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
+            f"tokens that {what}: give --max-length of at most {longest}."
+        )
+    return config.max_length or longest
+
+
+def default_dht_prefix(model: str, base: Any) -> str:
+    """Returns the name under which Petals announces a model when nobody says otherwise.
+
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, where Petals has
+    no rule, its name.
+    """
+    if Path(model).is_dir():
+        return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
+    if base.model_type == "bloom":
+        return (model + "-petals").replace(".", "-")
+    name = model.split("/")[-1].replace(".", "-")
+    return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
+
+
+def read_base_config(model: str) -> Any:
+    """Reads a base model's config and checks that Petals can serve such a model.
+
+    Args:
+        model: folder or hub name.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: there is no such model, or Petals cannot serve it.
+    """
+    config = _read_config(model, "base model")
+    if config.model_type not in BASE_PREFIX:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
+            f"{', '.join(sorted(BASE_PREFIX))}."
+        )
+    if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: Falcon models with multi_query and the older decoder (7B) fail inside its "
+            "servers. Falcon models with new_decoder_architecture (40B, 180B) work."
+        )
+    return config
+
+
+def _read_config(model: str, what: str) -> Any:
+    from transformers import AutoConfig
+
+    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(f"There is no folder {model} with a {what}.")
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
+        where = "folder" if Path(model).exists() else "folder or hub model"
+        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
+
+
+def _require_safetensors(model: str) -> None:
+    # before a server of ours would read them
+    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+        raise CheckpointError(f"The model {model} has no weights as safetensors, the only kind that is read.")
+
+
+def max_request_tokens(config: Any) -> int:
+    """Returns how many tokens a Petals server accepts in one request unless its owner set another limit.
+
+    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
+    """
+    if config.model_type == "falcon":
+        key_value_heads = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
+    else:
+        key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS

@@ -1,0 +1,205 @@
+"""A sequence classifier that is complete in itself, head and all, and runs in this process.
+
+Any model that `transformers` opens with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa, DeBERTa),
+decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they find padding, in where the
+last token is, in how positions are counted. So nothing is padded here: the texts of a batch go through the model in
+groups of equal length. A plan has texts of equal length side by side, so that the groups are nearly as large as the
+batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_eval.data.problems import Problem
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.errors import CheckpointError, ModelOutputError, first_line
+from dist_eval.model.checkpoint import problem_from
+from dist_eval.model.weights import load_pretrained
+from dist_eval.swarm.router import Trip
+
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FullModel:
+    """What there is to know of a classifier before it is loaded; has what `TunedCheckpoint` has, where that applies.
+
+    Attributes:
+        name: folder or hub name.
+        config: its `transformers` config.
+        label_names: name of each class, label or output.
+        problem: what kind of labels the head is for.
+    """
+
+    name: str
+    config: Any
+    label_names: list[str]
+    problem: Problem
+
+    @classmethod
+    def of(cls, name: str, config: Any) -> FullModel:
+        """Reads a model's config.
+
+        Args:
+            name: folder or hub name.
+            config: its `transformers` config.
+
+        Raises:
+            CheckpointError: there is no classifier of this type, or it has an unknown `problem_type`.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        if type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise CheckpointError(
+                f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."
+            )
+        names = [str(config.id2label[number]) for number in range(config.num_labels)]
+        return cls(name, config, names, problem_from(config.problem_type, len(names), f"The config of {name}"))
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its tokenizer is, if that is a folder."""
+        return Path(self.name) if Path(self.name).is_dir() else None
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return len(self.label_names)
+
+    @property
+    def pre_seq_len(self) -> int:
+        """Number of prompt tokens: none."""
+        return 0
+
+    @property
+    def tuning_mode(self) -> None:
+        """None: all of it was trained."""
+        return
+
+    def digest(self) -> str:
+        """Returns a hash of all weights that lie in a folder, and of the revision of a model of the hub."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        # all of them: two models may differ in their head only
+        digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
+        for path in sorted(Path(self.name).glob("*.safetensors")):
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+class FullClassifier:
+    """A `FullModel`, loaded.
+
+    Args:
+        model: a Hugging Face `...ForSequenceClassification`.
+        device: where it is.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self._model, self._device = model.to(device), device
+        self._one_at_a_time = threading.Lock()  # some families keep what they computed for the last length
+        if hasattr(model, "score"):
+            # heads of decoders look for padding to find the last token; without any, no id may look like it
+            model.config.pad_token_id = -1
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return int(self._model.config.num_labels)
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far: there are none."""
+        return 0
+
+    @torch.no_grad()
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+        """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
+
+        Raises:
+            ModelOutputError: the model failed, or its outputs have a wrong shape or are not finite.
+        """
+        logits = torch.empty(len(lengths), self.num_labels)
+        for length in sorted(set(lengths.tolist())):
+            rows = (lengths == length).nonzero().squeeze(1)
+            logits[rows] = self._of_equal_length(input_ids[rows, :length].to(self._device)).cpu()
+        finite = torch.isfinite(logits).all(dim=1)
+        if not finite.all():
+            count = int((~finite).sum())
+            raise ModelOutputError(
+                f"The model answered with values that are not finite for {count} of {len(lengths)} texts."
+            )
+        return logits
+
+    def _of_equal_length(self, input_ids: torch.Tensor) -> torch.Tensor:
+        try:
+            with self._one_at_a_time:
+                logits = self._model(input_ids=input_ids).logits
+        except (RuntimeError, IndexError, ValueError, AssertionError) as error:
+            raise ModelOutputError(
+                f"The model failed on {len(input_ids)} texts of {input_ids.shape[1]} tokens: {first_line(error)}"
+            ) from error
+        if tuple(logits.shape) != (len(input_ids), self.num_labels):
+            raise ModelOutputError(
+                f"The model answered with shape {list(logits.shape)} instead of {[len(input_ids), self.num_labels]}."
+            )
+        return logits.to(torch.float32)
+
+    def traffic(self) -> None:
+        """Returns what was sent to a swarm: nothing."""
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time: there are none."""
+        return {}
+
+    def notice(self) -> str:
+        """Returns what keeps the model waiting: nothing."""
+        return ""
+
+    def distrust(self, servers: Iterable[str]) -> None:
+        """Asks servers no more: there are none."""
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to let go of."""
+
+
+def load_full_model(full: FullModel, device: torch.device) -> FullClassifier:
+    """Loads a classifier.
+
+    Args:
+        full: what is to be loaded.
+        device: where to.
+
+    Returns:
+        The classifier.
+
+    Raises:
+        CheckpointError: weights are missing or pickled; a head that is not there would be random.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    what = f"The classifier {full.name}"
+    model = load_pretrained(
+        AutoModelForSequenceClassification, full.name, what=what, config=full.config, trust_remote_code=False
+    )
+    return FullClassifier(model, device)
+
+
+def local_device(local_rank: int) -> torch.device:
+    """Returns where a rank's model goes: a GPU of its host if there is one, dealt out in turn, else the CPU."""
+    gpus = torch.cuda.device_count()
+    return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")

@@ -1,0 +1,147 @@
+"""A finished run's folder, read back for those who show it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.errors import DataError, RunError
+from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
+from dist_eval.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    import numpy as np
+
+    from dist_eval.runs.saved_predictions import SavedPredictions
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Reads `results.json` of a complete run.
+
+    Raises:
+        RunError: the folder holds no complete run, or one of another version.
+    """
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / RESULTS} cannot be read: {error}.") from error
+    if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
+        raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
+    if results.get("status") != "complete":
+        raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+    return results
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A complete run of any problem.
+
+    Attributes:
+        folder: where it is.
+        results: what `results.json` holds.
+        timelines: what `timeline.json` holds for each rank; none where there is no such file.
+    """
+
+    folder: Path
+    results: dict[str, Any]
+    timelines: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, folder: Path) -> FinishedRun:
+        """Reads a run.
+
+        Raises:
+            RunError: the folder holds no complete run, or its files cannot be read.
+        """
+        results = read_results(folder)
+        try:
+            timelines = json.loads((folder / TIMELINE).read_text(encoding="utf-8"))["ranks"]
+        except FileNotFoundError:
+            timelines = []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
+        return cls(folder, results, timelines)
+
+    @property
+    def problem(self) -> str:
+        """Name of the problem."""
+        return self.results["problem_type"]
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the classes, labels or outputs."""
+        return [row["label"] for row in self.results["per_class"]]
+
+    def predictions(self) -> Iterator[SavedPredictions]:
+        """Reads the predictions, in pieces of bounded size and in dataset order.
+
+        Raises:
+            RunError: they cannot be read.
+        """
+        import pyarrow as pa
+
+        from dist_eval.runs.saved_predictions import read_pieces
+
+        try:
+            yield from read_pieces(self.folder / PREDICTIONS)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {error}.") from error
+
+    def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Reads labels and predictions, of many examples evenly spaced ones.
+
+        Returns:
+            Both float64 of shape [n, outputs], n at most `most`.
+
+        Raises:
+            RunError: they cannot be read.
+        """
+        import numpy as np
+
+        rows, row, pairs = self.results["coverage"]["seen"], 0, []
+        wanted = np.unique(np.linspace(0, rows - 1, min(most, rows)).astype(np.int64))
+        for piece in self.predictions():
+            here = piece.at(wanted[(wanted >= row) & (wanted < row + len(piece))] - row)
+            pairs.append((here.label, here.prediction))
+            row += len(piece)
+        labels, predictions = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
+        return labels, predictions
+
+    def texts(self, wanted: Container[int], dataset: str | None = None) -> dict[int, str]:
+        """Reads texts of the run's dataset by their positions in it.
+
+        Args:
+            wanted: the positions.
+            dataset: where the dataset is now; None for where it was.
+
+        Raises:
+            DataError: the dataset cannot be read, or is another one by now.
+        """
+        from dist_eval.data.dataset import read_texts
+        from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+
+        config = self.results["config"]
+        place = dataset or config["dataset"]
+        found, digest = read_texts(
+            place,
+            wanted,
+            text_columns=config["text_column"],
+            label_column=config["label_column"],
+            label_names=self.label_names,
+            labels=config["labels"],
+            problem=next(one for one in (SINGLE_LABEL, MULTI_LABEL, REGRESSION) if one.name == self.problem),
+            subset=config["subset"],
+            split=config["split"],
+        )
+        if digest != self.results["data"]["text_digest"]:
+            raise DataError(
+                f"{place} is not what {self.folder} was evaluated on: its texts or labels differ. Name the right data "
+                "with --dataset, or leave out the texts."
+            )
+        return {index: "\n".join(texts) for index, texts in found.items()}

@@ -1,0 +1,328 @@
+"""A run's folder: whose it is, and `results.json`.
+
+`results.json` is written first, with status "running", and replaced as a whole whenever something changes, so that
+whoever looks sees a complete and true file. What stands in it says the schema in `results.schema.json` (see
+`dist_eval.schema`).
+
+`timeline.json` has for each rank {rank, host, batches, servers}: when its batches were under way, and for each server
+when its requests were (see `dist_eval.distributed.timeline.Timeline.facts`), of this start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dist_eval.config import RunConfig
+from dist_eval.errors import RunError, RunStopped, print_error
+from dist_eval.evaluation.environment import environment, now
+from dist_eval.runs.folder_lock import take_lock
+from dist_eval.evaluation.journal import FOLDER as JOURNAL
+from dist_eval.evaluation.journal import Fingerprint, forget_journal, has_batches
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Coverage, Predictions, Scored
+from dist_eval.process.files import write_atomically
+from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
+from dist_eval.report.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
+from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
+from dist_eval.runs.saved_predictions import write_predictions
+from dist_eval.schema import SCHEMA_VERSION
+
+_PEER = re.compile(
+    r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
+)  # with its address, or the identity alone
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        config: the run's options; `config.output_folder` is the folder.
+
+    Attributes:
+        config: the run's options.
+        path: where it is.
+        is_ours: whether the leader of this run has opened it; before that, another run may be using it.
+        results_name: name of the file with the results.
+        keeps: what a resumed run goes on from, for messages.
+        others_have: what tells, without a file `results_name`, that the folder is that of something else.
+    """
+
+    results_name, keeps = RESULTS, "the journal"
+    others_have: tuple[str, ...] = ("tuning.json",)
+
+    def __init__(self, config: RunConfig) -> None:
+        self.path = config.output_folder
+        self.config = config
+        self._lock: int | None = None
+        self._before: dict[str, Any] = {}
+        self.is_ours = False
+
+    def open(self, attempt: int = 0) -> None:
+        """Makes the folder this run's own, and writes `results.json` with status "running" unless it is complete.
+
+        Args:
+            attempt: how often torchrun has restarted the group.
+
+        Raises:
+            RunError: the folder cannot be written, or another run is using it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._require_own()
+            (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
+            self._lock, self.is_ours = take_lock(self.path), True
+            if attempt == 0:  # to start a run again is to want it to go on
+                (self.path / STOP_FILE).unlink(missing_ok=True)
+            if attempt == 0 and self.config.overwrite:
+                self._forget()
+            else:
+                self._before = self._read()
+            if self._before.get("status") != "complete":
+                self._begin()
+        except OSError as error:
+            raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
+
+    def _require_own(self) -> None:
+        strange = [name for name in self.others_have if (self.path / name).exists()]
+        if strange and not (self.path / self.results_name).exists():
+            raise RunError(
+                f"The output folder {self.path} holds {', '.join(strange)} of something else. Choose another --output."
+            )
+
+    def claim(self, fingerprint: Fingerprint) -> bool:
+        """Compares what this run is with what the folder holds, and prepares its journal.
+
+        Args:
+            fingerprint: what the results depend on.
+
+        Returns:
+            Whether there is something to do; not if this very run is complete.
+
+        Raises:
+            RunError: the folder holds another run; the message names what differs.
+        """
+        try:
+            status, earlier = self._before.get("status"), Fingerprint.load(self.path)
+            if earlier is None and status == "complete":
+                raise RunError(
+                    f"{self.path} holds the results of a complete run, and no {JOURNAL} that says of what. Choose "
+                    "another --output, or replace them with --overwrite."
+                )
+            if earlier is None:
+                self._forget()
+            changed = fingerprint.changed(earlier) if earlier else []
+            if changed:
+                if status is not None and status != "complete":
+                    self._write(self._before)
+                raise RunError(
+                    f"{self.path} holds {'the results' if status == 'complete' else 'a part'} of another run: what "
+                    f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
+                    "--overwrite."
+                )
+            if status == "complete" and earlier and not self._before.get("coverage", {}).get("failed"):
+                return False
+            if status == "complete":
+                self._begin()
+            fingerprint.save(self.path)
+        except OSError as error:
+            raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
+        return True
+
+    def close(self) -> None:
+        """Lets other runs use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a new start would find finished batches."""
+        return has_batches(self.path)
+
+    def results(self) -> dict[str, Any]:
+        """Returns what `results.json` holds, nothing if it cannot be read."""
+        return self._read()
+
+    def _forget(self) -> None:
+        """Removes what a resumed run would go on from."""
+        forget_journal(self.path)
+
+    def _begin(self) -> None:
+        for name in (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES):
+            (self.path / name).unlink(missing_ok=True)
+        self._write(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "status": "running",
+                "error": None,
+                "started": now(),
+                "finished": None,
+                "config": self._options(),
+                "environment": environment(),
+            }
+        )
+
+    def _options(self) -> dict[str, Any]:
+        options = self.config.to_dict()
+        return {**options, "initial_peers": f"{len(self.config.initial_peers)} addresses, not recorded"}
+
+    def fail(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        coverage: dict[str, int] | None = None,
+        transient: bool = False,
+    ) -> bool:
+        """Marks the run as failed, on whichever rank knows why.
+
+        Args:
+            message: the reason.
+            rank: the rank that failed.
+            host: its host.
+            coverage: the counts, if the reason is that the dataset is not covered.
+            transient: whether a new start may get further although nobody changes anything.
+
+        Returns:
+            Whether it was marked; a run that does not belong to the folder leaves it as it is.
+
+        Raises:
+            OSError: the folder cannot be written any more.
+        """
+        error = {"message": message, "rank": rank, "host": host, "transient": transient}
+        return self._end("failed", error, coverage)
+
+    def stop(
+        self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None, transient: bool = True
+    ) -> bool:
+        """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
+        (self.path / STOP_FILE).touch()
+        transient = transient and not asked_by_a_person(message)
+        error = {"message": message, "rank": rank, "host": host, "transient": transient}
+        return self._end("incomplete", error, coverage)
+
+    def _end(self, status: str, error: dict[str, Any], coverage: dict[str, int] | None) -> bool:
+        results = self._read()
+        if self.is_ours and results.get("status") == "running":  # never touch what an earlier, complete run left
+            message = error["message"]
+            for address in self.config.initial_peers:
+                message = message.replace(address, "(peer, not recorded)")
+            error = {**error, "message": _PEER.sub("(peer, not recorded)", message)}
+            ended = {**results, "status": status, "error": error, "finished": now()}
+            self._write(ended if coverage is None else {**ended, "coverage": coverage})
+            return True
+        return False
+
+    def complete(
+        self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any], groups: np.ndarray | None = None
+    ) -> None:
+        """Writes all files of a complete run; the picture comes last, because no result depends on it.
+
+        Args:
+            predictions: one for each example, in dataset order.
+            metrics: their metrics.
+            facts: the further sections of `results.json`.
+            groups: the group of each prediction, None if each stands for itself.
+
+        Raises:
+            RunError: the files cannot be written.
+        """
+        try:
+            write_predictions(self.path / PREDICTIONS, predictions, groups)
+            self._write(
+                {
+                    **self._read(),
+                    "status": "complete",
+                    "finished": now(),
+                    "config": self._options(),
+                    "problem_type": metrics.problem,
+                    "metrics": metrics.values,
+                    "undefined": metrics.undefined,
+                    "custom_metrics": metrics.custom,
+                    "majority_share": metrics.majority_share,
+                    "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()}
+                    if metrics.confusion.size
+                    else None,
+                    **facts,
+                }
+            )
+        except OSError as error:
+            raise RunError(
+                f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
+                "in its journal: start the same command again once that is mended."
+            ) from error
+        self._draw(figure_name(metrics), lambda path: draw_figure(path, metrics, predictions))
+        if facts["calibration"]:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
+
+    def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
+        try:
+            draw(self.path / picture)
+        except Exception as error:  # fonts, memory: whatever it is, the numbers stand
+            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+
+    def save_timelines(self, timelines: list[dict[str, Any]]) -> None:
+        """Writes `timeline.json`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            write_atomically(self.path / TIMELINE, (json.dumps({"ranks": timelines}) + "\n").encode())
+        except OSError as error:
+            raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
+
+    def revise(
+        self, results: dict[str, Any], predictions: Scored | None = None, groups: np.ndarray | None = None
+    ) -> None:
+        """Replaces the results of a complete run.
+
+        Args:
+            results: all of `results.json`.
+            predictions: written anew before, with their groups; None if they stay as they are.
+            groups: the group of each prediction, None if each stands for itself.
+
+        Raises:
+            RunError: the results cannot be written.
+        """
+        try:
+            if predictions is not None:
+                write_predictions(self.path / PREDICTIONS, predictions, groups)
+            self._write(results)
+        except OSError as error:
+            raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error
+        if predictions is not None and results["calibration"]:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, results["calibration"]))
+
+    @contextmanager
+    def noting_a_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
+        """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
+        try:
+            yield
+        except RunStopped as error:
+            if is_leader:
+                coverage = None if error.coverage is None else asdict(cast(Coverage, error.coverage))
+                with suppress(OSError):  # a full disk: what is done is in the journal
+                    self.stop(str(error), rank=rank, host=host, coverage=coverage)
+            raise
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / self.results_name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _write(self, results: dict[str, Any]) -> None:
+        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / self.results_name, text.encode())

@@ -1,0 +1,50 @@
+"""Makes Petals 2.2 run on a current hivemind; import this before `petals` or `hivemind`.
+
+hivemind 1.1.12 no longer re-exports at its top level some names that Petals imports from there. They still exist in
+their modules, so they are put back. The same bridge serves clients and servers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from pathlib import Path
+
+from dist_eval.swarm.p2p_daemon import tame_daemon
+
+_MOVED = {
+    "p2p": ("P2P", "P2PContext", "PeerID"),
+    "utils.timed_storage": ("MAX_DHT_TIME_DISCREPANCY_SECONDS", "TimedStorage", "get_dht_time"),
+    "utils.logging": ("get_logger",),
+    "utils.nested": ("nested_compare", "nested_flatten", "nested_pack"),
+    "utils.asyncio": ("anext",),
+    "utils.serializer": ("MSGPackSerializer",),
+    "utils.tensor_descr": ("BatchTensorDescriptor", "TensorDescriptor"),
+    "compression.serialization": (
+        "deserialize_tensor_stream",
+        "deserialize_torch_tensor",
+        "serialize_torch_tensor",
+    ),
+}
+
+
+def import_petals(*, sockets: Path) -> types.ModuleType:
+    """Imports Petals with the missing names put back and its daemon's sockets in our folder.
+
+    Args:
+        sockets: folder in which the p2p daemon of this process and its clients make their Unix sockets.
+
+    Returns:
+        The `petals` package.
+    """
+    import hivemind
+
+    for module_name, names in _MOVED.items():
+        module = importlib.import_module(f"hivemind.{module_name}")
+        for name in names:
+            if not hasattr(hivemind, name):
+                setattr(hivemind, name, getattr(module, name))
+    tame_daemon(sockets)
+    import petals
+
+    return petals

@@ -1,0 +1,275 @@
+"""Which servers a request goes through, by what each of them was measured to do. Knows no network.
+
+Every server has an estimate of the seconds that a unit of work (one token through one block) takes there, of the time
+that a request takes besides, and a backlog: work that this process has sent and that is not back. A request takes the
+route on which it should be back first. So work spreads over replicas in proportion to their speed, a slow one gets as
+much as it can do meanwhile, and one that fails is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.swarm.failures import Failure
+
+if TYPE_CHECKING:
+    from dist_eval.evaluation.audit import Findings
+
+_MEMORY_REQUESTS = 10.0
+"""How many requests the estimate of a server's speed looks back on."""
+_FORGIVEN_AFTER = 30.0
+"""Seconds after which a server that had no request counts as half as slow as it was: it may have become faster."""
+_BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
+_HOP_BLOCKS = 0.25
+"""Least cost of a hop, in blocks: where nothing is known yet, fewer hops are better."""
+_JITTER = 0.02
+"""Relative noise on costs, by which equal servers are told apart differently on each rank."""
+_LATENCIES_KEPT = 10_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive blocks that one server holds.
+
+    Attributes:
+        peer: the server.
+        start: its first block.
+        end: one past its last block.
+        dtype: name of the dtype that it computes in, or None if it does not say.
+    """
+
+    peer: Any
+    start: int
+    end: int
+    dtype: str | None = None
+
+
+Hop = tuple[str, int, int]
+"""A part of a batch's way: the server's name, its first block, one past its last block."""
+
+
+@dataclass
+class Trip:
+    """A batch's way through the swarm.
+
+    Attributes:
+        audited: whether other servers are to give a second opinion, where there are any.
+        avoided: where not to go if there is another way.
+        route: the servers that computed it. Filled on the way.
+        findings: what an audit has found on the way.
+    """
+
+    audited: bool = False
+    avoided: Sequence[Hop] = ()
+    route: list[Hop] = field(default_factory=list)
+    findings: Findings | None = None
+
+
+def without(spans: Sequence[Span], avoided: Sequence[Hop]) -> list[Span]:
+    """Cuts servers' blocks out of a list where another server in it holds the same blocks.
+
+    Args:
+        spans: the blocks that are online.
+        avoided: what to cut out.
+
+    Returns:
+        What is left. Together it holds the same blocks as before.
+    """
+    if not avoided:
+        return list(spans)
+    held: dict[int, set[str]] = {}
+    for span in spans:
+        for block in range(span.start, span.end):
+            held.setdefault(block, set()).add(str(span.peer))
+    unwanted: dict[int, set[str]] = {}
+    for peer, start, end in avoided:
+        for block in range(start, end):
+            if block in held and not held[block] <= unwanted.get(block, set()) | {peer}:
+                unwanted.setdefault(block, set()).add(peer)
+    left = []
+    for span in spans:
+        kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
+        for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
+            blocks = [block for _, block in run]
+            left.append(Span(span.peer, blocks[0], blocks[-1] + 1, span.dtype))
+    return left
+
+
+@dataclass
+class Server:
+    """What is known of a server.
+
+    Attributes:
+        requests: answered requests.
+        failures: failed requests.
+        wrong_answers: those of them that were answered with something that cannot be right.
+        work: tokens times blocks of all answered requests.
+        latencies: seconds from request to answer of the latest requests.
+        backlog: tokens times blocks that are under way.
+        timeline: its requests over time.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    wrong_answers: int = 0
+    work: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
+    backlog: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+    _under_way: int = 0
+    _busy_seconds: float = 0.0
+    _busy_work: float = 0.0
+    _overhead: float = 0.0
+    _last_answer: float = -math.inf
+    _streak: int = 0
+    _banned_until: float = -math.inf
+
+    @property
+    def seconds_per_work(self) -> float | None:
+        """Measured seconds for one token through one block; None before the first answer."""
+        return self._busy_seconds / self._busy_work if self._busy_work else None
+
+    def sent(self, work: int) -> None:
+        """Notes a request."""
+        self.backlog += work
+        self._under_way += 1
+
+    def answered(self, work: int, sent_at: float, now: float) -> None:
+        """Notes the answer to a request.
+
+        While several requests are under way, the time from answer to answer is what the server needs for one, however
+        far it is. A request that met an idle server tells of its distance besides.
+        """
+        self.backlog -= work
+        self._under_way -= 1
+        self.requests += 1
+        self.work += work
+        self.latencies.append(now - sent_at)
+        self._streak = 0
+        met_others = self._last_answer > sent_at
+        seconds = now - max(sent_at, self._last_answer)
+        if not met_others and self._busy_work:
+            expected = work * (self.seconds_per_work or 0.0)
+            self._overhead += (max(0.0, seconds - expected) - self._overhead) / 2
+            seconds = max(0.0, seconds - self._overhead)
+        fade = 1.0 - 1.0 / _MEMORY_REQUESTS
+        self._busy_seconds = self._busy_seconds * fade + seconds
+        self._busy_work = self._busy_work * fade + work
+        self._last_answer = now
+
+    def failed(self, work: int, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
+        """Notes a request that failed: the server is left alone, longer each time in a row.
+
+        What may be our own mistake is not held against it, and what cannot be right is not forgiven soon.
+        """
+        self.backlog -= work
+        self._under_way -= 1
+        self.failures += 1
+        if failure is Failure.TOO_LARGE:
+            return
+        if failure is Failure.REFUSED:
+            self._banned_until = now + _BAN_SECONDS
+            return
+        if failure is Failure.WRONG:
+            self.wrong_answers += 1
+            self._banned_until = now + _LONGEST_BAN_SECONDS
+            return
+        self._leave_alone(now)
+
+    def not_sent(self, work: int, now: float) -> None:
+        """Notes a request for which nobody was there: it counts as none, but the server is left alone."""
+        self.backlog -= work
+        self._under_way -= 1
+        self._leave_alone(now)
+
+    def _leave_alone(self, now: float) -> None:
+        self._banned_until = now + min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS)
+        self._streak += 1
+
+    def excuse(self) -> None:
+        """Takes a wrong answer back: others gave the same, so it was the question."""
+        self.wrong_answers -= 1
+        self._banned_until = -math.inf
+
+    def is_banned(self, now: float) -> bool:
+        """Whether it failed a short while ago."""
+        return now < self._banned_until
+
+    def seconds(self, tokens: int, blocks: int, now: float, unknown: float) -> float:
+        """Estimates the time until a request would be back.
+
+        Args:
+            tokens: of the request, counting padding and prompts.
+            blocks: that it is to go through.
+            now: the present moment.
+            unknown: seconds per unit of work to assume where nothing was measured.
+        """
+        measured = self.seconds_per_work
+        rate, overhead = (unknown, 0.0) if measured is None else (measured, self._overhead)
+        if measured is not None and not self._under_way:
+            forgiven = 0.5 ** ((now - self._last_answer) / _FORGIVEN_AFTER)
+            rate, overhead = max(unknown, rate * forgiven), overhead * forgiven
+        return overhead + rate * (self.backlog + tokens * max(blocks, _HOP_BLOCKS) + tokens * _HOP_BLOCKS)
+
+
+class Routes:
+    """Chooses routes and remembers how the servers on them did.
+
+    Not safe to share between threads.
+
+    Args:
+        seed: of the noise that tells equal servers apart; different on each rank.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.servers: dict[Any, Server] = {}
+        self._random = random.Random(seed)
+
+    def server(self, peer: Any) -> Server:
+        """Returns what is known of a server."""
+        return self.servers.setdefault(peer, Server())
+
+    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """Chooses the first hop of the route from block `start` to `end` that should be fastest.
+
+        A request may change servers wherever a server's blocks start or end. Servers that failed a short while ago
+        are used where there is no other way only.
+
+        Args:
+            spans: the blocks that are online.
+            start: block to start with.
+            end: one past the last block.
+            tokens: of the request, counting padding and prompts.
+            now: the present moment, in the seconds of `time.monotonic()`.
+
+        Returns:
+            The server and the blocks that it should run; None if there is no way.
+        """
+        healthy = [span for span in spans if not self.server(span.peer).is_banned(now)]
+        return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
+
+    def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        rates = [server.seconds_per_work for server in map(self.server, {span.peer: None for span in spans})]
+        unknown = min((rate for rate in rates if rate is not None), default=1.0)
+        points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
+        cost: dict[int, float] = {end: 0.0}
+        first: dict[int, Span] = {}
+        for point in reversed(points[:-1]):
+            for span in spans:
+                if not span.start <= point < span.end:
+                    continue
+                noise = 1.0 + _JITTER * self._random.random()
+                for stop in points:
+                    if point < stop <= span.end and stop in cost:
+                        server = self.server(span.peer)
+                        total = server.seconds(tokens, stop - point, now, unknown) * noise + cost[stop]
+                        if total < cost.get(point, math.inf):
+                            cost[point], first[point] = total, Span(span.peer, point, stop, span.dtype)
+        return first.get(start)

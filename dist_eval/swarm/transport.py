@@ -1,0 +1,226 @@
+"""One request to one server: packing, sending, and a look at whether the answer can be right.
+
+Tensors travel in the dtype that the server computes in. Servers cast what they get to it before anything else, so this
+changes no bit of the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import torch
+
+from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.router import Span
+
+_FORWARD, _BACKWARD = "rpc_forward", "rpc_backward"
+_STREAM_OPEN_SECONDS = 5.0
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
+
+
+class Wire:
+    """Sends hidden states to servers.
+
+    Args:
+        sequence_manager: Petals' `RemoteSequenceManager`, which knows how to reach them.
+        timeout: seconds to wait for an answer.
+        compression: how activations are packed, in both directions: "none" leaves the result as it is, "float16"
+            changes it a little.
+
+    Attributes:
+        bytes_sent: of all tensors so far.
+        bytes_received: of all tensors so far.
+    """
+
+    def __init__(self, sequence_manager: Any, *, timeout: float, compression: str = "none") -> None:
+        from hivemind.proto import runtime_pb2
+        from petals.utils.misc import DUMMY
+        from petals.utils.packaging import pack_args_kwargs
+
+        self.bytes_sent = self.bytes_received = 0
+        self._manager, self._timeout = sequence_manager, timeout
+        self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
+        self._prompts: torch.Tensor | None = None
+        self._version: Any = None
+        self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
+        self._no_prompts = DUMMY
+        self._metadata = {}
+        for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3)):
+            _, structure = pack_args_kwargs(*(torch.empty(1) for _ in range(tensors)))
+            self._metadata[method] = sequence_manager.get_request_metadata(method, structure)
+        if compression != "none":
+            self._metadata[_FORWARD]["output_compression"] = (self._compression,)
+
+    def use_prompts(self, prompts: torch.Tensor | None) -> None:
+        """Sets what goes with all further requests.
+
+        Args:
+            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are packed once, and again after
+                they were changed in place: give the same tensor each time.
+        """
+        version = None
+        if prompts is not None:
+            changes = 0 if prompts.is_inference() else prompts._version
+            version = (prompts.data_ptr(), prompts.shape, changes)
+        if version != self._version:
+            self._prompts, self._packed_prompts, self._version = prompts, {}, version
+
+    async def send(self, hop: Span, hidden: torch.Tensor) -> torch.Tensor:
+        """Sends hidden states through blocks of one server.
+
+        Args:
+            hop: the server and its blocks.
+            hidden: float tensor of shape [batch, length, hidden].
+
+        Returns:
+            The last block's outputs, of the same shape, in the dtype in which they came.
+
+        Raises:
+            WrongAnswer: the answer has another shape, or is not finite.
+            Exception: whatever the daemon, the connection or the server raised (see `failures.classify`).
+        """
+        loop = asyncio.get_running_loop()
+        packed = await loop.run_in_executor(None, self._pack, hidden, hop.dtype, self._compression)
+        # an answer can be larger than its question: hivemind may pack bfloat16 as float32
+        outputs = await self._call(_FORWARD, hop, [packed, self._prompts_of(hop)], hidden.numel() * 4)
+        await _require([hidden.shape], outputs)
+        return outputs[0]
+
+    async def send_back(
+        self, hop: Span, inputs: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sends a gradient back through blocks of one server, which computes their forward anew.
+
+        Gradients are never made smaller on the way: in float16 small ones would be lost.
+
+        Args:
+            hop: the server and its blocks.
+            inputs: what went into the first of them, float tensor of shape [batch, length, hidden].
+            gradient: by the last one's outputs, of the same shape.
+
+        Returns:
+            The gradient by the inputs, of the same shape, and by the deep prompts of these blocks, of shape
+            [blocks, batch, pre_seq_len, hidden] (None without deep prompts), in the dtype in which they came.
+
+        Raises:
+            WrongAnswer: the answer has other shapes, or is not finite.
+            Exception: whatever the daemon, the connection or the server raised (see `failures.classify`).
+        """
+        from hivemind.proto import runtime_pb2
+
+        loop, plain = asyncio.get_running_loop(), runtime_pb2.CompressionType.NONE
+        packed = [
+            await loop.run_in_executor(None, self._pack, tensor, hop.dtype, plain) for tensor in (inputs, gradient)
+        ]
+        shapes = [inputs.shape]
+        if self._prompts is not None:
+            _, length, width = self._prompts.shape
+            shapes.append(torch.Size((hop.end - hop.start, len(inputs), length, width)))
+        largest_answer = 4 * sum(shape.numel() for shape in shapes)
+        outputs = await self._call(_BACKWARD, hop, [*packed, self._prompts_of(hop)], largest_answer)
+        await _require(shapes, outputs)
+        return outputs[0], outputs[1] if len(outputs) > 1 else None
+
+    async def _call(self, method: str, hop: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
+        from hivemind import MSGPackSerializer
+        from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
+        from petals.data_structures import CHAIN_DELIMITER
+        from petals.server.handler import TransformerConnectionHandler
+
+        head = {
+            "uid": CHAIN_DELIMITER.join(self._manager.block_uids[hop.start : hop.end]),
+            "metadata": MSGPackSerializer.dumps(self._metadata[method]),
+        }
+        stub = TransformerConnectionHandler.get_stub(self._manager.state.p2p, hop.peer)
+        size = sum(len(tensor.buffer) for tensor in tensors)
+        fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
+        outputs, received = await (self._ask if fits else self._ask_in_parts)(stub, method, head, tensors)
+        self.bytes_sent += size
+        self.bytes_received += received
+        return outputs
+
+    async def _ask(
+        self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
+    ) -> tuple[list[torch.Tensor], int]:
+        """Sends one message and gets one back: tensors, and their size in bytes."""
+        from hivemind.compression.serialization import deserialize_torch_tensor
+        from hivemind.proto import runtime_pb2
+
+        request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
+        answer = await getattr(stub, method)(request, timeout=self._timeout)
+        loop = asyncio.get_running_loop()
+        outputs = [await loop.run_in_executor(None, deserialize_torch_tensor, tensor) for tensor in answer.tensors]
+        return outputs, sum(len(tensor.buffer) for tensor in answer.tensors)
+
+    async def _ask_in_parts(
+        self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
+    ) -> tuple[list[torch.Tensor], int]:
+        """Does the same for what is too large for one message."""
+        from hivemind.compression.serialization import deserialize_tensor_stream
+        from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
+        from hivemind.proto import runtime_pb2
+        from hivemind.utils.asyncio import aiter_with_timeout, iter_as_aiter
+        from hivemind.utils.streaming import split_for_streaming
+
+        received = 0
+
+        async def parts(stream: Any) -> AsyncIterator[Any]:
+            nonlocal received
+            async for message in aiter_with_timeout(stream, self._timeout):
+                received += sum(len(tensor.buffer) for tensor in message.tensors)
+                yield message.tensors
+
+        requests = (
+            runtime_pb2.ExpertRequest(tensors=[part], **head)
+            for tensor in tensors
+            for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE)
+        )
+        send = getattr(stub, f"{method}_stream")
+        opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
+        return await deserialize_tensor_stream(parts(opened)), received
+
+    def _prompts_of(self, hop: Span) -> Any:
+        from hivemind.proto import runtime_pb2
+
+        key = (hop.start, hop.end, hop.dtype)
+        if key not in self._packed_prompts:
+            # a batch of 1, which the server broadcasts
+            prompts = self._no_prompts if self._prompts is None else self._prompts[hop.start : hop.end].unsqueeze(1)
+            self._packed_prompts[key] = self._pack(prompts, hop.dtype, runtime_pb2.CompressionType.NONE)
+        return self._packed_prompts[key]
+
+    @staticmethod
+    def _pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Any:
+        from hivemind.compression.serialization import serialize_torch_tensor
+        from hivemind.proto import runtime_pb2
+
+        if compression != runtime_pb2.CompressionType.NONE:
+            return serialize_torch_tensor(tensor.detach().to("cpu", torch.float32).contiguous(), compression)
+        # with a name unknown here, the server casts by itself
+        tensor = tensor.detach().to("cpu", _DTYPES.get(dtype or "", tensor.dtype)).contiguous()
+        # hivemind packs bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
+        raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+        return runtime_pb2.Tensor(
+            compression=compression,
+            buffer=raw.numpy().tobytes(),
+            size=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=False,
+        )
+
+
+async def _require(shapes: Sequence[torch.Size], outputs: Sequence[torch.Tensor]) -> None:
+    found = [tensor.shape for tensor in outputs]
+    if found != list(shapes):
+        raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")
+    loop = asyncio.get_running_loop()
+    for tensor in outputs:
+        if not await loop.run_in_executor(None, _is_finite, tensor):
+            raise WrongAnswer("values that are not finite")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -1,0 +1,265 @@
+"""The familiar evaluation loop as one call, on one process, under torchrun, and on a swarm."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import Launcher
+from sklearn.metrics import accuracy_score, f1_score, log_loss, precision_score, recall_score
+from torch import nn
+from torch.utils.data import DataLoader
+
+import dist_eval
+from dist_eval import evaluate
+from dist_eval.errors import ConfigError, DataError, ModelOutputError
+
+WORKER = str(Path(__file__).parents[1] / "workers" / "loop_worker.py")
+
+
+def ranks_of(launcher: Launcher, folder: Path, ranks: int) -> list[dict[str, Any]]:
+    folder.mkdir()
+    result = launcher.run(WORKER, str(folder), ranks=ranks)
+    assert result.returncode == 0, result.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def test_all_ranks_get_the_same_figures_whatever_their_number(launcher: Launcher, tmp_path: Path) -> None:
+    [alone] = ranks_of(launcher, tmp_path / "1", 1)
+    three = ranks_of(launcher, tmp_path / "3", 3)
+    ways = ("plain", "again", "distributed", "epoch 0", "epoch 1", "data parallel")
+    for known in [alone, *three]:
+        for way in ways:
+            assert known[way].keys() == alone["plain"].keys()
+            assert known[way]["predictions"] == alone["plain"]["predictions"]
+            for name, value in known[way].items():
+                assert value == pytest.approx(alone["plain"][name], rel=1e-6), (way, name)
+        assert known["plain"] == known["again"] == alone["plain"], "to the last bit"
+        assert known["few"]["examples"] == 1
+        assert known["few"]["predictions"] == alone["few"]["predictions"]
+        assert known["modes"] == [True, True, False, True]
+        assert "'labels' is missing in a list" in known["tuples"]
+    assert alone["failure"] == "RuntimeError: the model broke"
+    failures = [known["failure"] for known in three]
+    assert failures.count("RuntimeError: the model broke") == 1
+    assert sum("failed: RuntimeError: the model broke" in failure for failure in failures) == 2
+    assert [known["ranks"] for known in three] == [3, 3, 3]
+
+
+class Table(nn.Module):
+    """Answers with logits by the first token."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, input_ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": self.logits[input_ids[:, 0]]}
+
+
+def batches_of(labels: torch.Tensor, size: int) -> list[dict[str, torch.Tensor]]:
+    ids = torch.arange(len(labels)).unsqueeze(1)
+    return [{"input_ids": i, "labels": y} for i, y in zip(ids.split(size), labels.split(size), strict=True)]
+
+
+def test_the_figures_are_those_of_scikit_learn_over_all_examples() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(50, 4, generator=generator), torch.randint(0, 4, (50,), generator=generator)
+    result = evaluate(Table(logits), batches_of(labels, 8))
+    predicted, probabilities = logits.argmax(1), logits.double().softmax(1)
+    assert result["examples"] == 50
+    assert result["accuracy"] == accuracy_score(labels, predicted)
+    for average in ("macro", "weighted"):
+        for name, figure in (("f1", f1_score), ("precision", precision_score), ("recall", recall_score)):
+            assert result[f"{name}_{average}"] == pytest.approx(figure(labels, predicted, average=average))
+    assert result["loss"] == pytest.approx(log_loss(labels, probabilities))
+    assert "predictions" not in result
+    assert (result["f1"], result["recall"]) == (result["f1_weighted"], result["recall_weighted"])
+
+
+def test_a_figure_that_the_data_leave_undefined_is_nan() -> None:
+    result = evaluate(Table(torch.tensor([[1.0, 0.0]])), batches_of(torch.tensor([0]), 1))
+    assert math.isnan(result["roc_auc"])
+    assert result["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "error", "message"),
+    [
+        ([[0.0, 1.0]] * 2, [1, 2], DataError, "Example 1 .* label 2, has none of the 2 classes"),
+        ([[0.0, 1.0]] * 2, [1, -100], DataError, "Example 1 .* label -100, has none of the 2 classes"),
+        ([[0.0, 1.0], [0.0, math.nan]], [1, 1], ModelOutputError, "Example 1 .* not finite"),
+        ([[0.0, 1.0]] * 2, [0.5, 1.0], DataError, "labels of a batch are torch.float32"),
+        ([[0.0, 1.0]], [], DataError, "yields no example"),
+        ([[[0.0, 1.0]]], [0], ModelOutputError, r"shape \[1, 1, 2\] instead of \[1, num_labels\]"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_clear_error(
+    logits: Any, labels: list[Any], error: type[Exception], message: str
+) -> None:
+    model = Table(torch.tensor(logits)).train()
+    with pytest.raises(error, match=message):
+        evaluate(model, batches_of(torch.tensor(labels), 2) if labels else [])
+    assert model.training and torch.is_grad_enabled()
+
+
+def test_an_output_without_logits_is_named() -> None:
+    class Mute(nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(scores=input_ids)
+
+    with pytest.raises(ModelOutputError, match="a SimpleNamespace without logits"):
+        evaluate(Mute(), batches_of(torch.tensor([0]), 1))
+
+
+def test_what_the_model_does_not_take_stays_out() -> None:
+    batches = [{**batch, "text": ["a"], "idx": torch.tensor([7])} for batch in batches_of(torch.tensor([0, 1]), 1)]
+    assert evaluate(Table(torch.eye(2)), batches)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_classifier_of_hugging_face_is_given_its_mask(side: str) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForSequenceClassification(BertConfig(vocab_size=100, num_labels=3, initializer_range=1.0, **sizes))
+    positions = torch.arange(9).expand(10, -1)
+    batch = {name: torch.stack([text[name] for text in texts(side=side)]) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        model.classifier.bias -= model.eval()(**batch, position_ids=positions).logits.mean(0)  # no class for all texts
+        expected = model(**batch, position_ids=positions).logits.argmax(1)
+    result = evaluate(model, DataLoader(texts(side=side), 4), return_predictions=True)
+    assert result["predictions"].tolist() == expected.tolist()
+    assert len({*expected.tolist()}) > 1
+
+
+class Merging(nn.Module):
+    """Changes its weight when its mode changes, as LoRA layers that merge themselves do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 1.0
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode != self.training:
+            self.weight += -1.0 if mode else 1.0
+        return super().train(mode)
+
+
+def test_a_module_that_acts_on_its_mode_is_told_of_both_changes() -> None:
+    model = Table(torch.eye(2))
+    model.merging = Merging()
+    evaluate(model, batches_of(torch.tensor([0, 1]), 1))
+    assert model.merging.weight == 1.0 and model.merging.training
+
+
+def test_wrappers_are_looked_through_and_sharded_models_refused() -> None:
+    class FSDPTable(Table):
+        pass
+
+    compiled = nn.Module()
+    compiled._orig_mod = Table(torch.eye(2))
+    assert evaluate(compiled, batches_of(torch.tensor([0, 1]), 1))["accuracy"] == 1.0
+    with pytest.raises(ConfigError, match="sharded over the ranks"):
+        evaluate(FSDPTable(torch.eye(2)), batches_of(torch.tensor([0, 1]), 1))
+
+
+def test_it_is_a_public_name() -> None:
+    assert dist_eval.evaluate is evaluate
+
+
+def texts(rows: int = 10, pad: int = 0, side: str = "right") -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for row in range(rows):
+        length = 3 + row % 5
+        ids = torch.randint(1, 100, (length,), generator=generator)
+        padding = torch.full((9 - length,), pad)
+        parts = [(ids, torch.ones(length, dtype=torch.int64)), (padding, torch.zeros(9 - length, dtype=torch.int64))]
+        parts = parts if side == "right" else parts[::-1]
+        found.append(
+            {
+                "input_ids": torch.cat([part for part, _ in parts]),
+                "attention_mask": torch.cat([mask for _, mask in parts]),
+                "labels": torch.tensor(row % 3),
+            }
+        )
+    return found
+
+
+def by_hand(model: Any) -> torch.Tensor:
+    """Petals' own forward, text by text, without padding: what the model says about each."""
+    with torch.no_grad():
+        rows = [text["input_ids"][text["attention_mask"] == 1].unsqueeze(0) for text in texts()]
+        return torch.cat([model(input_ids=row).logits for row in rows]).argmax(1)
+
+
+def test_a_model_on_petals_reads_padded_batches_with_a_mask(petals_classifier: Any) -> None:
+    petals_classifier.train()
+    for pad in (0, 7):  # also where the padding looks like a token of a text
+        result = evaluate(petals_classifier, DataLoader(texts(pad=pad), 4), return_predictions=True)
+        assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
+    assert petals_classifier.training
+    petals_classifier.config.pad_token_id = 0
+    without_mask = [{k: v for k, v in text.items() if k != "attention_mask"} for text in texts(pad=0)]
+    result = evaluate(petals_classifier, DataLoader(without_mask, 4), return_predictions=True)
+    assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
+
+
+def test_a_large_batch_is_sent_in_parts(petals_classifier: Any) -> None:
+    many = [{"input_ids": torch.full((50,), 5), "labels": torch.tensor(0)} for _ in range(70)]
+    many += [{"input_ids": torch.full((50,), 6), "labels": torch.tensor(0)}]
+    result = evaluate(petals_classifier, DataLoader(many, 71), return_predictions=True)
+    with torch.no_grad():
+        expected = [int(petals_classifier(torch.full((1, 50), token)).logits.argmax()) for token in (5, 6)]
+    assert result["predictions"].tolist() == [expected[0]] * 70 + [expected[1]]
+
+
+def test_a_petals_model_that_is_not_petals_own_any_more_is_refused(petals_classifier: Any) -> None:
+    head, hidden = petals_classifier.score, petals_classifier.config.hidden_size
+    try:
+        petals_classifier.score = nn.Linear(hidden, 3)
+        with pytest.raises(ConfigError, match=r"its head is Linear.* instead of a linear layer without bias"):
+            evaluate(petals_classifier, DataLoader(texts(), 4))
+    finally:
+        petals_classifier.score = head
+    with head.register_forward_hook(lambda *_: None), pytest.raises(ConfigError, match="hooks change"):
+        evaluate(petals_classifier, DataLoader(texts(), 4))
+
+    class Own(type(petals_classifier)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    kind, petals_classifier.__class__ = type(petals_classifier), Own
+    try:
+        with pytest.raises(ConfigError, match="Own has a forward of its own"):
+            evaluate(petals_classifier, DataLoader(texts(), 4))
+    finally:
+        petals_classifier.__class__ = kind
+
+
+def test_what_was_tuned_since_counts(petals_classifier: Any) -> None:
+    before = evaluate(petals_classifier, DataLoader(texts(), 4))["loss"]
+    with torch.no_grad():
+        petals_classifier.transformer.intermediate_prompt_embeddings.weight.mul_(-1)
+    after = evaluate(petals_classifier, DataLoader(texts(), 4), return_predictions=True)
+    assert after["loss"] != before
+    assert after["predictions"].tolist() == by_hand(petals_classifier).tolist()
+
+
+def test_left_padding_and_holes_are_refused_on_petals(petals_classifier: Any) -> None:
+    with pytest.raises(DataError, match=r"Example [048] .* padded on the left.*padding_side = 'right'"):
+        evaluate(petals_classifier, DataLoader(texts(side="left"), 4))
+    empty = texts(rows=2)
+    empty[1]["attention_mask"] = torch.zeros(9, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"Example 1 has no token"):
+        evaluate(petals_classifier, DataLoader(empty, 4))
+    with pytest.raises(DataError, match="no 'input_ids', only labels"):
+        evaluate(petals_classifier, [{"labels": torch.tensor([0])}])

@@ -1,0 +1,249 @@
+"""Which batches of a DataLoader are whose: each example once, whatever the sampler and the number of ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from dist_eval.api.loaders import shard_loader
+from dist_eval.errors import ConfigError, ExactnessError, RunError
+
+
+class Examples(Dataset[dict[str, torch.Tensor]]):
+    """Example i has label i, so that a batch tells which examples it holds."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"labels": torch.tensor(index)}
+
+
+class Batched(Examples):
+    """Is asked for batches."""
+
+    def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
+        return {"labels": torch.tensor(index)}
+
+
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter({"labels": torch.tensor(i)} for i in range(self.count))
+
+
+def on_all_ranks(world_size: int, act: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
+    """Lets a thread for each rank act, with a gather that brings their objects together."""
+    meeting, given = threading.Barrier(world_size), [None] * world_size
+
+    def rank(number: int) -> Any:
+        def gather(value: Any) -> list[Any]:
+            given[number] = value
+            meeting.wait(60)
+            everybody = list(given)
+            meeting.wait(60)
+            return everybody
+
+        return act(number, gather)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(rank, range(world_size)))
+
+
+def seen_by(make: Callable[[int], Any], world_size: int) -> tuple[list[tuple[int, int]], set[int]]:
+    """Returns position and label of all examples that count, and what the ranks say is their number."""
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> tuple[list[tuple[int, int]], int]:
+        shard = shard_loader(make(rank), rank=rank, world_size=world_size, gather=gather)
+        pairs = [
+            pair for at, batch in shard.batches for pair in zip(at.tolist(), batch["labels"].tolist(), strict=True)
+        ]
+        return [pair for pair in pairs if pair[0] >= 0], shard.count()
+
+    shares = on_all_ranks(world_size, act)
+    return sorted(pair for pairs, _ in shares for pair in pairs), {count for _, count in shares}
+
+
+@given(
+    count=st.integers(0, 40),
+    batch_size=st.integers(1, 7),
+    world_size=st.integers(1, 5),
+    kind=st.sampled_from(["plain", "random", "distributed", "distributed in order", "stream", "list"]),
+)
+@settings(deadline=None, max_examples=150)
+def test_each_example_counts_once(count: int, batch_size: int, world_size: int, kind: str) -> None:
+    def make(rank: int) -> Any:
+        examples = Examples(count)
+        if kind == "plain":
+            return DataLoader(examples, batch_size)
+        if kind == "random" and count:
+            return DataLoader(examples, batch_size, sampler=RandomSampler(examples))
+        if kind.startswith("distributed"):
+            shuffle = kind == "distributed"
+            sampler = DistributedSampler(examples, world_size, rank, shuffle=shuffle) if count else None
+            return DataLoader(examples, batch_size, sampler=sampler)
+        if kind == "list":
+            return list(DataLoader(examples, batch_size))
+        return DataLoader(Stream(count), batch_size)
+
+    pairs, counts = seen_by(make, world_size)
+    assert pairs == [(i, i) for i in range(count)]
+    assert counts == {count}
+
+
+def test_a_subset_is_evaluated_in_the_datasets_order() -> None:
+    pairs, counts = seen_by(lambda _: DataLoader(Examples(20), 2, sampler=SubsetRandomSampler([17, 3, 8])), 2)
+    assert pairs == [(0, 3), (1, 8), (2, 17)]
+    assert counts == {3}
+
+
+def test_a_batch_holds_the_same_examples_on_any_number_of_ranks() -> None:
+    def batches(world_size: int) -> set[tuple[int, ...]]:
+        def act(rank: int, gather: Callable[[Any], list[Any]]) -> list[tuple[int, ...]]:
+            shard = shard_loader(DataLoader(Examples(23), 4), rank=rank, world_size=world_size, gather=gather)
+            return [tuple(batch["labels"].tolist()) for _, batch in shard.batches]
+
+        return {batch for share in on_all_ranks(world_size, act) for batch in share}
+
+    assert batches(1) == batches(2) == batches(5)
+
+
+def plain(loader: Any) -> Any:
+    return shard_loader(loader, rank=0, world_size=1, gather=lambda value: [value])
+
+
+def sampler_of(examples: Dataset[Any], replicas: int, rank: int, **kwargs: Any) -> DistributedSampler[Any]:
+    return DistributedSampler(examples, replicas, rank, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda data: DataLoader(data, 4, drop_last=True), r"leaves 2 examples out.*drop_last=False"),
+        (lambda data: DataLoader(Stream(10), 4, drop_last=True), "has drop_last=True"),
+        (
+            lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, drop_last=True)),
+            "leaves 1 examples out",
+        ),
+        (lambda data: DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=50)), "more than"),
+        (lambda data: DataLoader(data, 2, sampler=sampler_of(data, 2, 0)), "for rank 0 of 2, but this is rank 0 of 1"),
+        (lambda data: type("Prepared", (DataLoader,), {})(data, 2), "is a Prepared, which may shard"),
+    ],
+)
+def test_what_would_falsify_the_figures_is_refused(make: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plain(make(Examples(10)))
+
+
+def test_a_sampler_that_drops_the_last_examples_is_refused_on_all_ranks() -> None:
+    examples = Examples(10)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> str:
+        loader = DataLoader(examples, 2, sampler=DistributedSampler(examples, 3, rank, drop_last=True))
+        with pytest.raises(ConfigError) as caught:
+            shard_loader(loader, rank=rank, world_size=3, gather=gather)
+        return str(caught.value)
+
+    assert all("leaves 1 examples out" in message for message in on_all_ranks(3, act))
+
+
+def test_what_one_rank_refuses_fails_on_all() -> None:
+    examples = Examples(10)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> type[BaseException]:
+        loader = DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, 0))  # also on rank 1
+        with pytest.raises((ConfigError, RunError)) as caught:
+            shard_loader(loader, rank=rank, world_size=2, gather=gather)
+        return caught.type
+
+    assert on_all_ranks(2, act) == [RunError, ConfigError]
+
+
+def test_streams_that_differ_between_ranks_are_an_error() -> None:
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        shard = shard_loader(DataLoader(Stream(10 + rank), 2), rank=rank, world_size=2, gather=gather)
+        list(shard.batches)
+        with pytest.raises(ExactnessError, match=r"other examples on other ranks \(10, 11 of them"):
+            shard.count()
+
+    on_all_ranks(2, act)
+
+
+def test_data_that_are_sharded_already_are_an_error() -> None:
+    def own_stream(rank: int) -> Any:
+        return [{"labels": torch.arange(rank, 20, 2)[i : i + 2]} for i in range(0, 10, 2)]
+
+    def own_subset(rank: int) -> Any:
+        return DataLoader(Subset(Examples(20), range(rank, 20, 2)), 2)
+
+    def own_sampler(rank: int) -> Any:
+        return DataLoader(Examples(20), 2, sampler=SubsetRandomSampler(range(rank, 20, 2)))
+
+    def other_order(rank: int) -> Any:
+        shuffled = BatchSampler(RandomSampler(Examples(20), generator=torch.Generator().manual_seed(rank)), 4, False)
+        return DataLoader(Batched(20), batch_size=None, sampler=shuffled)
+
+    def mixed(rank: int) -> Any:
+        examples = Examples(20)
+        return DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, rank) if rank else None)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        for make in (own_stream, own_subset, own_sampler, other_order, mixed):
+            with pytest.raises(ExactnessError, match=r"(other examples on other|are of different kinds)"):
+                shard = shard_loader(make(rank), rank=rank, world_size=2, gather=gather)
+                list(shard.batches)
+                shard.count()
+
+    on_all_ranks(2, act)
+
+
+def test_a_batch_sampler_of_the_callers_counts_as_it_draws() -> None:
+    class InPieces:
+        """Groups examples, differently on each rank unless told otherwise."""
+
+        def __iter__(self) -> Iterator[list[int]]:
+            order = torch.randperm(12).tolist()
+            return iter([order[i : i + 5] for i in range(0, 12, 5)])
+
+    pairs, counts = seen_by(lambda _: DataLoader(Examples(12), batch_sampler=InPieces()), 3)
+    assert pairs == [(i, i) for i in range(12)] and counts == {12}
+
+
+def test_batches_without_labels_and_with_too_few_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="'labels' is missing in a dict of text"):
+        list(plain([{"text": ["a"]}]).batches)
+    with pytest.raises(ConfigError, match="'labels' is missing in a list"):
+        list(plain([[torch.ones(2), torch.ones(2)]]).batches)
+    with pytest.raises(ConfigError, match=r"single examples.*Give it a batch_size"):
+        list(plain(DataLoader(Examples(4), batch_size=None)).batches)
+    halving = DataLoader(Examples(4), 4, collate_fn=lambda rows: {"labels": torch.ones(len(rows) // 2)})
+    with pytest.raises(ConfigError, match="made a batch of 2 labels from 4 examples"):
+        list(plain(halving).batches)
+
+
+def test_worker_processes_keep_working() -> None:
+    pairs, _ = seen_by(lambda _: DataLoader(Examples(9), 2, num_workers=2), 1)
+    assert np.array(pairs).tolist() == [[i, i] for i in range(9)]

@@ -1,0 +1,189 @@
+"""`eval_batch`: micro-batches through a model or a swarm's stages, weighted by samples."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import LAYERS, Launcher
+from torch import nn
+
+from dist_eval import PetalsPipeline
+from dist_eval.errors import CheckpointError, ConfigError, DataError
+
+WORKERS = Path(__file__).parents[1] / "workers"
+sys.path.insert(0, str(WORKERS))
+from pipeline_worker import micro_batches, model  # noqa: E402
+
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+def joint_loss(ranks: int) -> float:
+    pairs = [pair for rank in range(ranks) for pair in micro_batches(rank)]
+    with torch.no_grad():
+        logits = model().eval()(torch.cat([x for x, _ in pairs]))
+    return CROSS_ENTROPY(logits, torch.cat([y for _, y in pairs])).item()
+
+
+def test_ranks_are_replicas_and_their_average_is_that_over_all_samples(launcher: Launcher, tmp_path: Path) -> None:
+    result = launcher.run(str(WORKERS / "pipeline_worker.py"), str(tmp_path), ranks=3)
+    assert result.returncode == 0, result.stderr
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(3)]
+    assert len({known["loss"] for known in ranks}) == 1
+    assert ranks[0]["loss"] == pytest.approx(joint_loss(3), rel=1e-6)
+    assert [known["rows"] for known in ranks] == [9, 3, 0]
+    assert [len(known["each"]) for known in ranks] == [3, 1, 0]
+    assert all(known["ended"] == "no rank has a micro-batch left" for known in ranks)
+    assert ranks[1]["failure"] == "ValueError: no more data"
+    assert "Rank 1 failed: ValueError: no more data" in ranks[0]["failure"]
+    assert all(known["untouched"] for known in ranks)
+
+
+def pipeline_of(loss_fn: Any = CROSS_ENTROPY, **options: Any) -> PetalsPipeline:
+    return PetalsPipeline(model(), loss_fn, **options)
+
+
+def test_a_ragged_last_micro_batch_counts_as_much_as_its_samples() -> None:
+    loss = pipeline_of(micro_batches=3).eval_batch(iter(micro_batches(0)))
+    assert loss.dtype == torch.float32 and loss.ndim == 0
+    assert loss.item() == pytest.approx(joint_loss(1), rel=1e-6)
+
+
+def test_logits_of_all_micro_batches_come_in_order() -> None:
+    _, logits = pipeline_of(micro_batches=3).eval_batch(iter(micro_batches(0)), return_logits=True)
+    with torch.no_grad():
+        assert torch.allclose(logits, model().eval()(torch.cat([x for x, _ in micro_batches(0)])))
+
+
+def test_it_takes_as_many_micro_batches_as_it_is_told() -> None:
+    iterator = iter(micro_batches(0))
+    losses = pipeline_of().eval_batch(iterator, reduce_output=None, num_micro_batches=2)
+    assert len(losses) == 2
+    assert len(next(iterator)[1]) == 1, "the third is still there"
+
+
+def test_several_outputs_and_several_losses() -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, 2 * x
+
+    def losses(outputs: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor) -> list[torch.Tensor]:
+        return [outputs[0].mean(), outputs[1].mean()]
+
+    pipeline = PetalsPipeline(Two(), losses, micro_batches=3)
+    (first, second), outputs = pipeline.eval_batch(iter(micro_batches(0)), return_logits=True)
+    everything = torch.cat([x for x, _ in micro_batches(0)])
+    assert torch.equal(outputs[0], everything) and torch.equal(outputs[1], 2 * everything)
+    assert first.item() == pytest.approx(everything.mean().item(), rel=1e-5)
+    assert second.item() == pytest.approx(2 * everything.mean().item(), rel=1e-5)
+
+
+def test_without_a_loss_the_outputs_are_reduced() -> None:
+    same = [(torch.full((2, 5), value), torch.zeros(2)) for value in (1.0, 3.0)]
+    pipeline = PetalsPipeline(nn.Identity(), micro_batches=2)
+    assert torch.equal(pipeline.eval_batch(iter(same)), torch.full((2, 5), 2.0))
+    kept = PetalsPipeline(nn.Identity(), CROSS_ENTROPY, micro_batches=3)
+    outputs = kept.eval_batch(iter(micro_batches(0)), compute_loss=False, reduce_output=None)
+    assert [tuple(one.shape) for one in outputs] == [(4, 5), (4, 5), (1, 5)]
+    with pytest.raises(ConfigError, match=r"shapes \[1, 5\], \[4, 5\] have no average"):
+        kept.eval_batch(iter(micro_batches(0)), compute_loss=False)
+
+
+def test_a_count_is_averaged_as_a_number() -> None:
+    def hits(outputs: torch.Tensor, labels: dict[str, torch.Tensor]) -> int:
+        return len(labels["y"]) // 2
+
+    data = [(torch.ones(size, 5), {"y": torch.zeros(size), "z": torch.zeros(1)}) for size in (4, 2)]
+    assert pipeline_of(hits, micro_batches=2).eval_batch(iter(data)).item() == pytest.approx((2 * 4 + 1 * 2) / 6)
+
+
+def test_mode_and_iterator_are_as_before_after_an_error() -> None:
+    def fails(outputs: Any, labels: Any) -> Any:
+        raise ZeroDivisionError
+
+    pipeline = pipeline_of(fails)
+    pipeline.module.train()
+    pipeline.module[1].eval()
+    training = iter([1])
+    pipeline.set_dataiterator(training)
+    with pytest.raises(ZeroDivisionError):
+        pipeline.eval_batch(iter(micro_batches(0)))
+    assert pipeline.data_iterator is training and torch.is_grad_enabled()
+    assert [module.training for module in pipeline.module] == [True, False, True, True]
+
+
+def test_impossible_options_and_micro_batches_are_named() -> None:
+    with pytest.raises(ConfigError, match="'avg' or None, not 'sum'"):
+        pipeline_of().eval_batch(iter([]), reduce_output="sum")
+    with pytest.raises(ConfigError, match="at least one micro-batch, not 0"):
+        pipeline_of().eval_batch(iter([]), num_micro_batches=0)
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        pipeline_of(micro_batches=0)
+    with pytest.raises(ConfigError, match="takes an iterator, not a list"):
+        pipeline_of().eval_batch(micro_batches(0))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="a row for each sample"):
+        pipeline_of(lambda *_: 1.0).eval_batch(iter([(torch.ones(2, 5), torch.tensor(1))]))
+    with pytest.raises(DataError, match="but a Tensor came"):
+        pipeline_of().eval_batch(iter([torch.ones(3)]))
+    with pytest.raises(StopIteration):
+        pipeline_of().eval_batch(iter([]))
+
+
+def test_micro_batches_go_through_a_swarm_in_order(petals_classifier: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randint(1, 100, (rows, length), generator=generator), torch.randint(0, 3, (rows,), generator=generator))
+        for rows, length in ((4, 6), (4, 9), (1, 3))
+    ]
+    pipeline = PetalsPipeline(petals_classifier, CROSS_ENTROPY, micro_batches=3)
+    loss, logits = pipeline.eval_batch(iter(batches), return_logits=True)
+    with torch.no_grad():
+        rows = [row.unsqueeze(0) for ids, _ in batches for row in ids]
+        expected = torch.cat([petals_classifier(input_ids=row).logits for row in rows])
+    assert torch.allclose(logits, expected, atol=1e-4)
+    assert loss.item() == pytest.approx(CROSS_ENTROPY(expected, torch.cat([y for _, y in batches])).item(), abs=1e-5)
+
+    with pytest.raises(DataError, match="has 3 inputs"):
+        pipeline.eval_batch(iter([((batches[0][0], batches[0][0], batches[0][0]), batches[0][1])]))
+    mask = torch.tensor([[1, 1, 1, 0]])
+    padded = [((torch.tensor([[5, 6, 7, 0]]), mask), torch.tensor([0]))]
+    mapped = [{"input_ids": torch.tensor([[5, 6, 7, 9]]), "attention_mask": mask, "labels": torch.tensor([0])}]
+    plain = [(torch.tensor([[5, 6, 7]]), torch.tensor([0]))]
+    losses = [pipeline.eval_batch(iter(data)).item() for data in (padded, mapped, plain)]
+    assert losses[0] == losses[1] == pytest.approx(losses[2], abs=1e-5)
+
+
+def test_tuned_tensors_travel_layer_by_layer(petals_classifier: Any, tmp_path: Path) -> None:
+    pipeline, base = PetalsPipeline(petals_classifier), petals_classifier.transformer
+    tuned = (base.prompt_embeddings, base.intermediate_prompt_embeddings, petals_classifier.score)
+    before = [module.weight.detach().clone() for module in tuned]
+    written = pipeline.save_state_dict(tmp_path)
+    assert [path.name for path in written] == [f"layer_{i:02d}-model_states.safetensors" for i in range(LAYERS + 2)]
+    with torch.no_grad():
+        for module in tuned:
+            module.weight.zero_()
+    hidden = petals_classifier.config.hidden_size
+    assert pipeline.load_state_dir(tmp_path, layers=[2]) == [2]
+    deep = base.intermediate_prompt_embeddings.weight
+    assert torch.equal(deep[:, hidden : 2 * hidden], before[1][:, hidden : 2 * hidden])
+    assert not deep[:, :hidden].any() and not deep[:, 2 * hidden :].any() and not tuned[0].weight.any()
+    assert pipeline.load_state_dir(tmp_path) == list(range(LAYERS + 2))
+    for module, weight in zip(tuned, before, strict=True):
+        assert torch.equal(module.weight, weight)
+
+    written[-1].write_bytes(written[-1].read_bytes()[:50])
+    with torch.no_grad():
+        tuned[0].weight.zero_()
+    with pytest.raises(CheckpointError, match=r"layer_05-model_states.safetensors is damaged"):
+        pipeline.load_state_dir(tmp_path)
+    assert not tuned[0].weight.any(), "nothing was changed"
+    written[1].unlink()
+    with pytest.raises(CheckpointError, match=r"has no layer_01-model_states.safetensors for layer 1"):
+        pipeline.load_state_dir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers 0 to 5, not 6 to 6"):
+        pipeline.load_state_dir(tmp_path, layers=[6])
+    tuned[0].weight.data.copy_(before[0])

@@ -1,0 +1,364 @@
+"""The command line and the YAML file: the same options as from Python, the command line winning over the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dist_eval import demo
+from dist_eval.cli.commandline import build_parser, parse_args, read_yaml
+from dist_eval.config import MAX_TOKEN_BUDGET, EvaluationConfig, flag
+from dist_eval.errors import ConfigError
+
+PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
+OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+REQUIRED: dict[str, Any] = {"dataset": "test.csv", "checkpoint": "tuned"}
+LOCAL: dict[str, Any] = {**REQUIRED, "backend": "local"}
+FLAGS = ["demo", "strict", "overwrite", "verbose"]
+
+words = st.from_regex(r"[a-zA-Zé0-9_./ ][-a-zA-Zé0-9_./ ]{0,11}", fullmatch=True)
+seconds = st.floats(0.001, 1e6) | st.integers(1, 10**6).map(float)
+anywhere = {
+    "subset": words,
+    "split": words,
+    "text_column": st.lists(words.filter(lambda name: name != "the label"), min_size=1, max_size=2),
+    "label_column": st.just("the label"),
+    "labels": st.sampled_from(["auto", "names", "numbers", "vectors"]),
+    "metric": st.lists(words, min_size=1, max_size=3),
+    "slice_by": st.lists(words, min_size=1, max_size=3),
+    "group_column": words,
+    "max_length": st.integers(1, 10**9),
+    "strict": st.booleans(),
+    "servers": st.integers(1, 1000),
+    "dht_prefix": words,
+    "token_budget": st.integers(1, MAX_TOKEN_BUDGET),
+    "in_flight": st.integers(1, 1000),
+    "compression": st.sampled_from(["none", "float16"]),
+    "on_error": st.sampled_from(["stop", "skip"]),
+    "max_failed": st.integers(0, 1000),
+    "stop_grace": st.floats(0, 1000),
+    "confidence": st.floats(0.01, 0.99),
+    "server_max_tokens": st.integers(1, 10**9),
+    "swarm_timeout": seconds,
+    "request_timeout": seconds,
+    "max_retries": st.integers(1, 1000),
+    "collective_timeout": seconds,
+    "verbose": st.booleans(),
+}
+outputs = {
+    "output": words,
+    "overwrite": st.booleans(),
+    "report": st.sampled_from(["numbers", "texts", "none"]),
+}
+audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10), "compare_backends": st.booleans()}
+wheres = st.one_of(
+    st.just({"backend": "local"}),
+    st.fixed_dictionaries(
+        {"swarm": st.sampled_from(["embedded", "public"])}, optional={"backend": st.just("petals"), **audits}
+    ),
+    st.fixed_dictionaries(
+        {"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}, optional=audits
+    ),
+)
+ordinary_runs = st.builds(
+    lambda what, where: {**what, **where},
+    st.fixed_dictionaries(
+        {"dataset": words, "checkpoint": words},
+        optional={"demo": st.just(False), "model": words, **outputs, **anywhere},
+    ),
+    wheres,
+)
+demo_runs = st.builds(
+    lambda what, output, where: {**what, **output, **where},
+    st.fixed_dictionaries(
+        {"demo": st.just(True)}, optional={**{name: st.just(value) for name, value in demo.OPTIONS.items()}, **anywhere}
+    ),
+    st.just({}) | st.fixed_dictionaries({"output": words, "overwrite": st.booleans()}),
+    st.just({}) | wheres,
+)
+valid_options = ordinary_runs | demo_runs
+
+
+def command_line(options: dict[str, Any]) -> list[str]:
+    arguments: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            arguments.append(flag(name) if value else "--no-" + flag(name)[2:])
+        elif isinstance(value, list):
+            arguments += [flag(name), *value]
+        else:
+            arguments += [flag(name), str(value)]
+    return arguments
+
+
+def yaml_file(folder: Path, content: str | dict[str, Any]) -> str:
+    path = folder / "run.yaml"
+    text = content if isinstance(content, str) else yaml.safe_dump(content, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(options=valid_options)
+def test_yaml_command_line_and_python_give_equal_configurations(
+    options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    dashed = {name.replace("_", "-"): value for name, value in options.items()}
+    path = yaml_file(tmp_path_factory.mktemp("yaml"), dashed)
+
+    from_yaml, from_shell = parse_args(["--config", path]), parse_args(command_line(options))
+
+    assert from_yaml == from_shell == EvaluationConfig(**options)
+    for name, value in options.items():
+        assert getattr(from_shell, name) == value
+
+
+def test_the_options_tried_above_are_all_options_there_are() -> None:
+    fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
+    where = {"backend", "swarm", "initial_peers"}
+    assert fields - {"peers_file"} == {*anywhere, *outputs, *audits, *demo.OPTIONS, "demo", *where}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_file", "typed"),
+    [
+        ("model", "a", "b"),
+        ("text_column", ["a", "b"], ["c"]),
+        ("labels", "names", "numbers"),
+        ("max_length", 7, 8),
+        ("in_flight", 2, 3),
+        ("swarm_timeout", 1.5, 2.5),
+        ("output", "here", "there"),
+        ("strict", True, False),
+        ("strict", False, True),
+        ("overwrite", True, False),
+        ("verbose", True, False),
+    ],
+)
+def test_the_command_line_wins_over_the_file(tmp_path: Path, name: str, in_file: Any, typed: Any) -> None:
+    path = yaml_file(tmp_path, {**LOCAL, name: in_file})
+    config = parse_args(["--config", path, *command_line({name: typed})])
+    assert getattr(config, name) == typed
+    assert getattr(parse_args(["--config", path]), name) == in_file
+
+
+def test_the_command_line_wins_also_when_it_gives_the_default(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, {**LOCAL, "in_flight": 9})
+    assert parse_args(["--config", path, "--in-flight", "4"]).in_flight == 4
+
+
+def test_the_command_line_can_take_the_demo_back(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, {"demo": True})
+    assert parse_args(["--config", path, "--no-demo", *command_line(LOCAL)]) == EvaluationConfig(**LOCAL)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_of_a_switch_and_its_opposite_the_last_one_counts(name: str) -> None:
+    on, off = flag(name), "--no-" + flag(name)[2:]
+    options = command_line({**LOCAL, "output": "here"} if name != "demo" else {"backend": "local"})
+    assert getattr(parse_args([*options, off, on]), name) is True
+    if name != "demo":
+        assert getattr(parse_args([*options, on, off]), name) is False
+
+
+@pytest.mark.parametrize("name", ["--no-in-flight", "--no-dataset", "--no-config"])
+def test_only_switches_have_an_opposite(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"There is no option {name}"):
+        parse_args([*command_line(LOCAL), name])
+
+
+def test_options_in_the_file_may_be_written_as_on_the_command_line(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "--dataset: d.csv\ncheckpoint: c\n--backend: local\n--in-flight: 3\ntext_column: body\n")
+    config = parse_args(["--config", path])
+    assert (config.dataset, config.in_flight, config.text_column) == ("d.csv", 3, ["body"])
+
+
+def test_the_file_is_read_into_values_by_field_name(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "text-column: body\nswarm-timeout: 5\nmodel: null\nstrict: no\n")
+    assert read_yaml(Path(path)) == {"text_column": ["body"], "swarm_timeout": 5.0, "model": None, "strict": False}
+
+
+def test_null_in_the_file_means_not_given(tmp_path: Path) -> None:
+    assert parse_args(["--config", yaml_file(tmp_path, {**LOCAL, "max_length": None})]).max_length is None
+
+
+def test_an_empty_file_asks_for_nothing_beyond_the_command_line(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "# nothing yet\n")
+    assert parse_args(["--config", path, *command_line(LOCAL)]) == EvaluationConfig(**LOCAL)
+
+
+@pytest.mark.parametrize("name", ["swarm_timeout", "request_timeout", "collective_timeout"])
+@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
+def test_a_time_that_nobody_can_wait_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=flag(name)):
+        parse_args([*command_line(LOCAL), f"{flag(name)}={value}"])
+
+
+TYPOS = [
+    ("swarm", {**REQUIRED, "swarm": "embeded"}),
+    ("backend", {**REQUIRED, "initial_peers": [PEER], "backend": "petal"}),
+    ("labels", {**LOCAL, "labels": "name"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), TYPOS)
+def test_an_unknown_choice_on_the_command_line_is_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{flag(name)}.*{options[name]}"):
+        parse_args(command_line(options))
+
+
+@pytest.mark.parametrize(("name", "options"), TYPOS)
+def test_an_unknown_choice_in_the_file_is_refused(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"run\.yaml: {name} should be one of .*, not '{options[name]}'"):
+        parse_args(["--config", yaml_file(tmp_path, options)])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--datset", "--dataset"),
+        ("--text_column", "--text-column"),
+        ("--initial-peer", "--initial-peers"),
+        ("--label", "--labels"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{}=x", "{} x"])
+def test_an_unknown_option_suggests_a_close_one(typed: str, meant: str, form: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args([*command_line(LOCAL), *form.format(typed).split()])
+    assert str(caught.value) == f"There is no option {typed}. Did you mean {meant}?"
+
+
+def test_an_unknown_option_like_no_other_points_to_help() -> None:
+    with pytest.raises(ConfigError, match=r"There is no option --xyzzy\. --help"):
+        parse_args([*command_line(LOCAL), "--xyzzy"])
+
+
+def test_an_unknown_option_in_the_file_suggests_a_close_one(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, {**LOCAL, "max-lenght": 5})
+    with pytest.raises(ConfigError, match=r"run\.yaml: there is no option 'max-lenght'\. Did you mean --max-length\?"):
+        parse_args(["--config", path])
+
+
+def test_options_cannot_be_abbreviated() -> None:
+    with pytest.raises(ConfigError, match=r"There is no option --over\b"):
+        parse_args([*command_line(LOCAL), "--over"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--in-flight", "many"], ["--in-flight", "many"]),
+        (["--swarm-timeout", "soon"], ["--swarm-timeout", "soon"]),
+        (["--strict=yes"], ["--strict", "yes"]),
+        (["--model"], ["--model"]),
+        (["--text-column"], ["--text-column"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(arguments: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args([*command_line(LOCAL), *arguments])
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("in_flight", "4"),
+        ("in_flight", True),
+        ("in_flight", 1.5),
+        ("max_retries", None),
+        ("swarm_timeout", "60"),
+        ("strict", 1),
+        ("strict", "yes"),
+        ("model", 7),
+        ("labels", None),
+        ("labels", ["names"]),
+        ("label_column", ["a"]),
+        ("text_column", [1]),
+        ("initial_peers", {"a": "b"}),
+    ],
+)
+def test_a_value_of_the_wrong_type_in_the_file_names_file_and_option(tmp_path: Path, name: str, value: Any) -> None:
+    path = yaml_file(tmp_path, {**LOCAL, name: value})
+    with pytest.raises(ConfigError, match=rf"run\.yaml: {name} should be of type"):
+        parse_args(["--config", path])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("- dataset\n- checkpoint\n", "option: value"),
+        ("just words", "option: value"),
+        ("dataset: [a", "no valid YAML"),
+        ("dataset: !!python/object/apply:os.getcwd []", "no valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--config .*run\.yaml.*{words}"):
+        parse_args(["--config", yaml_file(tmp_path, content)])
+
+
+@pytest.mark.parametrize("value", ["2024-13-45", "2024-02-30", "0b_"])
+def test_a_value_that_yaml_itself_cannot_convert_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"--config .*run\.yaml"):
+        parse_args(["--config", yaml_file(tmp_path, f"output: {value}\n"), *command_line(LOCAL)])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config .*nowhere\.yaml: cannot be read \(No such file"):
+        parse_args(["--config", str(tmp_path / "nowhere.yaml")])
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes("dataset: café".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"--config .*run\.yaml: cannot be read.*utf-8"):
+        parse_args(["--config", str(tmp_path / "run.yaml")])
+
+
+def test_without_options_three_lines_say_what_is_needed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_args([])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert all(name in lines[1] for name in ("--model", "--checkpoint", "--dataset", "--initial-peers"))
+    assert "--demo" in lines[2]
+
+
+def test_the_demo_needs_no_other_option() -> None:
+    assert parse_args(["--demo"]) == EvaluationConfig(demo=True)
+
+
+@pytest.mark.parametrize("name", demo.OPTIONS)
+def test_the_demo_refuses_another_model_or_data_from_file_and_command_line(tmp_path: Path, name: str) -> None:
+    path = yaml_file(tmp_path, {name: "mine"})
+    for arguments in (["--demo", flag(name), "mine"], ["--demo", "--config", path]):
+        with pytest.raises(ConfigError, match=rf"--demo .*leave out {flag(name)}, or leave out --demo"):
+            parse_args(arguments)
+
+
+def test_an_option_that_takes_several_values_may_also_be_given_several_times() -> None:
+    config = parse_args([*command_line(LOCAL), "--metric", "a:b", "c:d", "--metric", "e:f"])
+    assert config.metric == ["a:b", "c:d", "e:f"]
+
+
+def test_help_shows_every_option_with_its_default() -> None:
+    text = " ".join(build_parser().format_help().split())
+    for field in dataclasses.fields(EvaluationConfig):
+        assert flag(field.name) in text
+        assert field.metadata["help"] in text
+    for default in ("auto", "1024", "60", "120"):
+        assert f"(default: {default})" in text
+    assert "{auto,names,numbers,vectors}" in text
+    assert "--config FILE.yaml" in text
+
+
+def test_help_keeps_the_opposites_of_switches_to_itself() -> None:
+    assert "--no-" not in build_parser().format_help()

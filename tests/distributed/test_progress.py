@@ -1,0 +1,203 @@
+"""Progress of two ranks over a real store: what one knows, the other learns; who is silent is named."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from conftest import wait_for
+
+from dist_eval.distributed import progress
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.stop import STOP_FILE, Stop
+from dist_eval.errors import RunError
+
+MakeProgress = Callable[..., Progress]
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProgress]:
+    """Makes the progress of one of two ranks."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+
+    def make(rank: int, **options: Any) -> Progress:
+        launch = Launch(rank=rank, world_size=2, host=f"host-{rank}")
+        return Progress(launch, Board(launch), 100, **{"stream": io.StringIO(), **options})
+
+    yield make
+    del store
+
+
+@contextmanager
+def shown(*ranks: Progress) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in ranks:
+            stack.enter_context(one.shown())
+        yield
+
+
+def test_a_request_to_stop_reaches_the_other_rank_with_its_reason(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    with shown(*(two_ranks(rank, stop=stop) for rank, stop in enumerate(stops))):
+        stops[1].request("this rank got SIGTERM")
+        assert wait_for(lambda: stops[0].requested)
+    assert stops[0].reason == "rank 1 got SIGTERM"
+
+
+def test_a_stop_file_is_noticed(two_ranks: MakeProgress, tmp_path: Path) -> None:
+    stop = Stop()
+    with shown(two_ranks(0, stop=stop, folder=tmp_path)):
+        (tmp_path / STOP_FILE).touch()
+        assert wait_for(lambda: stop.requested)
+
+
+def test_failed_examples_of_all_ranks_are_counted(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].add(3, 2, batch=0)
+        ranks[1].add(0, 5, batch=1)
+        assert wait_for(lambda: [rank.failed for rank in ranks] == [7, 7])
+
+
+def test_what_a_rank_waits_for_is_shown_by_the_leader(two_ranks: MakeProgress) -> None:
+    stream, said = io.StringIO(), iter(["no server for blocks 2:4"])
+    with shown(two_ranks(0, stream=stream), two_ranks(1, notice=lambda: next(said, ""))):
+        assert wait_for(lambda: "no server for blocks 2:4" in stream.getvalue())
+    assert stream.getvalue().count("blocks 2:4") == 1
+
+
+def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> None:
+    stream = io.StringIO()
+    ranks = two_ranks(0, done=60, stream=stream), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].add(15)
+        ranks[1].add(25)
+        assert wait_for(lambda: "100 of 100 examples" in stream.getvalue())
+
+
+def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        done = []
+
+        def finish() -> None:
+            for _ in range(6):
+                time.sleep(0.5)
+                ranks[1].add(1, batch=3)
+            ranks[1].wait_for_all(10.0)
+            done.append(True)
+
+        thread = threading.Thread(target=finish)
+        thread.start()
+        ranks[0].wait_for_all(1.5)
+        thread.join()
+        assert done
+
+
+def test_a_rank_that_does_not_get_on_is_named_with_its_host_and_its_last_batch(two_ranks: MakeProgress) -> None:
+    ranks = two_ranks(0), two_ranks(1)
+    with shown(*ranks):
+        ranks[1].add(7, batch=5)
+        time.sleep(1.2)
+        with pytest.raises(RunError) as caught:
+            ranks[0].wait_for_all(1.0)
+    assert "no sign of rank 1 on host-1 (7 examples done, the last ones in batch 5)" in str(caught.value)
+    assert "--collective-timeout" in str(caught.value)
+
+
+def test_once_stopping_a_rank_that_is_not_heard_of_is_not_waited_for(
+    two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_BEATS_MISSED_SECONDS", 1.5)
+    stop = Stop()
+    dead = two_ranks(1)
+    with dead.shown():
+        dead.add(4, batch=9)
+        time.sleep(1.2)
+    with shown(two_ranks(0, stop=stop)), pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)"):
+        stop.request("this rank got SIGTERM")
+        two_ranks(0, stop=stop).wait_for_all(600.0)
+
+
+def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    silent, third = two_ranks(1), two_ranks(0, stop=stops[0], patience=1.5)
+    with silent.shown():
+        silent.add(4, batch=9)
+        time.sleep(1.2)
+    with shown(third):
+        assert wait_for(lambda: stops[0].requested)
+        with pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)\. A longer .*--collective-timeout"):
+            third.wait_for_all(1.5)
+    assert "for 1.5 s there was no sign of rank 1 on host-1 (4 examples done" in stops[0].reason
+
+
+def test_ranks_that_are_slow_but_alive_are_not_taken_for_gone(two_ranks: MakeProgress) -> None:
+    stops = Stop(), Stop()
+    with shown(*(two_ranks(rank, stop=stop, patience=1.5) for rank, stop in enumerate(stops))):
+        time.sleep(3.5)
+    assert not any(stop.requested for stop in stops)
+
+
+def test_a_rank_that_is_cut_off_says_from_whom(
+    two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stop = Stop()
+    cut_off = two_ranks(1, stop=stop, patience=1.5)
+    with two_ranks(0).shown(), cut_off.shown():
+        assert wait_for(lambda: cut_off._leader)
+        real = progress.Progress._pass_on
+
+        def no_answer(self: Progress, store: Any) -> None:
+            if self is cut_off:
+                raise RunError("The store at MASTER_ADDR=host-0 does not answer any more.")
+            real(self, store)
+
+        monkeypatch.setattr(progress.Progress, "_pass_on", no_answer)
+        assert wait_for(lambda: stop.requested)
+        with pytest.raises(RunError, match=r"Rank 1 on host-1 is cut off from rank 0 on host-0, for 1\.5 s: The store"):
+            cut_off.wait_for_all(1.5)
+    assert stop.reason == "this rank is cut off from rank 0 on host-0"
+
+
+def test_when_a_rank_fails_the_others_stop_in_good_order(two_ranks: MakeProgress) -> None:
+    stop = Stop()
+    with shown(two_ranks(0, stop=stop)):
+        Board(Launch(rank=1, world_size=2)).claim_failure({"rank": 1, "host": "host-1"})
+        assert wait_for(lambda: stop.requested)
+    assert stop.reason == "rank 1 on host-1 failed"
+
+
+def test_each_of_many_ranks_looks_at_the_others_less_often(two_ranks: MakeProgress) -> None:
+    few, launch = two_ranks(0), Launch(world_size=1000)
+    many = Progress(launch, Board(launch), 100)
+    assert many._report_seconds > few._report_seconds
+    assert many._look_seconds > few._look_seconds
+
+
+def test_a_rank_opens_no_others_counts(two_ranks: MakeProgress) -> None:
+    opened = []
+
+    class Store:
+        def check(self, keys: list[str]) -> bool:
+            return False
+
+        def add(self, key: str, number: int) -> int:
+            opened.append(key)
+            return 0
+
+    two_ranks(1)._open_counts(Store())
+    assert {key.rpartition("/")[2] for key in opened} == {"1"}
+    opened.clear()
+    two_ranks(0)._open_counts(Store())
+    assert {key.rpartition("/")[2] for key in opened} == {"0", "1"}

@@ -1,0 +1,71 @@
+"""Stopping: the first signal is a request, a second one interrupts; a file asks as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dist_eval.distributed import stop as stop_module
+from dist_eval.distributed.stop import SIGNALS, STOP_FILE, Stop, asked_by_a_person, common_reason
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    stop = Stop()
+    stop.handle_signals()
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_before_the_work_begins_a_signal_interrupts(stop: Stop) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert not stop.requested
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_then_it_is_a_request_with_a_reason(stop: Stop, number: signal.Signals) -> None:
+    stop.in_order()
+    os.kill(os.getpid(), number)
+    assert stop.requested
+    assert stop.reason == f"this rank got {number.name}"
+
+
+def test_the_same_request_may_come_twice_and_a_further_one_interrupts(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop.in_order()
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # from torchrun
+    monkeypatch.setattr(stop_module, "_SAME_REQUEST_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)  # ignored: the end is under way
+
+
+def test_a_file_asks_too_and_the_first_reason_counts(stop: Stop, tmp_path: Path) -> None:
+    stop.look_for_file(tmp_path)
+    assert not stop.requested
+    (tmp_path / STOP_FILE).touch()
+    stop.look_for_file(tmp_path)
+    assert str(tmp_path / STOP_FILE) in stop.reason
+    stop.request("another reason")
+    assert str(tmp_path / STOP_FILE) in stop.reason
+
+
+def test_the_ranks_agree_on_one_reason_and_a_persons_comes_first(tmp_path: Path) -> None:
+    (tmp_path / STOP_FILE).touch()
+    by_file = Stop()
+    by_file.look_for_file(tmp_path)
+    signalled = "this rank got SIGTERM"
+    assert common_reason(["", ""]) == ""
+    assert common_reason(["", signalled, signalled]) == "rank 1 got SIGTERM"
+    assert common_reason([signalled, by_file.reason, ""]) == by_file.reason
+    assert asked_by_a_person(f"Stopped, because {by_file.reason}: 3 of 5 examples are in the journal.")
+    assert not asked_by_a_person(signalled)

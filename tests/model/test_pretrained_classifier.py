@@ -1,0 +1,151 @@
+"""Classifiers of Hugging Face that are complete in themselves: in any batch a text gets the answer it gets alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import VOCABULARY
+
+from dist_eval.config import EvaluationConfig
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
+from dist_eval.model.base_model_spec import Base
+from dist_eval.model.pretrained_classifier import FullModel, load_full_model, local_device
+
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}
+WIDTHS = {"hidden_size": 16, "intermediate_size": 24}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "BertConfig": {**SMALL, **WIDTHS, "max_position_embeddings": 40},
+    "RobertaConfig": {**SMALL, **WIDTHS, "max_position_embeddings": 42, "pad_token_id": 1},
+    "DistilBertConfig": {"vocab_size": VOCABULARY, "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
+    "DebertaV2Config": {**SMALL, **WIDTHS, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "LlamaConfig": {**SMALL, **WIDTHS, "pad_token_id": 0},
+    "GPT2Config": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2},
+    "XLNetConfig": {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24},
+    "LongformerConfig": {**SMALL, **WIDTHS, "attention_window": 8, "pad_token_id": 1, "max_position_embeddings": 66},
+}
+
+
+def saved(folder: Path, family: str, **changes: Any) -> Path:
+    """A tiny random classifier; values are spread, so that mistakes show in its answers."""
+    import transformers
+
+    torch.manual_seed(1)
+    config = getattr(transformers, family)(**{**FAMILIES[family], "num_labels": 3, **changes})
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder, safe_serialization=True)
+    return folder
+
+
+def full(folder: Path) -> FullModel:
+    from transformers import AutoConfig
+
+    return FullModel.of(str(folder), AutoConfig.from_pretrained(folder))
+
+
+def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """The family's own answers, one text at a time."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    if hasattr(model, "score"):
+        model.config.pad_token_id = None  # without it a model takes the last token, which is right for a single text
+    with torch.no_grad():
+        return torch.cat([model(input_ids=ids[row : row + 1, :n]).logits for row, n in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_gets_the_answer_in_a_batch_that_it_gets_alone(family: str, tmp_path: Path) -> None:
+    folder, lengths = saved(tmp_path, family), [19, 19, 7, 7, 7, 3, 1]
+    ids = torch.randint(3, VOCABULARY, (len(lengths), 19), generator=torch.Generator().manual_seed(2))
+    ids[:, ::4] = FAMILIES[family].get("pad_token_id", 0) if "GPT2" in family or "Llama" in family else 5
+    expected = alone(folder, ids, lengths)
+    for row, length in enumerate(lengths):
+        ids[row, length:] = 0
+    logits = load_full_model(full(folder), CPU).logits(ids, torch.tensor(lengths))
+    torch.testing.assert_close(logits, expected)
+    assert logits.dtype == torch.float32
+    assert (logits.std(dim=0) > 1e-3).all(), "all texts get the same answer"
+
+
+def test_a_head_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(**FAMILIES["BertConfig"], num_labels=3)
+    BertModel(config).save_pretrained(tmp_path, safe_serialization=True)
+    with pytest.raises(CheckpointError, match=r"lacks weights for classifier\."):
+        load_full_model(full(tmp_path), CPU)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model = BertForSequenceClassification(BertConfig(**FAMILIES["BertConfig"]))
+    model.save_pretrained(tmp_path, safe_serialization=False)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        load_full_model(full(tmp_path), CPU)
+
+
+def test_a_model_without_a_classifier(tmp_path: Path) -> None:
+    from transformers import ViTConfig
+
+    ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="'vit', for which transformers has no sequence classifier"):
+        full(tmp_path)
+
+
+def test_names_and_problem_come_from_the_config(tmp_path: Path) -> None:
+    names = {0: "bad", 1: "good"}
+    model = full(saved(tmp_path / "a", "BertConfig", num_labels=2, id2label=names))
+    assert (model.label_names, model.problem, model.num_labels) == (["bad", "good"], SINGLE_LABEL, 2)
+    several = saved(tmp_path / "b", "BertConfig", problem_type="multi_label_classification")
+    assert full(several).problem is MULTI_LABEL
+    assert full(saved(tmp_path / "c", "BertConfig", num_labels=1)).problem is REGRESSION
+
+
+def test_weights_that_differ_anywhere_have_another_digest(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(tmp_path, "BertConfig")
+    before, tensors = full(folder).digest(), load_file(folder / "model.safetensors")
+    assert full(folder).digest() == before
+    tensors["classifier.bias"][0] += 1e-6
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert full(folder).digest() != before
+
+
+@pytest.mark.parametrize(("family", "longest"), [("BertConfig", 40), ("RobertaConfig", 40), ("XLNetConfig", None)])
+def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int | None, tmp_path: Path) -> None:
+    folder = saved(tmp_path, family)
+    options: dict[str, Any] = {"model": str(folder), "dataset": "x.csv", "backend": "local"}
+    base, classifier = Base.of(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
+    if longest is None:
+        assert base.max_length > 10**5
+        return
+    assert base.max_length == longest
+    classifier.logits(torch.full((1, longest), 5), torch.tensor([longest]))
+    with pytest.raises(ModelOutputError, match=f"failed on 1 texts of {longest + 1} tokens"):
+        classifier.logits(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
+    with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
+        Base.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
+
+
+def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    classifier = load_full_model(full(saved(tmp_path, "BertConfig")), CPU)
+    classifier._model.classifier.bias.data[1] = float("nan")
+    with pytest.raises(ModelOutputError, match="not finite for 2 of 2 texts"):
+        classifier.logits(torch.ones(2, 4).long(), torch.tensor([4, 2]))
+
+
+def test_ranks_take_the_gpus_of_their_host_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [local_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert local_device(3) == CPU

@@ -1,0 +1,68 @@
+"""What a run's folder says to a script: one exit status for each way a run can end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import FACTS, METRICS, PREDICTIONS, config_for
+
+from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.outcome import read_outcome
+
+
+def begun(folder: Path) -> RunFolder:
+    run = RunFolder(config_for(folder))
+    run.open()
+    run.close()
+    return run
+
+
+def test_each_end_has_its_status(tmp_path: Path) -> None:
+    def said(folder: Path) -> tuple[str, int]:
+        outcome = read_outcome(folder)
+        return outcome.status, outcome.exit_status
+
+    assert said(tmp_path / "nothing") == ("missing", 1)
+    begun(tmp_path / "killed")
+    assert said(tmp_path / "killed") == ("running", 75)
+    begun(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here")
+    assert said(tmp_path / "stopped") == ("incomplete", 75)
+    begun(tmp_path / "wrong").fail("no such column", rank=0, host="here")
+    assert said(tmp_path / "wrong") == ("failed", 1)
+    begun(tmp_path / "lost").fail("no sign of rank 1", rank=0, host="here", transient=True)
+    assert said(tmp_path / "lost") == ("failed", 75)
+    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, FACTS)
+    assert said(tmp_path / "done") == ("complete", 0)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"metrics": {}}'])
+def test_a_file_that_says_nothing_is_a_failure_with_a_reason(content: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(content)
+    outcome = read_outcome(tmp_path)
+    assert (outcome.status, outcome.exit_status) == ("failed", 1)
+    assert str(tmp_path / "results.json") in outcome.reason
+
+
+def test_a_tuning_says_it_in_a_file_of_another_name(tmp_path: Path) -> None:
+    (tmp_path / "tuning.json").write_text('{"status": "incomplete", "error": {"message": "asked"}}')
+    outcome = read_outcome(tmp_path)
+    assert (outcome.status, outcome.exit_status, outcome.reason) == ("incomplete", 75, "asked")
+
+
+def test_a_file_that_a_person_made_stops_for_good_and_a_signal_does_not(tmp_path: Path) -> None:
+    begun(tmp_path / "a").stop(f"there is a file {tmp_path / 'STOP'}", rank=0, host="here")
+    begun(tmp_path / "b").stop("this rank got SIGTERM", rank=0, host="here")
+    assert not read_outcome(tmp_path / "a").transient
+    assert read_outcome(tmp_path / "b").transient
+
+
+def test_progress_is_what_a_new_start_can_skip(tmp_path: Path) -> None:
+    begun(tmp_path)
+    before = read_outcome(tmp_path)
+    (tmp_path / "journal" / "notes").write_text("nothing finished")
+    assert read_outcome(tmp_path).progress == before.progress
+    (tmp_path / "journal" / "run-1-rank-00000-x.batches").write_bytes(b"batch")
+    after = read_outcome(tmp_path)
+    assert after.progress != before.progress
+    assert after.version == before.version

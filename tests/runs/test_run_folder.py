@@ -1,0 +1,452 @@
+"""A run's folder: a true `results.json` at all times, and one run at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import results_of
+from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
+
+from dist_eval.analysis.options import View, analyse
+from dist_eval.errors import RunError
+from dist_eval.evaluation.journal import Fingerprint, Journal
+from dist_eval.runs.run_folder import RunFolder
+from dist_eval.metrics.computing import Metrics, compute_metrics
+from dist_eval.metrics.predictions import BatchOutcome, Predictions
+from dist_eval.schema import SCHEMA_VERSION
+
+
+def files_in(folder: Path) -> set[str]:
+    """All but the journal."""
+    return {path.name for path in folder.iterdir()} - {"journal"}
+
+
+def complete_run(folder: Path, **options: Any) -> RunFolder:
+    run = RunFolder(config_for(folder, **options))
+    run.open()
+    run.complete(PREDICTIONS, METRICS, FACTS)
+    return run
+
+
+def test_a_run_that_starts_is_running(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    RunFolder(config_for(folder, in_flight=7)).open()
+    found = results_of(folder)
+    assert found["schema_version"] == SCHEMA_VERSION
+    assert (found["status"], found["error"], found["finished"]) == ("running", None, None)
+    assert found["config"]["in_flight"] == 7
+    assert "metrics" not in found
+
+
+def test_times_are_in_utc(tmp_path: Path) -> None:
+    complete_run(tmp_path)
+    started, finished = (datetime.fromisoformat(results_of(tmp_path)[name]) for name in ("started", "finished"))
+    assert started <= finished <= datetime.now(timezone.utc)
+    assert (datetime.now(timezone.utc) - started).total_seconds() < 60
+
+
+def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
+    complete_run(tmp_path)
+    found = results_of(tmp_path)
+    assert (found["status"], found["error"]) == ("complete", None)
+    assert found["metrics"] == METRICS.values
+    assert [{**row, "intervals": None} for row in found["per_class"]] == [
+        {**row, "intervals": None} for row in METRICS.per_class
+    ]
+    assert found["majority_share"] == METRICS.majority_share
+    assert found["confusion_matrix"] == {"labels": ["neg", "pos"], "matrix": [[2, 0], [1, 2]]}
+    assert {name: found[name] for name in FACTS} == FACTS
+    assert files_in(tmp_path) == {RESULTS, "predictions.parquet", "confusion_matrix.png", "reliability_diagram.png"}
+
+
+def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
+    predictions = predictions_of([1, 1, 1], [1, 1, 1], 2)
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    metrics = compute_metrics(predictions, ["neg", "pos"])
+    run.complete(predictions, metrics, {**FACTS, **analyse(predictions, metrics, View())})
+    assert results_of(tmp_path)["metrics"]["roc_auc"] is None
+    assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
+    assert results_of(tmp_path)["per_class"][0]["precision"] is None
+
+
+def test_the_environment_names_the_versions_a_result_depends_on(tmp_path: Path) -> None:
+    RunFolder(config_for(tmp_path)).open()
+    packages = results_of(tmp_path)["environment"]["packages"]
+    for name in ("petals", "hivemind", "torch", "transformers", "scikit-learn"):
+        assert packages[name] == metadata.version(name)
+
+
+FINGERPRINT = Fingerprint({"dataset": "a", "tokenizer": "b"})
+
+
+def this_run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(config_for(tmp_path))
+    run.is_ours = True  # as on a rank whose leader has opened it
+    return run
+
+
+def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
+    """A run that began with a fingerprint and has one batch in its journal."""
+    run = RunFolder(config_for(folder, **options))
+    run.open()
+    assert run.claim(FINGERPRINT)
+    journal = Journal(folder, np.array([1]), 2)
+    journal.append(BatchOutcome(0, np.zeros((1, 2), dtype=np.float32)))
+    journal.close()
+    if complete:
+        run.complete(PREDICTIONS, METRICS, FACTS)
+    run.close()
+
+
+def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
+    claimed_run(tmp_path)
+    before = (tmp_path / RESULTS).read_bytes()
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    assert not run.claim(FINGERPRINT)
+    assert (tmp_path / RESULTS).read_bytes() == before
+    assert (tmp_path / "predictions.parquet").exists()
+
+
+def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.claim(FINGERPRINT)
+    run.complete(PREDICTIONS, METRICS, {**FACTS, "coverage": {**FACTS["coverage"], "failed": 1}})
+    again = RunFolder(config_for(tmp_path))
+    again.open()
+    assert again.claim(FINGERPRINT)
+    assert results_of(tmp_path)["status"] == "running"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_path: Path, complete: bool) -> None:
+    claimed_run(tmp_path, complete)
+    if not complete:
+        this_run(tmp_path).stop("there is a file STOP", rank=0, host="here")
+        (tmp_path / "STOP").unlink()
+    before = everything_below(tmp_path)
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    with pytest.raises(RunError) as caught:
+        run.claim(Fingerprint({"dataset": "another", "tokenizer": "b"}))
+    run.fail(str(caught.value), rank=0, host="here")
+    for words in (str(tmp_path), "what differs is the dataset.", "--output", "--overwrite"):
+        assert words in str(caught.value)
+    assert everything_below(tmp_path) == before
+    assert run.is_resumable
+
+
+def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_path: Path) -> None:
+    complete_run(tmp_path)
+    before = (tmp_path / RESULTS).read_bytes()
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    with pytest.raises(RunError, match=r"complete run, and no journal that says of what.*--overwrite"):
+        run.claim(FINGERPRINT)
+    assert (tmp_path / RESULTS).read_bytes() == before
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, complete: bool) -> None:
+    claimed_run(tmp_path, complete)
+    run = RunFolder(config_for(tmp_path, overwrite=True))
+    run.open()
+    assert run.claim(Fingerprint({"dataset": "another"}))
+    assert results_of(tmp_path)["status"] == "running"
+    assert files_in(tmp_path) == {RESULTS}
+    assert not run.is_resumable
+
+
+def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    run = RunFolder(config_for(tmp_path, overwrite=True))
+    run.open(attempt=1)
+    assert run.claim(FINGERPRINT)
+    assert run.is_resumable
+
+
+def test_a_stopped_run_is_not_taken_up_by_torchruns_restarts(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here")
+    RunFolder(config_for(tmp_path)).open(attempt=1)
+    assert (tmp_path / "STOP").exists()
+
+
+def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    before = everything_below(tmp_path)
+    assert not RunFolder(config_for(tmp_path)).fail("in use by another run", rank=0, host="here")
+    assert everything_below(tmp_path) == before
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage=FACTS["coverage"])
+    assert (results_of(tmp_path)["status"], results_of(tmp_path)["coverage"]) == ("incomplete", FACTS["coverage"])
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    assert run.claim(FINGERPRINT)
+    assert run.is_resumable
+    assert results_of(tmp_path)["status"] == "running"
+    assert "coverage" not in results_of(tmp_path)
+
+
+def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    (tmp_path / "journal" / "fingerprint.json").unlink()
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    assert run.claim(FINGERPRINT)
+    assert not run.is_resumable
+
+
+def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp_path: Path) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from dist_eval.config import EvaluationConfig;"
+        "from dist_eval.runs.run_folder import RunFolder;"
+        "RunFolder(EvaluationConfig(dataset='d', checkpoint='c', backend='local', output=sys.argv[1])).open();"
+        "print('open', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout and holder.stdout.readline() == "open\n"
+        before = (tmp_path / RESULTS).read_bytes()
+        with pytest.raises(RunError, match=rf"in use by another run \(process {holder.pid} on .*\)"):
+            RunFolder(config_for(tmp_path, overwrite=True)).open()
+        assert (tmp_path / RESULTS).read_bytes() == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    RunFolder(config_for(tmp_path)).open()
+
+
+def test_starting_again_removes_an_old_stop_file_and_a_restart_by_torchrun_does_not(tmp_path: Path) -> None:
+    tmp_path.joinpath("STOP").touch()
+    RunFolder(config_for(tmp_path)).open(attempt=1)
+    assert (tmp_path / "STOP").exists()
+    RunFolder(config_for(tmp_path)).open()
+    assert not (tmp_path / "STOP").exists()
+
+
+def test_nobody_else_may_look_into_a_new_folder(tmp_path: Path) -> None:
+    RunFolder(config_for(tmp_path / "new")).open()
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", ['{"status": "running"}', '{"status": "failed"}', "{", "[]", ""])
+def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / RESULTS).write_text(content)
+    RunFolder(config_for(tmp_path)).open()
+    assert results_of(tmp_path)["status"] == "running"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(RunError, match=r"output folder .*file/run cannot be written: Not a directory"):
+        RunFolder(config_for(tmp_path / "file" / "run")).open()
+    with pytest.raises(RunError, match=r"output folder .*file cannot be written"):
+        RunFolder(config_for(tmp_path / "file")).open()
+
+
+def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    started = results_of(tmp_path)["started"]
+    run.fail("Row 7 has no text.", rank=3, host="node-5")
+    found = results_of(tmp_path)
+    assert found["status"] == "failed"
+    assert found["error"] == {"message": "Row 7 has no text.", "rank": 3, "host": "node-5", "transient": False}
+    assert found["started"] == started
+    assert found["finished"] is not None
+    assert found["config"]["dataset"] == "test.csv"
+
+
+def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
+    counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail("The predictions do not cover the dataset's 6 rows.", rank=0, host="here", coverage=counts)
+    assert results_of(tmp_path)["status"] == "failed"
+    assert results_of(tmp_path)["coverage"] == counts
+
+
+@pytest.mark.parametrize("options", [{}, {"coverage": None}])
+def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[str, Any]) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail("gone", rank=0, host="here", **options)
+    assert "coverage" not in results_of(tmp_path)
+
+
+def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
+    RunFolder(config_for(tmp_path)).open()
+    this_run(tmp_path).fail("gone", rank=1, host="b")
+    assert results_of(tmp_path)["error"]["rank"] == 1
+
+
+def test_the_first_failure_stands(tmp_path: Path) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail("first", rank=1, host="a")
+    run.fail("second", rank=2, host="b")
+    assert results_of(tmp_path)["error"]["message"] == "first"
+
+
+def test_a_failure_does_not_touch_a_complete_run(tmp_path: Path) -> None:
+    complete_run(tmp_path)
+    before = (tmp_path / RESULTS).read_bytes()
+    this_run(tmp_path).fail("holds a complete run", rank=0, host="here")
+    assert (tmp_path / RESULTS).read_bytes() == before
+
+
+def test_a_failure_before_the_folder_exists_makes_none(tmp_path: Path) -> None:
+    RunFolder(config_for(tmp_path / "run")).fail("too early", rank=0, host="here")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, object()])
+def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    with pytest.raises((ValueError, TypeError)):
+        run.complete(PREDICTIONS, METRICS, {**FACTS, "plan": value})
+    assert results_of(tmp_path)["status"] == "running"
+    run.fail("no JSON", rank=0, host="here")
+    assert results_of(tmp_path)["status"] == "failed"
+
+
+def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def draw(path: Path, metrics: Metrics, predictions: Predictions) -> None:
+        assert path == tmp_path / "confusion_matrix.png"
+        assert metrics is METRICS
+        seen.append(results_of(tmp_path))
+
+    monkeypatch.setattr("dist_eval.runs.run_folder.draw_figure", draw)
+    complete_run(tmp_path)
+    assert [found["status"] for found in seen] == ["complete"]
+    assert seen == [results_of(tmp_path)]
+    assert (tmp_path / "predictions.parquet").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no font"), OSError(28, "No space left on device"), MemoryError()])
+def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def draw(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("dist_eval.runs.run_folder.draw_figure", draw)
+    complete_run(tmp_path)
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"dist_eval: confusion_matrix.png could not be drawn ({error!r})")
+    assert captured.err.count("\n") == 1
+    assert results_of(tmp_path)["status"] == "complete"
+    assert results_of(tmp_path)["metrics"] == METRICS.values
+    assert files_in(tmp_path) == {RESULTS, "predictions.parquet", "reliability_diagram.png"}
+
+
+def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dist_eval.runs.run_folder.draw_figure", draw)
+    with pytest.raises(KeyboardInterrupt):
+        complete_run(tmp_path)
+    this_run(tmp_path).fail("interrupted before the end", rank=0, host="here")
+    assert results_of(tmp_path)["status"] == "complete"
+
+
+def everything_below(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def assert_no_peer_is_named(folder: Path) -> None:
+    for secret in (PEER_ID, "10.0.0.5", "31337"):
+        assert secret.encode() not in everything_below(folder)
+
+
+def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
+    complete_run(tmp_path)
+    assert results_of(tmp_path)["config"]["initial_peers"] == "1 addresses, not recorded"
+    assert_no_peer_is_named(tmp_path)
+
+
+def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tmp_path: Path) -> None:
+    run = RunFolder(config_for(tmp_path))
+    run.open()
+    run.fail(f"None of the swarm's peers answered within 60 s: {PEER}. Is it running?", rank=0, host="here")
+    assert "None of the swarm's peers answered within 60 s" in results_of(tmp_path)["error"]["message"]
+    assert_no_peer_is_named(tmp_path)
+
+
+def error_after(folder: Path, message: str, **options: Any) -> str:
+    """Returns what results.json says of a failure."""
+    run = RunFolder(config_for(folder, **options))
+    run.open()
+    run.fail(message, rank=0, host="here")
+    assert results_of(folder)["status"] == "failed"
+    return results_of(folder)["error"]["message"]
+
+
+def test_results_are_valid_json_whenever_someone_looks(tmp_path: Path) -> None:
+    RunFolder(config_for(tmp_path)).open()
+
+    def change() -> None:
+        for number in range(15):
+            run = RunFolder(config_for(tmp_path, overwrite=True, dht_prefix="x" * 5000 * (number % 3)))
+            run.open()
+            run.fail("gone", rank=0, host="here")
+        complete_run(tmp_path, overwrite=True)
+
+    statuses = [json.loads(content)["status"] for content in watch(tmp_path / RESULTS, change)]
+    assert set(statuses) <= {"running", "failed", "complete"}
+    assert len(statuses) > 3
+    assert results_of(tmp_path)["status"] == "complete"
+
+
+OTHER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+def test_of_several_peers_none_is_written(tmp_path: Path) -> None:
+    other = f"/dns4/swarm.example.org/tcp/31338/p2p/{OTHER_ID}"
+    message = error_after(tmp_path, f"None answered: {PEER}, {other}. Is it running?", initial_peers=[PEER, other])
+    assert message.startswith("None answered: ")
+    assert message.endswith(". Is it running?")
+    assert_no_peer_is_named(tmp_path)
+    for secret in (OTHER_ID, "swarm.example.org", "31338"):
+        assert secret.encode() not in everything_below(tmp_path)
+
+
+@pytest.mark.parametrize("identity", [OTHER_ID, "12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"])
+@pytest.mark.parametrize("form", ["/p2p/{}", "/ip4/127.0.0.1/tcp/1/p2p/{}", "[/dns/a.b/tcp/1/p2p/{}]"])
+def test_the_identity_of_a_peer_that_was_not_named_in_the_options_is_not_written(
+    tmp_path: Path, form: str, identity: str
+) -> None:
+    message = error_after(tmp_path, f"Lost {form.format(identity)}: timed out", initial_peers=[], swarm="embedded")
+    assert identity not in message
+    assert message.startswith("Lost ")
+    assert message.endswith(": timed out")
+
+
+def test_an_identity_that_stands_alone_is_not_written(tmp_path: Path) -> None:
+    hivemind = f"Failed to call handler `TransformerConnectionHandler.rpc_forward` at {PEER_ID}: stream reset"
+    message = error_after(tmp_path, f"Batch 4 (test.csv, rows 1, 2) got no answer: {hivemind}")
+    assert "rpc_forward" in message
+    assert "stream reset" in message
+    assert_no_peer_is_named(tmp_path)

@@ -1,0 +1,101 @@
+"""Predictions in their file: readable by others, and what is computed of them is equal to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from samples import predictions_of
+
+from dist_eval.analysis.slices import Slicing
+from dist_eval.analysis.options import View, analyse
+from dist_eval.data.problems import PROBLEMS
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.saved_predictions import SavedPredictions, read_pieces, read_predictions, write_predictions
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
+def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: int) -> None:
+    labels = [row % classes for row in range(rows)]
+    predictions = predictions_of(labels, labels[::-1], classes)
+    write_predictions(tmp_path / "p.parquet", predictions)
+
+    table = pd.read_parquet(tmp_path / "p.parquet")
+
+    assert list(table.columns) == ["index", "label", "prediction", "loss", "probabilities"]
+    assert table["index"].tolist() == list(range(rows))
+    assert table["label"].tolist() == labels
+    assert table["prediction"].tolist() == labels[::-1]
+    assert table["loss"].tolist() == predictions.loss.tolist()
+    assert [row.tolist() for row in table["probabilities"]] == predictions.probabilities.tolist()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_groups_are_a_column_which_nothing_else_depends_on(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictions, groups = made_up_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
+    path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
+    for module in ("metrics.predictions", "report.saved_predictions"):
+        monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_piece", lambda _: 3)
+    write_predictions(path, predictions, groups)
+    write_predictions(plain, predictions)
+    columns = read_predictions(path)
+    assert columns.pop("group").tolist() == groups.tolist()
+    for name, column in read_predictions(plain).items():
+        np.testing.assert_array_equal(columns.pop(name), column)
+    assert not columns
+    # what was read is written as what was computed, with groups and without
+    saved = SavedPredictions.of_columns(read_predictions(path))
+    write_predictions(again, saved, groups)
+    assert again.read_bytes() == path.read_bytes()
+    write_predictions(again, saved)
+    assert again.read_bytes() == plain.read_bytes()
+
+
+def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_predictions(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))
+    write_predictions(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])
+def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, tmp_path: Path) -> None:
+    examples = made_up_predictions(PROBLEMS[name], outputs)
+    copies = np.sort(np.resize(np.arange(len(examples)), 90))
+    generator = np.random.default_rng(0)
+    logits = examples.logits[copies] + generator.normal(size=(90, outputs)).astype(np.float32)
+    predictions = Predictions.from_logits(np.arange(90), examples.label[copies], logits, PROBLEMS[name])
+    write_predictions(tmp_path / "p.parquet", predictions)
+    saved = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
+    assert (len(saved), saved.num_labels, saved.problem) == (90, outputs, predictions.problem)
+    names = [f"output {number}" for number in range(outputs)]
+    view = View(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
+    texts = []
+    for one in (predictions, saved):
+        metrics = compute_metrics(one, names)
+        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analyse(one, metrics, view)]))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3)])
+def test_pieces_are_the_whole_in_order(
+    name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_predictions(tmp_path / "p.parquet", made_up_predictions(PROBLEMS[name], outputs))
+    monkeypatch.setattr("dist_eval.runs.saved_predictions._CELLS_READ_AT_ONCE", 3)
+    whole = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
+    pieces = list(read_pieces(tmp_path / "p.parquet"))
+    assert len(pieces) > 2
+    for column in ("index", "label", "prediction", "loss", "probabilities"):
+        joined = np.concatenate([getattr(piece, column) for piece in pieces])
+        np.testing.assert_array_equal(joined, getattr(whole, column))
+        assert joined.dtype == getattr(whole, column).dtype

@@ -1,0 +1,218 @@
+"""The choice of routes, on made-up servers whose true speed is known."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_eval.swarm.router import Routes, Span, without
+
+TOKENS = 1000
+
+
+def simulate(
+    spans: list[Span],
+    blocks: int,
+    rates: dict[str, float],
+    *,
+    requests: int = 200,
+    window: int = 8,
+    travel: float = 0.0,
+    seed: int = 0,
+    at_random: bool = False,
+) -> tuple[float, Counter[str], Routes]:
+    """Sends requests along the chosen routes to servers that do one after the other.
+
+    Args:
+        rates: seconds of each server for one token through one block.
+        at_random: choose servers at random, weighed by the length of their spans, as Petals does.
+
+    Returns:
+        Seconds until the last answer, requests to each server, and the routes.
+    """
+    routes, generator = Routes(seed), random.Random(seed)
+    free_at = dict.fromkeys(rates, 0.0)
+    now, left, counts = 0.0, requests, Counter[str]()
+    events: list[tuple[float, int, float, Span]] = []
+
+    def send(block: int) -> None:
+        if at_random:
+            here = [span for span in spans if span.start <= block < span.end]
+            chosen = generator.choices(here, [span.end - span.start for span in here])[0]
+            hop = Span(chosen.peer, block, chosen.end)
+        else:
+            found = routes.next_hop(spans, block, blocks, TOKENS, now)
+            assert found is not None
+            hop = found
+        work = TOKENS * (hop.end - hop.start)
+        routes.server(hop.peer).sent(work)
+        counts[hop.peer] += 1
+        free_at[hop.peer] = max(free_at[hop.peer], now + travel / 2) + work * rates[hop.peer]
+        heapq.heappush(events, (free_at[hop.peer] + travel / 2, len(events) + 1000 * sum(counts.values()), now, hop))
+
+    for _ in range(min(window, left)):
+        send(0)
+        left -= 1
+    while events:
+        now, _, sent_at, hop = heapq.heappop(events)
+        routes.server(hop.peer).answered(TOKENS * (hop.end - hop.start), sent_at, now)
+        if hop.end < blocks:
+            send(hop.end)
+        elif left:
+            send(0)
+            left -= 1
+    return now, counts, routes
+
+
+@pytest.mark.parametrize("travel", [0.0, 0.2])
+@pytest.mark.parametrize("slower", [1.0, 2.0, 5.0, 20.0])
+def test_replicas_get_work_by_their_speed(slower: float, travel: float) -> None:
+    spans = [Span("fast", 0, 4), Span("slow", 0, 4)]
+    rates = {"fast": 2e-5, "slow": 2e-5 * slower}
+    seconds, counts, _ = simulate(spans, 4, rates, travel=travel, window=12)
+    ideal = 200 * TOKENS * 4 / (1 / rates["fast"] + 1 / rates["slow"])
+    assert ideal / seconds > 0.8
+    assert counts["slow"] <= 200 / (1 + slower) * 1.5 + 2
+
+
+def test_it_is_much_faster_than_chance_when_one_replica_is_slow() -> None:
+    spans = [Span("first", 0, 4), Span("fast", 4, 8), Span("slow", 4, 8)]
+    rates = {"first": 1e-5, "fast": 2e-5, "slow": 1e-4}
+    measured, _, _ = simulate(spans, 8, rates)
+    chance, _, _ = simulate(spans, 8, rates, at_random=True)
+    assert chance / measured > 1.8
+
+
+def test_a_slow_server_in_the_only_route_is_used() -> None:
+    _, counts, _ = simulate([Span("a", 0, 2), Span("b", 2, 4)], 4, {"a": 1e-5, "b": 1e-3}, requests=20)
+    assert counts == {"a": 20, "b": 20}
+
+
+def test_equal_replicas_are_told_apart_differently_on_each_rank() -> None:
+    spans = [Span("a", 0, 4), Span("b", 0, 4)]
+    first = []
+    for rank in range(40):
+        hop = Routes(rank).next_hop(spans, 0, 4, TOKENS, 0.0)
+        assert hop is not None
+        first.append(hop.peer)
+    assert 8 <= first.count("a") <= 32
+
+
+def test_requests_under_way_count_before_anything_is_measured() -> None:
+    spans, routes = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Routes()
+    sent = []
+    for _ in range(6):
+        hop = routes.next_hop(spans, 0, 4, TOKENS, 0.0)
+        assert hop is not None
+        routes.server(hop.peer).sent(4 * TOKENS)
+        sent.append(hop.peer)
+    assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_nothing_known_means_few_hops() -> None:
+    spans = [Span("half", 0, 4), Span("other half", 4, 8), Span("all", 0, 8)]
+    hops = [Routes(seed).next_hop(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
+    assert {hop.peer for hop in hops if hop} == {"all"}
+
+
+def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
+    routes = Routes()
+    for peer, seconds in (("slow", 4.0), ("fast", 0.1)):
+        routes.server(peer).sent(4 * TOKENS)
+        routes.server(peer).answered(4 * TOKENS, 0.0, seconds)
+    spans = [Span("slow", 0, 6), Span("fast", 2, 8)]
+    hop = routes.next_hop(spans, 0, 8, TOKENS, 5.0)
+    assert hop == Span("slow", 0, 2)
+    assert routes.next_hop(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
+
+
+def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -> None:
+    spans, routes = [Span("good", 0, 4), Span("bad", 0, 4)], Routes()
+    bad, lengths, now = routes.server("bad"), [], 0.0
+    for _ in range(3):
+        bad.sent(TOKENS)
+        bad.failed(TOKENS, now)
+        assert all(routes.next_hop(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
+        start = now
+        while bad.is_banned(now):
+            now += 0.1
+        lengths.append(now - start)
+    assert lengths[0] < lengths[1] < lengths[2]
+    bad.sent(TOKENS)
+    bad.answered(TOKENS, now, now + 1)
+    bad.sent(TOKENS)
+    bad.failed(TOKENS, now)
+    assert not bad.is_banned(now + lengths[0] + 0.1), "an answer ends the streak"
+
+
+def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
+    routes = Routes()
+    routes.server("only").sent(TOKENS)
+    routes.server("only").failed(TOKENS, 0.0)
+    assert routes.next_hop([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
+
+
+def test_a_server_once_slow_is_tried_again() -> None:
+    routes = Routes()
+    for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
+        routes.server(peer).sent(TOKENS)
+        routes.server(peer).answered(TOKENS, 0.0, seconds)
+    spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
+    routes.server("fast").sent(TOKENS)  # one waits there already
+    assert routes.next_hop(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
+    assert routes.next_hop(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
+
+
+def test_blocks_without_a_server_have_no_route() -> None:
+    assert Routes().next_hop([], 0, 4, TOKENS, 0.0) is None
+    assert Routes().next_hop([Span("a", 0, 2), Span("b", 3, 4)], 0, 4, TOKENS, 0.0) is None
+
+
+spans_of_eight = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(0, 7), st.integers(1, 8)).filter(lambda s: s[1] < s[2]),
+    max_size=8,
+    unique_by=lambda s: s[0],
+)
+
+
+@given(spans_of_eight, st.integers(0, 7), st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-3, 1e3)))
+def test_hops_lead_to_the_end_whenever_there_is_a_way(
+    drawn: list[tuple[str, int, int]], start: int, seconds: dict[str, float]
+) -> None:
+    spans, routes = [Span(*span) for span in drawn], Routes()
+    for peer, taken in seconds.items():
+        routes.server(peer).sent(TOKENS)
+        routes.server(peer).answered(TOKENS, 0.0, taken)
+    holders = {block for span in spans for block in range(span.start, span.end)}
+    reachable = holders >= set(range(start, 8))
+    block = start
+    while block < 8:
+        hop = routes.next_hop(spans, block, 8, TOKENS, 1e4)
+        assert (hop is not None) == reachable
+        if hop is None:
+            return
+        whole = next(span for span in spans if span.peer == hop.peer)
+        assert whole.start <= hop.start == block < hop.end <= whole.end
+        block = hop.end
+    assert block == 8
+
+
+@given(spans_of_eight, spans_of_eight)
+def test_what_is_avoided_is_left_out_where_another_server_has_it(
+    drawn: list[tuple[str, int, int]], avoided: list[tuple[str, int, int]]
+) -> None:
+    spans = [Span(*span) for span in drawn]
+    holders = {block: {span.peer for span in spans if span.start <= block < span.end} for block in range(8)}
+    for block, left in {
+        block: {span.peer for span in without(spans, avoided) if span.start <= block < span.end} for block in range(8)
+    }.items():
+        unwanted = {peer for peer, start, end in avoided if start <= block < end}
+        if holders[block] - unwanted:
+            assert left == holders[block] - unwanted
+        else:
+            assert len(left) == min(1, len(holders[block])), "one of those that are unwanted has to do it"
