@@ -163,7 +163,7 @@ def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
         Need(
             "gather, all_gather_object",
             "time",
-            rounds * (2 * count * known.hop) / _HOUR,
+            rounds * (2 * count * known.segment) / _HOUR,
             options.hours,
             "h",
             f"{rounds:.0f} rounds of 2 collectives of {count} hops; a hop",
@@ -243,14 +243,14 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures the inputs, does the arithmetic, and prints and writes it.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
-    known = measure_inputs(own, options.quick)
+    known = measure_inputs(scratch_dir, options.quick)
     found = needs(options, known)
     print("measured here:")
     for name, value in asdict(known).items():
@@ -275,7 +275,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def main() -> None:
     """Runs the command line."""
     options = build_parser().parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Measured:
         requests: requests that the ranks' store answers in a second.
         group_files: files that a rank opens for each other rank.
         opening: seconds to open the process group, for each rank.
-        hop: seconds for each rank in a collective in which all send a part.
+        segment: seconds for each rank in a collective in which all send a part.
         world_sizes: ranks with which the last three were measured.
     """
 
@@ -61,23 +61,23 @@ class Measured:
     requests: float
     group_files: float
     opening: float
-    hop: float
+    segment: float
     world_sizes: tuple[int, int]
 
 
-def measure_inputs(own: Path, quick: bool) -> Measured:
+def measure_inputs(scratch_dir: Path, quick: bool) -> Measured:
     """Measures all inputs.
 
     Args:
-        own: a folder for files.
+        scratch_dir: a folder for files.
         quick: fewer examples and ranks.
     """
     rows, records, world_sizes = (20_000, 300, (2, 4)) if quick else (1_000_000, 5_000, (4, 16))
-    tokenizing, token_bytes = _measure_tokenizing(own, copies=2 if quick else 100)
+    tokenizing, token_bytes = _measure_tokenizing(scratch_dir, copies=2 if quick else 100)
     planning, plan_bytes = _measure_plan(rows)
-    record_bytes, reading = _measure_journal(own, records)
-    tail, row_bytes, leader_bytes = _measure_tail(own, rows)
-    few, many = (_measure_ranks(own, n) for n in world_sizes)
+    record_bytes, reading = _measure_journal(scratch_dir, records)
+    tail, row_bytes, leader_bytes = _measure_tail(scratch_dir, rows)
+    few, many = (_measure_ranks(scratch_dir, n) for n in world_sizes)
     further = world_sizes[1] - world_sizes[0]
     return Measured(
         tokenizing=tokenizing,
@@ -94,7 +94,7 @@ def measure_inputs(own: Path, quick: bool) -> Measured:
         requests=_measure_store(500 if quick else 5_000),
         group_files=(many["files"] - few["files"]) / further,
         opening=many["opening"] / world_sizes[1],
-        hop=many["round"] / world_sizes[1],
+        segment=many["round"] / world_sizes[1],
         world_sizes=world_sizes,
     )
 
@@ -105,18 +105,18 @@ def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def _measure_tokenizing(own: Path, copies: int) -> tuple[float, float]:
+def _measure_tokenizing(scratch_dir: Path, copies: int) -> tuple[float, float]:
     from transformers import AutoTokenizer
 
     from dist_eval.data.dataset import tokenize_dataset
 
-    tokenizer, folder = AutoTokenizer.from_pretrained(str(demo.BASE_MODEL)), own / "tokens"
+    tokenizer, folder = AutoTokenizer.from_pretrained(str(demo.BASE_MODEL)), scratch_dir / "tokens"
     folder.mkdir()
     header, _, lines = demo.TEST_DATA.read_text(encoding="utf-8").partition("\n")
-    (own / "rows.csv").write_text(f"{header}\n{lines * copies}", encoding="utf-8")
+    (scratch_dir / "rows.csv").write_text(f"{header}\n{lines * copies}", encoding="utf-8")
     seconds, data = _seconds(
         lambda: tokenize_dataset(
-            str(own / "rows.csv"),
+            str(scratch_dir / "rows.csv"),
             folder,
             tokenizer=tokenizer,
             text_columns=["text"],
@@ -136,27 +136,27 @@ def _measure_plan(examples: int) -> tuple[float, float]:
     return seconds / examples, sum(array.nbytes for array in held) / examples
 
 
-def _measure_journal(own: Path, records: int) -> tuple[float, float]:
+def _measure_journal(scratch_dir: Path, records: int) -> tuple[float, float]:
     sizes = np.full(records, 20)
     route = [(_PEER, first, first + 10) for first in range(0, 70, 10)]
     logits = np.zeros((20, 2), dtype=np.float32)
-    journal = Journal(own, sizes, 2)
+    journal = Journal(scratch_dir, sizes, 2)
     for number in range(records):
         journal.append(BatchOutcome(batch=number, logits=logits, route=route))
     journal.close()
-    size = sum(path.stat().st_size for path in (own / "journal").glob("*.batches"))
-    seconds, _ = _seconds(Journal(own, sizes, 2, rank=1).read)
+    size = sum(path.stat().st_size for path in (scratch_dir / "journal").glob("*.batches"))
+    seconds, _ = _seconds(Journal(scratch_dir, sizes, 2, rank=1).read)
     return size / records - logits.nbytes, seconds / records
 
 
-def _measure_tail(own: Path, rows: int) -> tuple[dict[str, float], float, float]:
+def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float, float]:
     """Measures what rank 0 does alone: seconds and bytes for a prediction."""
     from dist_eval.metrics.computing import Totals, compute_metrics
     from dist_eval.runs.saved_predictions import write_predictions
     from dist_eval.statistics import metric_intervals
 
     few = share_of(0, 1, 100)
-    write_predictions(own / "few.parquet", few)  # imports what the steps need
+    write_predictions(scratch_dir / "few.parquet", few)  # imports what the steps need
     metric_intervals(few, compute_metrics(few, LABELS), confidence=0.95)
     predictions, meter = share_of(0, 1, rows), Meter()
     with meter.phase("sorting"):
@@ -169,16 +169,16 @@ def _measure_tail(own: Path, rows: int) -> tuple[dict[str, float], float, float]
     with meter.phase("intervals"):
         metric_intervals(predictions, metrics, confidence=0.95)
     with meter.phase("parquet"):
-        write_predictions(own / "predictions.parquet", predictions)
+        write_predictions(scratch_dir / "predictions.parquet", predictions)
     row_bytes = sum(column.nbytes for column in vars(predictions).values()) / rows
     growth = max(phase.peak for phase in meter.phases.values()) - meter.phases["sorting"].before
     # as they arrive, they are there once more
     return {name: phase.seconds / rows for name, phase in meter.phases.items()}, row_bytes, growth / rows + row_bytes
 
 
-def _measure_ranks(own: Path, count: int) -> dict[str, float]:
-    ranks.run(["-m", "benchmarks.capacity_rank", str(count), str(own)], own)
-    return json.loads((own / f"ranks-{count}.json").read_text(encoding="utf-8"))
+def _measure_ranks(scratch_dir: Path, count: int) -> dict[str, float]:
+    ranks.run(["-m", "benchmarks.capacity_rank", str(count), str(scratch_dir)], scratch_dir)
+    return json.loads((scratch_dir / f"ranks-{count}.json").read_text(encoding="utf-8"))
 
 
 def _measure_store(requests: int) -> float:

@@ -17,7 +17,7 @@ import torch
 
 from dist_eval.distributed import collectives
 from dist_eval.distributed.collectives import all_gather, process_group
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.process.lifetime import die_with_parent
 
 _TIMEOUT, _ROUNDS = 120.0, 10
@@ -27,20 +27,20 @@ def work(folder: Path) -> None:
     """Measures; rank 0 writes what it saw."""
     die_with_parent()
     torch.set_num_threads(1)
-    launch, part = Launch.from_environment(), bytes(collectives._BYTES_OF_A_RANK)
-    board = Board(launch)
-    board.meet("here", _TIMEOUT)
+    topology, part = Topology.from_environment(), bytes(collectives._BYTES_OF_A_RANK)
+    rank_store = RankStore(topology)
+    rank_store.barrier("here", _TIMEOUT)
     files, start = len(os.listdir("/proc/self/fd")), time.perf_counter()
-    with process_group(launch, board, _TIMEOUT):
+    with process_group(topology, rank_store, _TIMEOUT):
         all_gather(None)
         opening, more_files = time.perf_counter() - start, len(os.listdir("/proc/self/fd")) - files
         start = time.perf_counter()
         for _ in range(_ROUNDS):
             all_gather(part)
         seconds = (time.perf_counter() - start) / _ROUNDS
-    if launch.is_leader:
+    if topology.is_leader:
         facts = {"opening": opening, "files": more_files, "round": seconds}
-        (folder / f"ranks-{launch.world_size}.json").write_text(json.dumps(facts), encoding="utf-8")
+        (folder / f"ranks-{topology.world_size}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def main() -> None:

@@ -52,12 +52,12 @@ class Run:
     Args:
         dataset: what it evaluates.
         output: its folder.
-        own: folder for temporary files and logs.
+        scratch_dir: folder for temporary files and logs.
         peers: addresses of the swarm; without any, the model runs in the ranks themselves.
     """
 
-    def __init__(self, dataset: Path, output: Path, own: Path, peers: list[str]) -> None:
-        self.output, self._own, self.starts, self.orphans = output, own, 0, 0
+    def __init__(self, dataset: Path, output: Path, scratch_dir: Path, peers: list[str]) -> None:
+        self.output, self._own, self.starts, self.orphans = output, scratch_dir, 0, 0
         self.marker = f"CHAOS_{uuid.uuid4().hex}"
         where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
         self._arguments = [
@@ -194,27 +194,27 @@ class Chaos:
         return True
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets everything happen, then measures how soon a run goes on.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
-    count, long = 4 if options.quick else options.events, write_rows(own / "long.csv", _REPEATED)
-    dataset = write_rows(own / "short.csv", _QUICK_REPEATED) if options.quick else long
-    undisturbed = Run(dataset, own / "undisturbed", own, peers=[])
+    count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)
+    dataset = write_rows(scratch_dir / "short.csv", _QUICK_REPEATED) if options.quick else long
+    undisturbed = Run(dataset, scratch_dir / "undisturbed", scratch_dir, peers=[])
     undisturbed.start(2)
     if undisturbed.wait():
         raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_words()}")
-    with replicated_swarm(own) as swarm:
+    with replicated_swarm(scratch_dir) as swarm:
         for round_number in range(1 if options.quick else options.rounds):
-            run = Run(dataset, own / f"disturbed-{round_number}", own, swarm.initial_peers)
+            run = Run(dataset, scratch_dir / f"disturbed-{round_number}", scratch_dir, swarm.initial_peers)
             tally = disturb(run, swarm, random.Random(options.seed + round_number), count, undisturbed.journal_size())
             judge(report, run, undisturbed, tally)
         for _ in range(1 if options.quick else options.rounds):
-            run = Run(long, own / f"watched-{uuid.uuid4().hex}", own, swarm.initial_peers)
+            run = Run(long, scratch_dir / f"watched-{uuid.uuid4().hex}", scratch_dir, swarm.initial_peers)
             with_replica, without = watch(run, swarm)
             report.add(SOONEST, KILLED, with_replica)
             report.add(SOONEST, RETURNED, without)
@@ -233,11 +233,11 @@ def write_rows(path: Path, times: int) -> Path:
 
 
 @contextmanager
-def replicated_swarm(own: Path) -> Iterator[PrivateSwarm]:
+def replicated_swarm(scratch_dir: Path) -> Iterator[PrivateSwarm]:
     """Opens a swarm of servers that hold all blocks each."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    import_petals(sockets=own)
+    import_petals(sockets=scratch_dir)
     spans = [(0, _BLOCKS)] * _REPLICAS
     with PrivateSwarm(str(demo.BASE_MODEL), num_blocks=_BLOCKS, dht_prefix=_PREFIX, spans=spans, threads=1) as swarm:
         for number in range(_REPLICAS):
@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=24, help="what happens to the run, at least (default 24)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

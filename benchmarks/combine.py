@@ -51,15 +51,15 @@ class Case:
     def __str__(self) -> str:
         return f"{self.examples:,} predictions on {self.ranks} ranks"
 
-    def run(self, ways: list[str], own: Path) -> Measured:
+    def run(self, ways: list[str], scratch_dir: Path) -> Measured:
         """Lets the ranks combine in each of the ways, once."""
         for way in ways:
-            (own / way).mkdir(exist_ok=True)
-        arguments = [str(own), str(self.examples), *ways]
+            (scratch_dir / way).mkdir(exist_ok=True)
+        arguments = [str(scratch_dir), str(self.examples), *ways]
         launcher = [] if self.forked else ranks.torchrun(self.ranks)
         forked = ["--forked", str(self.ranks)] if self.forked else []
-        ranks.run([*launcher, "-m", "benchmarks.combine_rank", *forked, *arguments], own)
-        return {way: [rank.phases for rank in ranks.read_ranks(own / way, self.ranks)] for way in ways}
+        ranks.run([*launcher, "-m", "benchmarks.combine_rank", *forked, *arguments], scratch_dir)
+        return {way: [rank.phases for rank in ranks.read_ranks(scratch_dir / way, self.ranks)] for way in ways}
 
 
 CASES = (Case(1_000_000, 4), Case(10_000_000, 4), Case(6_400, 64, forked=True))
@@ -134,12 +134,12 @@ class Reports:
             report.finish()
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all cases.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     reports, cases = Reports(options), QUICK_CASES if options.quick else CASES
     needed_for_each = 0.0
@@ -153,7 +153,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
                 "ranks together, judging by the smaller case."
             )
         for _ in range(1 if options.quick else options.rounds):
-            measured = case.run(ways, own)
+            measured = case.run(ways, scratch_dir)
             reports.add(case, measured)
         if DICTIONARIES in measured and not case.forked:
             needed_for_each = memory_of_dictionaries(measured) / case.examples
@@ -180,7 +180,7 @@ def memory_of_dictionaries(measured: Measured) -> int:
 def main() -> None:
     """Runs the command line."""
     options = harness.parser("combine", QUESTION, rounds=3).parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from benchmarks.ranks import Meter
 from dist_eval.distributed.collectives import all_gather, gather_predictions, process_group, sum_over_ranks
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.process.lifetime import die_with_parent
@@ -126,16 +126,16 @@ def work(options: argparse.Namespace) -> None:
     """Combines in each of the ways, the most frugal one first, and writes what this rank measured."""
     die_with_parent()
     torch.set_num_threads(1)
-    launch = Launch.from_environment()
-    if launch.is_leader:  # before anything is measured: importing takes its time and memory whatever is combined
+    topology = Topology.from_environment()
+    if topology.is_leader:  # before anything is measured: importing takes its time and memory whatever is combined
         from pyarrow import parquet  # noqa: F401
         from sklearn import metrics  # noqa: F401
-    local = share_of(launch.rank, launch.world_size, options.examples)
-    with process_group(launch, Board(launch), _TIMEOUT):
+    local = share_of(topology.rank, topology.world_size, options.examples)
+    with process_group(topology, RankStore(topology), _TIMEOUT):
         for way in options.ways:
             meter, folder = Meter(), options.folder / way
             WAYS[way](local, options.examples, meter, folder)
-            meter.write(folder, launch.rank)
+            meter.write(folder, topology.rank)
             # what the next way needs is to be seen, though the allocator would have kept it from this one
             gc.collect()
             _C_LIBRARY.malloc_trim(0)

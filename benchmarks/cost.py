@@ -64,22 +64,22 @@ def _seconds_of(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets a swarm and one process classify the same batches, in rounds.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    import_petals(sockets=own)
+    import_petals(sockets=scratch_dir)
     report = harness.Report("cost", QUESTION, unit="processor seconds", options=options, more_is_better=False)
     sizes: dict[Size, int] = {SMALL: options.batches, MEDIUM: options.batches // 2, WIDE: options.batches // 10}
     for size, count in ({TINY: 8} if options.quick else sizes).items():
-        model = make_model(own, size, make_corpus(100).sentences)
+        model = make_model(scratch_dir, size, make_corpus(100).sentences)
         group = f"Llama {size}, {count} batches of {_BUDGET} tokens at most"
-        with swarm_of(model, own) as swarm:
+        with swarm_of(model, scratch_dir) as swarm:
             for _ in range(1 if options.quick else options.rounds):
                 _round(report, group, swarm, model, count)
         shares = [
@@ -143,7 +143,7 @@ def main() -> None:
     parser = harness.parser("cost", QUESTION, rounds=3)
     parser.add_argument("--batches", type=int, default=100, help="batches of the smallest model (default 100)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

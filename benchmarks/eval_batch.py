@@ -30,25 +30,25 @@ _TOLERANCE = 1e-4
 """Largest difference of logits, which are of the order of 1; the ways add up in different orders."""
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets all ways evaluate the same micro-batches, in rounds.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("eval_batch", QUESTION, unit="examples/s", options=options)
     size, count = (TINY, 4) if options.quick else (SMALL, options.micro_batches)
     assert _ROWS * (PROMPT_TOKENS + _LENGTH) <= _BUDGET
     group = f"Llama {size}, {count} micro-batches of {_ROWS} texts of {_LENGTH} tokens and {PROMPT_TOKENS} prompts"
-    model = make_model(own, size, make_corpus(100).sentences)
-    with swarm_of(model, own, servers=STAGES) as swarm:
-        task = task_of(model, own, count, swarm.initial_peers)
+    model = make_model(scratch_dir, size, make_corpus(100).sentences)
+    with swarm_of(model, scratch_dir, servers=STAGES) as swarm:
+        task = task_of(model, scratch_dir, count, swarm.initial_peers)
         ways = {OURS: task, ONE_BY_ONE: replace(task, in_flight=1)}
         if importlib.util.find_spec("deepspeed"):
             ways = {DEEPSPEED: task, **ways}
         for _ in range(1 if options.quick else options.rounds):
-            outcomes = {name: run(name, one, own) for name, one in ways.items()}
+            outcomes = {name: run(name, one, scratch_dir) for name, one in ways.items()}
             for name, outcome in outcomes.items():
                 report.add(group, name, count * _ROWS / outcome.seconds, asdict(outcome))
             largest = require_equal(outcomes)
@@ -61,12 +61,12 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     report.finish()
 
 
-def task_of(model: Model, own: Path, count: int, peers: list[str]) -> Task:
+def task_of(model: Model, scratch_dir: Path, count: int, peers: list[str]) -> Task:
     """Writes the micro-batches."""
     from safetensors.torch import save_file
     from transformers import AutoConfig
 
-    generator, path = torch.Generator().manual_seed(1), own / "micro-batches.safetensors"
+    generator, path = torch.Generator().manual_seed(1), scratch_dir / "micro-batches.safetensors"
     config = AutoConfig.from_pretrained(model.base)
     words = config.pad_token_id + 1, config.vocab_size  # at the end of a text padding would be no part of it
     save_file(
@@ -79,12 +79,12 @@ def task_of(model: Model, own: Path, count: int, peers: list[str]) -> Task:
     return Task(str(model.base), str(model.tuned), str(path), peers, model.dht_prefix)
 
 
-def run(name: str, task: Task, own: Path) -> Outcome:
+def run(name: str, task: Task, scratch_dir: Path) -> Outcome:
     """Lets one way evaluate the micro-batches, in processes of its own."""
-    asked, answered = own / "task.json", own / "outcome.json"
+    asked, answered = scratch_dir / "task.json", scratch_dir / "outcome.json"
     asked.write_text(json.dumps(asdict(task)), encoding="utf-8")
     way, launcher = ("deepspeed", ranks.torchrun(STAGES)) if name == DEEPSPEED else ("petals", [])
-    ranks.run([*launcher, "-m", "benchmarks.eval_batch_worker", way, str(asked), str(answered)], own)
+    ranks.run([*launcher, "-m", "benchmarks.eval_batch_worker", way, str(asked), str(answered)], scratch_dir)
     return Outcome(**json.loads(answered.read_text(encoding="utf-8")))
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = harness.parser("eval_batch", QUESTION, rounds=3)
     parser.add_argument("--micro-batches", type=int, default=60, help="of an eval_batch (default 60)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

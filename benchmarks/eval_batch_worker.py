@@ -180,7 +180,7 @@ def main() -> None:
     silence_libraries()
     way, asked, answered = sys.argv[1:]
     task = Task(**json.loads(Path(asked).read_text(encoding="utf-8")))
-    with workspace() as own, temporary_files_in(own):
+    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
         outcome = {"deepspeed": with_deepspeed, "petals": with_petals}[way](task)
         if outcome is not None:
             Path(answered).write_text(json.dumps(asdict(outcome)), encoding="utf-8")

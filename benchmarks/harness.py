@@ -26,11 +26,11 @@ def parser(name: str, question: str, *, rounds: int) -> argparse.ArgumentParser:
         question: the question that it answers, in one sentence.
         rounds: how often everything is measured, unless `--rounds` or `--quick` says otherwise.
     """
-    own = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=question)
-    own.add_argument("--quick", action="store_true", help="small and short: shows that it works, not how fast it is")
-    own.add_argument("--rounds", type=int, default=rounds, help=f"measure everything this often (default {rounds})")
-    own.add_argument("--output", type=Path, default=Path("runs/benchmarks") / name, help="folder for JSON and PNG")
-    return own
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=question)
+    parser.add_argument("--quick", action="store_true", help="small and short: shows that it works, not how fast it is")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"measure everything this often (default {rounds})")
+    parser.add_argument("--output", type=Path, default=Path("runs/benchmarks") / name, help="folder for JSON and PNG")
+    return parser
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Report:
         others = [second] if isinstance(second[0], str) else list(second)
         best: Callable[..., float] = max if self.more_is_better else min
         rows = zip(self.series[first].values, *(self.series[other].values for other in others), strict=True)  # type: ignore[index]
-        ratios = [own / best(theirs) for own, *theirs in rows]
+        ratios = [parser / best(theirs) for parser, *theirs in rows]
         self.comparisons.append(
             Comparison(claim, statistics.median(ratios), min(ratios), max(ratios), bar=bar, at_most=at_most)
         )

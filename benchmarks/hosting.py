@@ -17,19 +17,19 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def swarm_of(
-    model: Model, own: Path, *, servers: int = 2, ports: Sequence[tuple[int, int]] | None = None
+    model: Model, scratch_dir: Path, *, servers: int = 2, ports: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[PrivateSwarm]:
     """Opens a swarm of servers with one thread each and waits until all blocks are served.
 
     Args:
         model: what it serves.
-        own: this process' folder.
+        scratch_dir: this process' folder.
         servers: how many.
         ports: see `PrivateSwarm`.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    import_petals(sockets=own)
+    import_petals(sockets=scratch_dir)
     from dist_eval.swarm.client import join_swarm, leave_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
@@ -51,12 +51,12 @@ def swarm_of(
 
 
 @contextmanager
-def distant_swarm_of(model: Model, own: Path, *, servers: int = 2) -> Iterator[tuple[PrivateSwarm, DelayProxy]]:
+def distant_swarm_of(model: Model, scratch_dir: Path, *, servers: int = 2) -> Iterator[tuple[PrivateSwarm, DelayProxy]]:
     """Opens the same behind a delay proxy, through which all traffic to its servers goes, also that between them.
 
     Args:
         model: what it serves.
-        own: this process' folder.
+        scratch_dir: this process' folder.
         servers: how many.
 
     Yields:
@@ -66,6 +66,6 @@ def distant_swarm_of(model: Model, own: Path, *, servers: int = 2) -> Iterator[t
     pairs = list(zip(ports[:servers], ports[servers:], strict=True))
     with (
         DelayProxy([(announced, listening) for listening, announced in pairs]) as proxy,
-        swarm_of(model, own, servers=servers, ports=pairs) as swarm,
+        swarm_of(model, scratch_dir, servers=servers, ports=pairs) as swarm,
     ):
         yield swarm, proxy

@@ -296,12 +296,12 @@ def power_of_mcnemar(examples: int, better: float, worse: float) -> float:
     return float((binom.pmf(differing, examples, better + worse) * rejects).sum())
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Answers the questions.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     if options.quick:
         reports = [
@@ -326,7 +326,7 @@ def main() -> None:
     parser = harness.parser("intervals", COVERAGE, rounds=3)
     parser.add_argument("--simulations", type=int, default=4_000, help="samples for coverage and power (default 4,000)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

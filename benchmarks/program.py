@@ -33,9 +33,9 @@ def run_program(measure: Callable[[Path], None]) -> NoReturn:
     code = INTERRUPTED
     try:
         adopt_orphans()
-        with workspace() as own, temporary_files_in(own):
-            _share_bytecode(own)
-            measure(own)
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            _share_bytecode(scratch_dir)
+            measure(scratch_dir)
             code = 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -50,11 +50,11 @@ def run_program(measure: Callable[[Path], None]) -> NoReturn:
     os._exit(code)  # everything is closed; see `temporary_files_in`
 
 
-def _share_bytecode(own: Path) -> None:
+def _share_bytecode(scratch_dir: Path) -> None:
     """Lets the many processes of a benchmark compile the libraries once, where bytecode is not kept beside them."""
     if sys.dont_write_bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = str(own / "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = str(scratch_dir / "bytecode")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -110,12 +110,12 @@ def read_ranks(folder: Path, ranks: int) -> list[Rank]:
     ]
 
 
-def run(command: Sequence[str], own: Path, **variables: str) -> str:
+def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
     """Runs a Python program to its end.
 
     Args:
         command: arguments of the interpreter.
-        own: folder for temporary files.
+        scratch_dir: folder for temporary files.
         **variables: further environment variables.
 
     Returns:
@@ -127,7 +127,7 @@ def run(command: Sequence[str], own: Path, **variables: str) -> str:
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(own), **variables},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch_dir), **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

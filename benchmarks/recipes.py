@@ -22,20 +22,21 @@ ROUNDING = 1e-10
 """In points: what the last bit of a sum may make."""
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets all recipes evaluate on each number of ranks; each round has predictions of its own.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("recipes", QUESTION, unit="points off", options=options, more_is_better=False)
     errors: list[float] = []
     for seed in range(1 if options.quick else options.rounds):
         for count in QUICK_RANKS if options.quick else RANKS:
-            path = own / "found.json"
+            path = scratch_dir / "found.json"
             ranks.run(
-                [*ranks.torchrun(count), "-m", "benchmarks.recipes_rank", str(path), str(EXAMPLES), str(seed)], own
+                [*ranks.torchrun(count), "-m", "benchmarks.recipes_rank", str(path), str(EXAMPLES), str(seed)],
+                scratch_dir,
             )
             for order, found in json.loads(path.read_text(encoding="utf-8")).items():
                 true = found.pop("true")
@@ -54,7 +55,7 @@ def measure(options: argparse.Namespace, own: Path) -> None:
 def main() -> None:
     """Runs the command line."""
     options = harness.parser("recipes", QUESTION, rounds=3).parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.program import run_program
 from benchmarks.text import make_corpus
 from dist_eval.inference.window import Window
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Routes, Span
+from dist_eval.swarm.router import Router, Span
 
 QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
 GROUP = "one replica five times slower"
@@ -42,26 +42,26 @@ _WINDOW, _TEXT_TOKENS, _BUDGET = 8, 25, 1024
 _TIMEOUT, _POLL_SECONDS = 120.0, 0.2
 
 
-class ByLength(Routes):
+class ByLength(Router):
     """Petals' rule: at random, by the number of blocks that a server holds."""
 
-    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """See `Routes.next_hop`."""
+    def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """See `Router.next_segment`."""
         here = [span for span in spans if span.start <= start < span.end]
         chosen = random.choices(here, [span.end - span.start for span in here])[0]
         return Span(chosen.peer, start, min(chosen.end, end), chosen.dtype)
 
 
-class Only(Routes):
+class Only(Router):
     """Uses one server alone."""
 
     def __init__(self, peer: str) -> None:
         super().__init__()
         self._peer = peer
 
-    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """See `Routes.next_hop`."""
-        return super().next_hop([span for span in spans if str(span.peer) == self._peer], start, end, tokens, now)
+    def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """See `Router.next_segment`."""
+        return super().next_segment([span for span in spans if str(span.peer) == self._peer], start, end, tokens, now)
 
 
 @contextmanager
@@ -85,19 +85,19 @@ def held_up(process: int, slowdown: float) -> Iterator[None]:
         thread.join()
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Sends the same batches in all ways, in rounds.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    import_petals(sockets=own)
+    import_petals(sockets=scratch_dir)
     report = harness.Report("routing", QUESTION, unit="tokens/s", options=options)
     size, batches = (TINY, 16) if options.quick else (SMALL, options.batches)
-    model = make_model(own, size, make_corpus(100).sentences)
+    model = make_model(scratch_dir, size, make_corpus(100).sentences)
     with PrivateSwarm(
         str(model.base), num_blocks=size.layers, dht_prefix=model.dht_prefix, spans=[(0, size.layers)] * 2, threads=1
     ) as swarm:
@@ -145,7 +145,7 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
         embeddings = torch.cat([prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
         backbone.model.h(embeddings, prompts=deep)
 
-    def ours(window: Window, routes: Routes) -> Load:
+    def ours(window: Window, routes: Router) -> Load:
         backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, **settings)
         backbone.requests.routes = routes
         return drive(classifier.logits, batches, window, prompt_tokens=PROMPT_TOKENS)
@@ -157,13 +157,13 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
             _add(report, ALONE, ours(Window(_WINDOW), Only(fast)))
             _add(report, PETALS, drive(petals, batches, Window(_WINDOW), prompt_tokens=PROMPT_TOKENS))
             _add(report, BY_LENGTH, ours(Window(_WINDOW), ByLength()))
-            _add(report, MEASURED, ours(Window(_WINDOW), routes := Routes()), routes)
-            _add(report, FREE, ours(Window(), Routes()))
+            _add(report, MEASURED, ours(Window(_WINDOW), routes := Router()), routes)
+            _add(report, FREE, ours(Window(), Router()))
     finally:
         classifier.close()
 
 
-def _add(report: harness.Report, name: str, load: Load, routes: Routes | None = None) -> None:
+def _add(report: harness.Report, name: str, load: Load, routes: Router | None = None) -> None:
     servers = [] if routes is None else list(routes.servers.values())
     details = [{"requests": one.requests, "seconds_per_token_and_block": one.seconds_per_work} for one in servers]
     report.add(GROUP, name, load.tokens / load.seconds, details)
@@ -174,7 +174,7 @@ def main() -> None:
     parser = harness.parser("routing", QUESTION, rounds=3)
     parser.add_argument("--batches", type=int, default=60, help="requests in each run (default 60)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

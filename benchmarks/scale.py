@@ -40,24 +40,24 @@ _STEPS = (
 _FLAT, _BYTES_PER_ROW = 1.1, 100.0
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all sizes.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     sizes = QUICK_ROWS if options.quick else ROWS
     seconds = harness.Report("scale", QUESTION, unit="s", options=options, more_is_better=False)
     memory = harness.Report("scale-memory", MEMORY_QUESTION, unit="MiB", options=options, more_is_better=False)
     corpus = text.load_corpus(max(sizes), options.data)
-    model = make_model(own, TINY, corpus.sentences[:_TRAINED_ON])
+    model = make_model(scratch_dir, TINY, corpus.sentences[:_TRAINED_ON])
     for rows in sizes:
         group = f"{rows:,} rows"
         some = Corpus(corpus.sentences[:rows], corpus.labels[:rows], corpus.source)
-        dataset = some.write_csv(own / "rows.csv")
+        dataset = some.write_csv(scratch_dir / "rows.csv")
         for _ in range(1 if options.quick else options.rounds):
-            measured = run_once(model, dataset, rows, own)
+            measured = run_once(model, dataset, rows, scratch_dir)
             for step in _STEPS:
                 seconds.add(group, step, max(rank.phases[step].seconds for rank in measured if step in rank.phases))
             for name, rank in zip((_LEADER, _OTHER), measured, strict=True):
@@ -78,21 +78,21 @@ def measure(options: argparse.Namespace, own: Path) -> None:
     memory.finish()
 
 
-def run_once(model: Model, dataset: Path, rows: int, own: Path) -> list[Rank]:
+def run_once(model: Model, dataset: Path, rows: int, scratch_dir: Path) -> list[Rank]:
     """Lets the ranks evaluate a dataset, once.
 
     Raises:
         BenchmarkError: the run failed, or not all rows were counted.
     """
-    output = own / "output"
-    arguments = ["-m", "benchmarks.scale_rank", own, "--model", model.base, "--checkpoint", model.tuned]
+    output = scratch_dir / "output"
+    arguments = ["-m", "benchmarks.scale_rank", scratch_dir, "--model", model.base, "--checkpoint", model.tuned]
     arguments += ["--dataset", dataset, "--text-column", "sentence", "--backend", "local"]
     arguments += ["--output", output, "--overwrite"]
-    ranks.run([*ranks.torchrun(RANKS), *map(str, arguments)], own)
+    ranks.run([*ranks.torchrun(RANKS), *map(str, arguments)], scratch_dir)
     coverage = json.loads((output / "results.json").read_text(encoding="utf-8"))["coverage"]
     if coverage["seen"] != rows:
         raise BenchmarkError(f"{coverage['seen']} of {rows} rows were counted.")
-    return ranks.read_ranks(own, RANKS)
+    return ranks.read_ranks(scratch_dir, RANKS)
 
 
 def compare(memory: harness.Report, fewest: int, most: int) -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     parser = harness.parser("scale", QUESTION, rounds=3)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with SST-2 (see benchmarks.throughput)")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

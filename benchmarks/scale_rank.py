@@ -27,7 +27,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.runs import run_folder
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 PHASES = {
     "tokenizing": (evaluator, "prepare_data"),
@@ -35,7 +35,7 @@ PHASES = {
     "sharding": (work, "share_out"),
     "forwards": (work, "predict_batches"),
     "journal": (journal.Journal, "append"),
-    "reading back": (work.Work, "collect"),
+    "reading back": (work.BatchWorker, "collect"),
     "gather": (combination, "gather_predictions"),
     "reduce": (combination, "sum_over_ranks"),
     "proof": (evaluator, "prove_coverage"),
@@ -62,7 +62,7 @@ class NoBackbone:
         """Returns what a local base model does."""
         return ""
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class StandIn(Classifier):
     def __init__(self, tuned: TunedCheckpoint) -> None:
         super().__init__(cast(Backbone, NoBackbone()), tuned)
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """See `Classifier.logits`."""
         score = torch.sin(input_ids.sum(dim=1).float())
         return torch.stack([-score, score], dim=1)
@@ -133,8 +133,8 @@ def main() -> NoReturn:
     die_with_parent()
     silence_libraries()
     meter = Meter()
-    with measured_steps(meter), workspace() as own, temporary_files_in(own):
-        code = run(parse_args(sys.argv[2:]), own)
+    with measured_steps(meter), workspace() as scratch_dir, temporary_files_in(scratch_dir):
+        code = run(parse_args(sys.argv[2:]), scratch_dir)
         meter.write(Path(sys.argv[1]), int(os.environ["RANK"]))
     sys.stdout.flush()
     sys.stderr.flush()

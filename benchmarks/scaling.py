@@ -23,12 +23,12 @@ _QUICK_ROWS = 160
 WINDOWS = {"1 request in flight for each rank": ("--in-flight", "1"), "window sizes itself": ()}
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets dist_eval run on 1, 2, 4 and 8 ranks.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("scaling", QUESTION, unit="examples/s", options=options)
     all_ranks, rows, rounds, windows = list(RANKS), options.rows, options.rounds, list(WINDOWS.items())
@@ -36,16 +36,16 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         all_ranks, rows, rounds, windows = all_ranks[:2], _QUICK_ROWS, 1, windows[:1]
     corpus = text.load_corpus(rows, options.data)
     report.note(corpus.source)
-    model = make_model(own, TINY, corpus.sentences)
+    model = make_model(scratch_dir, TINY, corpus.sentences)
     names = {ranks: f"dist_eval, {ranks} rank{'s' if ranks > 1 else ''}" for ranks in all_ranks}
     groups = {f"Llama {TINY}, {ROUND_TRIP} ms round trip, {name}": option for name, option in windows}
     contenders = {
         group: [Contender(name, "dist_eval", ranks=ranks, options=option) for ranks, name in names.items()]
         for group, option in groups.items()
     }
-    with distant_swarm_of(model, own) as (swarm, proxy):
+    with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         proxy.set_round_trip(ROUND_TRIP / 1000)
-        stage = Stage(model, corpus, swarm.initial_peers, own)
+        stage = Stage(model, corpus, swarm.initial_peers, scratch_dir)
         for _ in range(rounds):
             for group, members in contenders.items():
                 outcomes = run_round(report, group, stage, members)
@@ -64,7 +64,7 @@ def main() -> None:
     parser = harness.parser("scaling", QUESTION, rounds=3)
     text.add_options(parser, rows=4000)
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

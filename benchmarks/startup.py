@@ -39,12 +39,12 @@ class Starts:
     Args:
         model: the base model and the checkpoint.
         peers: addresses of the swarm.
-        own: folder for temporary files.
+        scratch_dir: folder for temporary files.
     """
 
-    def __init__(self, model: Model, peers: Sequence[str], own: Path) -> None:
-        self._model, self._peers, self._own = model, list(peers), own
-        self._dataset = own / "rows.csv"
+    def __init__(self, model: Model, peers: Sequence[str], scratch_dir: Path) -> None:
+        self._model, self._peers, self._own = model, list(peers), scratch_dir
+        self._dataset = scratch_dir / "rows.csv"
         lines = demo.TEST_DATA.read_text(encoding="utf-8").splitlines()
         self._dataset.write_text("\n".join(lines[: _ROWS + 1]) + "\n", encoding="utf-8")
 
@@ -78,12 +78,12 @@ class Starts:
         return began - start, _cpu_seconds() - used
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures everything.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = Report("startup", QUESTION, unit="s", options=options, more_is_better=False)
     world_sizes = QUICK_RANKS if options.quick else RANKS
@@ -93,8 +93,8 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         report.add(_TO_HELP, NOTHING, seconds_of(["-c", "pass"]))
         report.add(_TO_HELP, HELP, seconds_of(["-m", "dist_eval", "--help"]))
     model = Model(Size(hidden=128, layers=4), demo.BASE_MODEL, demo.CHECKPOINT)
-    with swarm_of(model, own) as swarm:
-        starts = Starts(model, swarm.initial_peers, own)
+    with swarm_of(model, scratch_dir) as swarm:
+        starts = Starts(model, swarm.initial_peers, scratch_dir)
         if not options.quick:
             starts.dist_eval(1)
         for _ in range(rounds):
@@ -158,7 +158,7 @@ def _cpu_seconds() -> float:
 def main() -> None:
     """Runs the command line."""
     options = harness.parser("startup", QUESTION, rounds=5).parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

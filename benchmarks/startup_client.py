@@ -24,8 +24,8 @@ def main() -> None:
     die_with_parent()
     silence_libraries()
     folder, peers = Path(sys.argv[1]), sys.argv[2:]
-    with workspace() as own, temporary_files_in(own):
-        import_petals(sockets=own)
+    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+        import_petals(sockets=scratch_dir)
         import hivemind
 
         from dist_eval.swarm.client import leave_swarm

@@ -17,24 +17,24 @@ from benchmarks.load import drive, made_up_batches, made_up_checkpoint
 from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.inference.window import Window
-from dist_eval.swarm.router import Routes, Span
+from dist_eval.swarm.router import Router, Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 _TIMEOUT = 120.0
 _MOST_BATCHES = 100_000
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all sizes and windows, in rounds.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    import_petals(sockets=own)
+    import_petals(sockets=scratch_dir)
     from dist_eval.model.backbone import SwarmBackbone
     from dist_eval.model.classifier import load_on_swarm
     from dist_eval.swarm.client import join_swarm
@@ -108,7 +108,7 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
         yield swarm.initial_peers
 
 
-def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], routes: Routes) -> str:
+def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], routes: Router) -> str:
     """Returns a table of what each server did.
 
     Args:
@@ -129,7 +129,7 @@ def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], r
     return "\n".join(lines)
 
 
-def describe_bottleneck(spans: Sequence[Span], routes: Routes, blocks: int) -> str:
+def describe_bottleneck(spans: Sequence[Span], routes: Router, blocks: int) -> str:
     """Names the blocks whose servers together pass on the fewest tokens.
 
     A server's capacity is what it was measured to do through all of its blocks; replicas add up.
@@ -173,7 +173,7 @@ def main() -> None:
     if options.quick:
         options.budgets, options.windows, options.seconds = [128, 512], [1, 0], 1.0
 
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,12 @@ _QUICK_LEFT_OUT = (
 """What --quick leaves out: programs that it, or `benchmarks.wide_area`, runs anyway, with other settings."""
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets all contenders run on a swarm for each base model.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("throughput", QUESTION, unit="examples/s", options=options)
     sizes: dict[Size, int] = {SMALL: options.rows, MEDIUM: options.rows // 2, WIDE: options.rows // _WIDE_ROWS_SHARE}
@@ -68,9 +68,9 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         contenders = [one for one in everybody if size != WIDE or one.name in _AT_THE_LIMIT]
         corpus, group = text.load_corpus(rows, options.data), f"Llama {size}, {rows} rows"
         report.note(corpus.source)
-        model = make_model(own, size, corpus.sentences)
-        with swarm_of(model, own) as swarm:
-            stage = Stage(model, corpus, swarm.initial_peers, own)
+        model = make_model(scratch_dir, size, corpus.sentences)
+        with swarm_of(model, scratch_dir) as swarm:
+            stage = Stage(model, corpus, swarm.initial_peers, scratch_dir)
             for _ in range(1 if options.quick else options.rounds):
                 outcomes = run_round(report, group, stage, contenders)
         report.note(f"{group}: {describe_plan(outcomes[ONE_RANK])}")
@@ -96,7 +96,7 @@ def main() -> None:
     bases = [str(size) for size in (SMALL, MEDIUM, WIDE)]
     parser.add_argument("--bases", nargs="+", choices=bases, help=f"base models (default: {', '.join(bases)})")
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

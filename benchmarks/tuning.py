@@ -31,34 +31,36 @@ _QUICK_ROWS = 128
 _CONFIDENCE = 0.95
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Pretrains a base model, tunes it in both modes on a swarm, and scores what comes out.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("tuning", QUESTION, unit="share that is right", options=options)
     recipe = _QUICK_RECIPE if options.quick else _RECIPE
     train, validation, test = (_load(split, options) for split in ("train", "validation", "test"))
     report.note(f"Text: {train.source}, {validation.source}, {test.source}.")
-    files = {name: one.write_csv(own / f"{name}.csv") for name, one in (("train", train), ("validation", validation))}
-    base, group = own / "base", f"Llama {recipe.size}, test sentences"
+    files = {
+        name: one.write_csv(scratch_dir / f"{name}.csv") for name, one in (("train", train), ("validation", validation))
+    }
+    base, group = scratch_dir / "base", f"Llama {recipe.size}, test sentences"
     began = time.perf_counter()
     pretrain(base, train, recipe)
     report.note(f"Pretrained for {time.perf_counter() - began:.0f} s on the training sentences and their labels.")
-    files["test"] = test.write_csv(own / "test.csv")
+    files["test"] = test.write_csv(scratch_dir / "test.csv")
     launcher = [] if options.quick else torchrun(_RANKS)
-    with swarm_of(Model(recipe.size, base, own), own) as swarm:
+    with swarm_of(Model(recipe.size, base, scratch_dir), scratch_dir) as swarm:
         for number in range(1 if options.quick else options.rounds):
             majority = max(sum(test.labels), len(test.labels) - sum(test.labels))
             _add(report, group, MAJORITY, majority, len(test.labels))
             _add(report, group, BAG_OF_WORDS, _bag_of_words(train, test), len(test.labels))
             for mode in MODES:
-                output = own / f"{mode}-{number}"
-                tuned = _tune(launcher, mode, number, base, files, swarm.initial_peers, output, own)
+                output = scratch_dir / f"{mode}-{number}"
+                tuned = _tune(launcher, mode, number, base, files, swarm.initial_peers, output, scratch_dir)
                 results = _evaluate(
-                    launcher, base, output / "best", files["test"], swarm.initial_peers, output / "test", own
+                    launcher, base, output / "best", files["test"], swarm.initial_peers, output / "test", scratch_dir
                 )
                 matrix = results["confusion_matrix"]["matrix"]
                 right, examples = sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
@@ -113,21 +115,21 @@ def _tune(
     files: dict[str, Path],
     peers: Sequence[str],
     output: Path,
-    own: Path,
+    scratch_dir: Path,
 ) -> dict[str, Any]:
     command = ["-m", "dist_eval.tuning", "--model", base, "--dataset", files["train"], "--text-column", "sentence"]
     command += ["--eval-dataset", files["validation"], "--tuning-mode", mode, "--epochs", _EPOCHS, "--seed", seed]
     command += ["--batch-size", _BATCH, "--output", output, "--initial-peers", *peers]
-    run([*launcher, *map(str, command)], own)
+    run([*launcher, *map(str, command)], scratch_dir)
     return dict(json.loads((output / "tuning.json").read_text(encoding="utf-8")))
 
 
 def _evaluate(
-    launcher: Sequence[str], base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, own: Path
+    launcher: Sequence[str], base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, scratch_dir: Path
 ) -> dict[str, Any]:
     command = ["-m", "dist_eval", "--model", base, "--checkpoint", tuned, "--dataset", data, "--output", output]
     command += ["--text-column", "sentence", "--initial-peers", *peers]
-    run([*launcher, *map(str, command)], own)
+    run([*launcher, *map(str, command)], scratch_dir)
     return dict(json.loads((output / "results.json").read_text(encoding="utf-8")))
 
 
@@ -136,7 +138,7 @@ def main() -> None:
     parser = harness.parser("tuning", QUESTION, rounds=1)
     text.add_options(parser, rows=2048)
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -31,12 +31,12 @@ THEIRS = (Contender(LOOP, "loop", max_length=64, every=8), *LIBRARIES)
 _QUICK_ROWS = 64
 
 
-def measure(options: argparse.Namespace, own: Path) -> None:
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Lets the contenders run at each distance, on one swarm.
 
     Args:
         options: the command line.
-        own: this process' folder.
+        scratch_dir: this process' folder.
     """
     report = harness.Report("wide_area", QUESTION, unit="examples/s", options=options)
     size, rows, rounds, round_trips = SMALL, options.rows, options.rounds, list(ROUND_TRIPS)
@@ -46,10 +46,10 @@ def measure(options: argparse.Namespace, own: Path) -> None:
         ours, theirs = ours[:1], [one for one in LIBRARIES if one.batch_size == 32 and one.ranks == 1]
     corpus = text.load_corpus(rows, options.data)
     report.note(corpus.source)
-    model = make_model(own, size, corpus.sentences)
+    model = make_model(scratch_dir, size, corpus.sentences)
     groups = {milliseconds: f"Llama {size}, {milliseconds} ms round trip" for milliseconds in round_trips}
-    with distant_swarm_of(model, own) as (swarm, proxy):
-        stage = Stage(model, corpus, swarm.initial_peers, own)
+    with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
+        stage = Stage(model, corpus, swarm.initial_peers, scratch_dir)
         for _ in range(rounds):
             for milliseconds, group in groups.items():
                 proxy.set_round_trip(milliseconds / 1000)
@@ -75,7 +75,7 @@ def main() -> None:
     parser = harness.parser("wide_area", QUESTION, rounds=3)
     text.add_options(parser, rows=2560)
     options = parser.parse_args()
-    run_program(lambda own: measure(options, own))
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
 
 
-def run(config: EvaluationConfig, own: Path, stop: Stop | None = None) -> int:
+def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -> int:
     """Runs one rank of an evaluation (see `dist_eval.cli.program.run`)."""
-    return program.run(config, own, stop, _load)
+    return program.run(config, scratch_dir, stop, _load)
 
 
 def _load() -> tuple[program.Conduct, type[RunFolder]]:

@@ -24,7 +24,7 @@ import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fa
 import jsonschema
 import pytest
 import torch
-from forkserver import ForkServer
+from forkserver import NAME, SHARED, ForkServer
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
@@ -35,6 +35,7 @@ from dist_eval.model.classifier import Classifier, load_on_swarm, load_petals_cl
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
+from dist_eval.swarm import private
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Span
@@ -43,7 +44,7 @@ silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TIMEOUT = 400.0
+TIMEOUT = 200.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
 
@@ -179,7 +180,7 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
-                PrivateSwarm(
+                forked_swarm(
                     str(path),
                     num_blocks=1 if name == "wide" else LAYERS,
                     dht_prefix=f"tiny-{name}",
@@ -206,7 +207,7 @@ def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: Swar
 @pytest.fixture(scope="session")
 def demo_swarm() -> Iterator[PrivateSwarm]:
     """A swarm of two servers for the embedded example's base model."""
-    with PrivateSwarm(
+    with forked_swarm(
         str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)]
     ) as swarm:
         yield swarm
@@ -220,6 +221,19 @@ def fork_server() -> ForkServer:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.end)
     return server
+
+
+@contextmanager
+def forked_swarm(*args: Any, **kwargs: Any) -> Iterator[PrivateSwarm]:
+    """A swarm whose servers are forked. Not for tests that kill servers."""
+    server = fork_server()
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(private, "PYTHON", [server.command])
+            for name, value in {**server.environment, NAME: SHARED}.items():
+                patch.setenv(name, value)
+            swarm = stack.enter_context(PrivateSwarm(*args, **kwargs))
+        yield swarm
 
 
 @dataclass
@@ -314,8 +328,8 @@ def run_here(*command: str) -> int:
         "dist_eval": (parse_args, evaluation._load),
         "dist_eval.tuning": (tuning.parse, tuning.load),
     }[module]
-    with tempfile.TemporaryDirectory(prefix="own-") as own:
-        return program.run(parse(options), Path(own), None, load)
+    with tempfile.TemporaryDirectory(prefix="own-") as scratch_dir:
+        return program.run(parse(options), Path(scratch_dir), None, load)
 
 
 def results_of(folder: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Python interpreters that have everything imported: forked from one that did so once for all tests of a worker.
 
-A rank's imports take longer than most of what tests have it do. `ForkServer.command` is to be used like
-`sys.executable`, also by torchrun, as PYTHON_EXEC. Behind it is a stand-in for the forked process, which passes on
-arguments, streams, signals and the exit status. Tests that find processes or kill them start real interpreters.
+The imports of a rank or a server take longer than most of what tests have it do, and most of its memory.
+`ForkServer.command` is to be used like `sys.executable`, also by torchrun (as PYTHON_EXEC) and for servers. Behind it
+is a stand-in for the forked process, which passes on arguments, streams, signals and the exit status. Tests that find
+processes or kill them start real interpreters.
 
     forkserver.py serve SOCKET          the server
     forkserver.py [arguments as of python]      a stand-in
@@ -23,6 +24,10 @@ import sys
 from pathlib import Path
 
 ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
+NAME = "DIST_EVAL_TEST_NAME"
+"""A variable: the name that the kernel is to show for a forked process and those that it forks."""
+
+SHARED = "shared-server"
 MODULES = (
     "dist_eval.doctor.examination",
     "dist_eval.evaluation.evaluator",
@@ -35,6 +40,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
 )
 _REAP_SECONDS = 0.02
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class ForkServer:
@@ -49,7 +55,7 @@ class ForkServer:
         self.command = str(folder / "python")
         Path(self.command).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} "$@"\n')
         os.chmod(self.command, 0o700)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__, "serve", str(self._address)], env=environment, stdout=subprocess.PIPE
         )
@@ -61,12 +67,13 @@ class ForkServer:
         return {ADDRESS: str(self._address), "PYTHON_EXEC": self.command}
 
     def children(self) -> dict[int, str]:
-        """Returns the living processes that it forked, or inherited from those."""
+        """Returns the living processes that it forked, or inherited from those, but for servers that tests share."""
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                state, parent = (folder / "stat").read_text().rsplit(") ", 1)[1].split()[:2]
-                if int(parent) == self._process.pid and state != "Z":
+                name, fields = (folder / "stat").read_text().rsplit(") ", 1)
+                state, parent = fields.split()[:2]
+                if int(parent) == self._process.pid and state != "Z" and not name.endswith(f"({SHARED}"):
                     found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
@@ -79,7 +86,12 @@ def stand_in(arguments: list[str]) -> None:
     """Has a process forked, and ends as that does."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.environ[ADDRESS])
-    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "cwd": os.getcwd()}).encode()
+    leads = os.getsid(0) == os.getpid()
+    if leads:  # a server, which is to end with its owner
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    request = json.dumps(
+        {"arguments": arguments, "environment": dict(os.environ), "cwd": os.getcwd(), "leads_session": leads}
+    ).encode()
     socket.send_fds(connection, [struct.pack("!q", len(request))], [0, 1, 2])
     connection.sendall(request)
     process = _number(connection)
@@ -99,19 +111,21 @@ def serve(address: str) -> list[str]:
     Returns:
         In the forked process, the arguments of its interpreter.
     """
-    from dist_eval.process.gc_paused import no_garbage_expected
+    from dist_eval.process.gc_paused import gc_paused
     from dist_eval.process.lifetime import adopt_orphans, die_with_parent
     from dist_eval.process.logging_setup import silence_libraries
 
     die_with_parent()
     adopt_orphans()
     silence_libraries()
-    with no_garbage_expected():
+    with gc_paused():
         from dist_eval.swarm.hivemind_compat import import_petals
 
         import_petals(sockets=Path(address).parent)
         for name in MODULES:
             __import__(name)
+        from dist_eval.swarm import private
+    private.PYTHON = [os.environ["PYTHON_EXEC"]]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -121,7 +135,8 @@ def serve(address: str) -> list[str]:
         ready, _, _ = select.select([listener, *running.values()], [], [], _REAP_SECONDS if running else None)
         for process, connection in list(running.items()):
             if connection in ready:  # nothing is ever sent: the stand-in was killed
-                os.kill(process, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(-process if os.getpgid(process) == process else process, signal.SIGKILL)
         while running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -148,6 +163,8 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     """Takes over what the stand-in was started with."""
     import numpy as np
 
+    if request["leads_session"]:
+        os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -155,8 +172,16 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if NAME in os.environ:
+        _prctl(_PR_SET_NAME, os.environ[NAME].encode())
     np.random.seed()
     return request["arguments"]
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

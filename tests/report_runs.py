@@ -9,7 +9,7 @@ import numpy as np
 from conftest import results_of
 from samples import FACTS, PEER_ID, config_for
 
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -56,7 +56,7 @@ def made_up_run(
     problem: Problem = SINGLE_LABEL,
     ranks: int = 3,
     skill: float = 2.0,
-    view: View | None = None,
+    view: AnalysisOptions | None = None,
 ) -> Path:
     """Writes a run's folder as the evaluator does."""
     generator = np.random.default_rng(0)
@@ -75,7 +75,12 @@ def made_up_run(
     run.open()
     run.save_timelines(timelines(ranks))
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
-    facts = {**FACTS, **analyse(found, metrics, view or View()), "ranks": rank_facts(ranks), "coverage": coverage}
+    facts = {
+        **FACTS,
+        **analyse(found, metrics, view or AnalysisOptions()),
+        "ranks": rank_facts(ranks),
+        "coverage": coverage,
+    }
     run.complete(found, metrics, facts)
     run.close()
     results_of(folder)

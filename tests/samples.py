@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval import demo
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
 from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
@@ -87,7 +87,7 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 
 
 FACTS: dict[str, Any] = {
-    **analyse(PREDICTIONS, METRICS, View(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
+    **analyse(PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
     "data": {
         "source": "test.csv",

@@ -162,6 +162,7 @@ def occupied(scene: Scene) -> list[str]:
 
 
 SWARM = ["--backend", "petals"]
+HUGE = "10 MB in one cell"
 KINDS = (
     # files
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
@@ -234,7 +235,7 @@ KINDS = (
         lambda s: s.data('text,label\n12,1\n"34,2\n56,3\n'),
     ),
     Kind(
-        "10 MB in one cell",
+        HUGE,
         "1 texts cut to 496 tokens",
         lambda s: s.data("text,label\n12" + "\U0001f600" * 2_500_000 + ",1\n"),
         0,
@@ -439,31 +440,34 @@ KINDS = (
 )
 
 
-def end_of(options: list[str], own: Path) -> int:
+def end_of(options: list[str], scratch_dir: Path) -> int:
     """Does what the program does, in this process."""
     try:
         config = parse_args(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    return run(config, own)
+    return run(config, scratch_dir)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.name == HUGE else []) for kind in KINDS],
+)
 def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     kind: Kind, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own, scene = tmp_path / "own", Scene(tmp_path)
-    own.mkdir()
+    scratch_dir, scene = tmp_path / "own", Scene(tmp_path)
+    scratch_dir.mkdir()
     model = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--backend", "local"]
     options = [*model, *kind.make(scene), "--output", str(scene.output)]
     before = contents(tmp_path)
     with kind.around(scene) if kind.around else nullcontext():
-        status = end_of(options, own)
+        status = end_of(options, scratch_dir)
     said = capfd.readouterr()
     assert status == kind.status
     assert kind.says in (said.err if status else said.out)

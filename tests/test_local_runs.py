@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,10 +229,10 @@ def test_a_complete_run_is_looked_at_on_another_level(
 ) -> None:
     options, output = cases["single_label_classification"], tmp_path / "out"
     evaluated(options, output, 1, "--group-column", "doc")
-    own = ["--metric", "sample_metrics:error_rate"]
-    grouped = evaluated(options, output, 1, *own)
+    scratch_dir = ["--metric", "sample_metrics:error_rate"]
+    grouped = evaluated(options, output, 1, *scratch_dir)
     assert grouped["groups"]["column"] == "doc"  # an own metric alone leaves the view as it is
-    fresh = evaluated(options, tmp_path / "fresh", 1, "--group-column", "doc", *own)
+    fresh = evaluated(options, tmp_path / "fresh", 1, "--group-column", "doc", *scratch_dir)
     assert {name: grouped["intervals"][name] for name in fresh["intervals"]} == fresh["intervals"]
     after = evaluated(options, output, 1, "--confidence", "0.8", "--slice-by", "source")
     assert {one["confidence"] for one in after["intervals"].values()} == {0.8}
@@ -266,6 +267,10 @@ def test_a_pair_for_a_model_with_token_types_is_refused(
 ) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text("a,b,label\n12,3g,sport\n")
-    options = cases["single_label_classification"]
+    options = [*cases["single_label_classification"]]
+    options[1] = str(shutil.copytree(options[1], tmp_path / "model"))
+    tokenizer = tmp_path / "model" / "tokenizer_config.json"
+    settings = json.loads(tokenizer.read_text())
+    tokenizer.write_text(json.dumps({**settings, "model_input_names": ["input_ids", "token_type_ids"]}))
     message = fails(tmp_path, capfd, options, dataset=str(path), text_column=["a", "b"])
     assert "token types" in message

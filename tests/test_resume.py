@@ -14,7 +14,7 @@ from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 
-ROWS_REPEATED = 7
+ROWS_REPEATED = 5
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 
@@ -79,8 +79,8 @@ def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, ou
     assert not launcher.leftovers()
 
 
-def test_a_run_is_stopped_in_good_order_and_goes_on(
-    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
+def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
+    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     command = arguments(data, output)
@@ -98,6 +98,17 @@ def test_a_run_is_stopped_in_good_order_and_goes_on(
     assert "SIGUSR1" in message
     assert err.count(f"dist_eval: {message}") == 1
     assert not launcher.processes()
+    size, other = journal_size(output), tmp_path / "other.csv"
+    other.write_text("\n".join(data.read_text().splitlines()[:-1]) + "\n")
+    for changed, differs in (
+        (arguments(other, output), "the dataset"),
+        (arguments(data, output, "--token-budget", "500"), "the --token-budget"),
+        (arguments(data, output, "--max-length", "60"), "the --max-length"),
+    ):
+        assert run_here(*changed) == 1
+        assert f"a part of another run: what differs is {differs}." in capfd.readouterr().err
+        assert results_of(output)["status"] == "incomplete"
+        assert journal_size(output) == size
     assert_goes_on(launcher, command, undisturbed, output)
 
 
@@ -115,6 +126,7 @@ def test_torchrun_restarts_the_ranks_and_they_go_on(
     assert not launcher.leftovers()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
@@ -136,26 +148,3 @@ def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
     )
     assert not launcher.processes()
     assert_goes_on(launcher, command, undisturbed, output)
-
-
-def test_a_changed_input_is_refused_by_name_and_nothing_is_lost(
-    launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    process = start(launcher, *arguments(data, output), ranks=1, output=output)
-    (output / "STOP").touch()
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert f"there is a file {output / 'STOP'}" in err
-    size = journal_size(output)
-    other = tmp_path / "other.csv"
-    other.write_text("\n".join(data.read_text().splitlines()[:-1]) + "\n")
-    for command, differs in (
-        (arguments(other, output), "the dataset"),
-        (arguments(data, output, "--token-budget", "500"), "the --token-budget"),
-        (arguments(data, output, "--max-length", "60"), "the --max-length"),
-    ):
-        assert run_here(*command) == 1
-        assert f"a part of another run: what differs is {differs}." in capfd.readouterr().err
-        assert results_of(output)["status"] == "incomplete"
-        assert journal_size(output) == size
-    assert_goes_on(launcher, arguments(data, output), undisturbed, output)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.summary import main
 
@@ -152,18 +152,18 @@ def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_comparison_that_is_proposed_works_for_a_regression(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    predictions = made_up_predictions(REGRESSION, 1)
+    predictions = synthetic_predictions(REGRESSION, 1)
     metrics = compute_metrics(predictions, ["score"])
-    facts = {**FACTS, **analyse(predictions, metrics, View())}
+    facts = {**FACTS, **analyse(predictions, metrics, AnalysisOptions())}
     for name in ("a", "b"):
         run(tmp_path / name).complete(predictions, metrics, facts)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
     assert capsys.readouterr().out.endswith(f"what differs by more than chance says: {command}\n")
-    assert compare(shlex.split(command)[3:]) == 0
+    assert compare(shlex.split(command)[2:]) == 0
 
 
 def test_only_so_many_runs_are_named_for_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [on_data(tmp_path / str(number), "x") for number in range(6)]
     assert main(folders) == 0
-    assert capsys.readouterr().out.endswith(f"dist_eval.compare {' '.join(folders[:4])} ...\n")
+    assert capsys.readouterr().out.endswith(f"dist-eval compare {' '.join(folders[:4])} ...\n")

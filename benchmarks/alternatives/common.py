@@ -74,8 +74,8 @@ def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     code = 1
     try:
-        with workspace() as own, temporary_files_in(own):
-            result = evaluate(spec, own)
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            result = evaluate(spec, scratch_dir)
             if os.environ.get("RANK", "0") == "0":
                 Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
             code = 0

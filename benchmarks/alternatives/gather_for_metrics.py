@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
 
 
-def evaluate(spec: Spec, own: Path) -> Result:
+def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     """Classifies the dataset."""
     from accelerate import Accelerator
     from transformers import DataCollatorWithPadding

@@ -15,7 +15,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
 
 
-def evaluate(spec: Spec, own: Path) -> Result:
+def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     """Classifies the dataset."""
     from transformers import AutoTokenizer
 
@@ -25,7 +25,7 @@ def evaluate(spec: Spec, own: Path) -> Result:
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     data = tokenize_dataset(
         spec.dataset,
-        own,
+        scratch_dir,
         tokenizer=tokenizer,
         text_columns=["sentence"],
         label_column="label",

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
 
 
-def evaluate(spec: Spec, own: Path) -> Result:
+def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     """Classifies the dataset."""
     dataset, _ = tokenized(spec)
     with swarm_model(spec) as model:

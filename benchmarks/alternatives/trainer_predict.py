@@ -32,7 +32,7 @@ class WithoutMask(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def evaluate(spec: Spec, own: Path) -> Result:
+def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     """Classifies the dataset."""
     from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
@@ -40,7 +40,7 @@ def evaluate(spec: Spec, own: Path) -> Result:
     dataset, tokenizer = tokenized(spec)
     with swarm_model(spec) as model:
         arguments = TrainingArguments(
-            output_dir=str(own),
+            output_dir=str(scratch_dir),
             per_device_eval_batch_size=spec.batch_size,
             use_cpu=True,
             disable_tqdm=True,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 
 MOST = 20
 """How many are listed in `results.json`."""
@@ -46,7 +46,7 @@ class Mistakes:
 
 
 def worst_mistakes(
-    pieces: Iterable[Scored], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
+    pieces: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> Mistakes:
     """Finds the worst mistakes, of equally bad ones the first.
 
@@ -79,7 +79,7 @@ def worst_mistakes(
 
 
 def confident_mistakes(
-    predictions: Scored, label_names: Sequence[str], most: int = MOST
+    predictions: PredictionsLike, label_names: Sequence[str], most: int = MOST
 ) -> list[dict[str, Any]] | None:
     """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`).
 
@@ -105,7 +105,7 @@ def confident_mistakes(
     ]
 
 
-def _wrong(piece: Scored) -> tuple[np.ndarray, np.ndarray]:
+def _wrong(piece: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the places of the mistakes, and their scores."""
     label, prediction = piece.label, piece.prediction
     if piece.problem is REGRESSION:

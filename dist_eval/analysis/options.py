@@ -18,12 +18,12 @@ from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics import Statistic, Units, calibration_facts, class_intervals, metric_intervals
 
 
 @dataclass(frozen=True)
-class View:
+class AnalysisOptions:
     """How results are looked at.
 
     Attributes:
@@ -39,7 +39,7 @@ class View:
     group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
-    def of(cls, config: EvaluationConfig, data: TokenizedDataset) -> View:
+    def of(cls, config: EvaluationConfig, data: TokenizedDataset) -> AnalysisOptions:
         """Reads what the options ask for.
 
         Raises:
@@ -55,23 +55,25 @@ class View:
         groups = group_numbers(column, config.group_column, data.facts.source)
         return cls(config.confidence, slicings, config.group_column, groups)
 
-    def groups(self, predictions: Scored) -> np.ndarray | None:
+    def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
         """Returns the group of each prediction, int64 of shape [n], None where each stands for itself."""
         return None if self.group_column is None else self.group_of[predictions.index]
 
-    def units(self, predictions: Scored) -> Units:
+    def units(self, predictions: PredictionsLike) -> Units:
         """Returns what is drawn in resamples of predictions."""
         groups = self.groups(predictions)
         return Units.single(len(predictions)) if groups is None else Units.groups(groups)
 
 
 def columns_asked_for(config: EvaluationConfig) -> list[str]:
-    """Returns the columns that a `View` needs."""
+    """Returns the columns that a `AnalysisOptions` needs."""
     groups = [] if config.group_column is None else [config.group_column]
     return [*(name for name in config.slice_by if name != LENGTH), *groups]
 
 
-def analyse(predictions: Scored, metrics: Metrics, view: View, further: Sequence[Statistic] = ()) -> dict[str, Any]:
+def analyse(
+    predictions: PredictionsLike, metrics: Metrics, view: AnalysisOptions, further: Sequence[Statistic] = ()
+) -> dict[str, Any]:
     """Computes those sections of `results.json` that depend on how predictions are looked at.
 
     They are `intervals`, `per_class`, `groups`, `calibration`, `confident_mistakes` and `slices`.
@@ -106,7 +108,7 @@ def analyse(predictions: Scored, metrics: Metrics, view: View, further: Sequence
     }
 
 
-def _group_facts(view: View, groups: np.ndarray | None) -> dict[str, Any] | None:
+def _group_facts(view: AnalysisOptions, groups: np.ndarray | None) -> dict[str, Any] | None:
     if groups is None:
         return None
     sizes = np.unique(groups, return_counts=True)[1]

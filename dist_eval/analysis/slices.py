@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.statistics.resampling import FEW_UNITS
 
@@ -167,7 +167,7 @@ def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -
 
 
 def slice_facts(
-    predictions: Scored,
+    predictions: PredictionsLike,
     slicing: Slicing,
     label_names: Sequence[str],
     *,
@@ -198,7 +198,7 @@ def slice_facts(
 
 
 def _figures(
-    predictions: Scored,
+    predictions: PredictionsLike,
     places: np.ndarray,
     label_names: Sequence[str],
     needed: np.ndarray,
@@ -235,7 +235,7 @@ def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -
     return replace(metrics, values=values, undefined={name: undefined[name] for name in names if name in undefined})
 
 
-def _why_no_mean(inside: Scored, needed: np.ndarray) -> str | None:
+def _why_no_mean(inside: PredictionsLike, needed: np.ndarray) -> str | None:
     """Says that some of the classes that are needed have too few examples; None if none of them.
 
     The same words for all slices: tables then need to say it once.
@@ -246,7 +246,7 @@ def _why_no_mean(inside: Scored, needed: np.ndarray) -> str | None:
     return f"a {what} with fewer than {FEW_UNITS} examples in the slice"
 
 
-def _support(predictions: Scored) -> np.ndarray:
+def _support(predictions: PredictionsLike) -> np.ndarray:
     """Returns how many examples have each class or label, int64 of shape [classes]; nothing for a regression."""
     if predictions.problem is REGRESSION:
         return np.zeros(0, dtype=np.int64)

@@ -25,7 +25,7 @@ from dist_eval.distributed.collectives import (
     require_agreement,
     sum_over_ranks,
 )
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
@@ -95,23 +95,23 @@ def evaluate(
         0.6667 of 3
     """
     model = without_wrapper(model)
-    with group_of_program() as launch, evaluation_mode(model):
+    with group_of_program() as topology, evaluation_mode(model):
         require_agreement({"model": fingerprint_of(model)})
-        shard = shard_loader(eval_dataloader, rank=launch.rank, world_size=launch.world_size, gather=all_gather)
-        local = told_to_all(lambda: _predictions(model, shard, torch.device(device), launch))
+        shard = shard_loader(eval_dataloader, rank=topology.rank, world_size=topology.world_size, gather=all_gather)
+        local = raise_on_all_ranks(lambda: _predictions(model, shard, torch.device(device), topology))
         width = max(all_gather(0 if local is None else local.num_labels))
         count = shard.count()
         if not count:
             raise DataError("The eval_dataloader yields no example.")
         local = local or Predictions.empty(width)
         combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
-        result = told_to_all(lambda: _figures(combined, totals, count) if launch.is_leader else {})
-        if launch.is_leader and return_predictions:
+        result = raise_on_all_ranks(lambda: _figures(combined, totals, count) if topology.is_leader else {})
+        if topology.is_leader and return_predictions:
             result["predictions"] = combined.prediction
         return dict(all_gather(result)[0])
 
 
-def told_to_all(action: Callable[[], Result]) -> Result:
+def raise_on_all_ranks(action: Callable[[], Result]) -> Result:
     """Does something on all ranks; if it fails on one, it fails on all, instead of leaving the others waiting."""
     result, problem = None, None
     try:
@@ -134,10 +134,10 @@ Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
 """Positions, labels and logits of a batch."""
 
 
-def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, launch: Launch) -> Predictions | None:
+def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, topology: Topology) -> Predictions | None:
     """Predicts this rank's share; None if it is empty."""
     with closing(
-        _from_swarm(model, shard, launch) if is_on_swarm(model) else _from_module(model, shard, device)
+        _from_swarm(model, shard, topology) if is_on_swarm(model) else _from_module(model, shard, device)
     ) as answers:
         parts = [_part(positions, labels, logits) for positions, labels, logits in answers]
     return Predictions.concatenate(parts) if parts else None
@@ -151,14 +151,14 @@ def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> 
         yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
 
 
-def _from_swarm(model: Any, shard: LoaderShard, launch: Launch) -> Generator[Answer, None, None]:
+def _from_swarm(model: Any, shard: LoaderShard, topology: Topology) -> Generator[Answer, None, None]:
     def texts() -> Iterator[tuple[tuple[np.ndarray, torch.Tensor], torch.Tensor, torch.Tensor]]:
         for positions, batch in shard.batches:
             names = [rows_named(positions[row : row + 1]) for row in range(len(positions))]
             yield (positions, torch.as_tensor(batch["labels"])), *texts_of(batch, pad, names.__getitem__)
 
     pad = model.config.pad_token_id
-    answers = logits_from_swarm(model, texts(), launch, name=lambda key: rows_named(key[0]))
+    answers = logits_from_swarm(model, texts(), topology, name=lambda key: rows_named(key[0]))
     with closing(answers):
         for (positions, labels), logits in answers:
             yield positions, labels, logits

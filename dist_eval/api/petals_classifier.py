@@ -53,10 +53,10 @@ def open_petals_classifier(
         settings = {**settings, **tuned.model_settings()}
     prefix = dht_prefix or default_dht_prefix(str(model), base)
     silence_petals()
-    with workspace() as own, multiprocessing_files_in(own):
+    with workspace() as scratch_dir, multiprocessing_files_in(scratch_dir):
         from dist_eval.swarm.hivemind_compat import import_petals
 
-        import_petals(sockets=own)
+        import_petals(sockets=scratch_dir)
         from dist_eval.model.classifier import load_petals_classifier
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import wait_until_covered

@@ -18,9 +18,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dist_eval.api.evaluate import told_to_all
+from dist_eval.api.evaluate import raise_on_all_ranks
 from dist_eval.distributed.collectives import all_gather, group_of_program
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.model.tuned_model import load_layers, save_layers
 from dist_eval.model.user_model import (
@@ -118,11 +118,11 @@ class PetalsPipeline:
                 "first micro-batches: give iter(...) of it."
             )
         model = without_wrapper(self.module)
-        with group_of_program() as launch, evaluation_mode(model):
+        with group_of_program() as topology, evaluation_mode(model):
             all_gather(None)  # no rank begins before the others have ended what they did before
-            taken = told_to_all(lambda: self._forward(model, itertools.islice(data_iter, count), launch))
-            losses = told_to_all(lambda: [self._loss(*one) if compute_loss else one[0] for one in taken])
-            samples = told_to_all(lambda: [_rows(labels) for _, labels in taken])
+            taken = raise_on_all_ranks(lambda: self._forward(model, itertools.islice(data_iter, count), topology))
+            losses = raise_on_all_ranks(lambda: [self._loss(*one) if compute_loss else one[0] for one in taken])
+            samples = raise_on_all_ranks(lambda: [_rows(labels) for _, labels in taken])
             everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
             ended = all(not rows for rows in all_gather(samples))
         if ended:
@@ -144,7 +144,7 @@ class PetalsPipeline:
         loss = self.loss_fn(outputs, labels)
         return torch.as_tensor(loss) if isinstance(loss, (int, float)) else loss
 
-    def _forward(self, model: Any, micro_batches: Iterable[Any], launch: Launch) -> list[tuple[Tensors, Any]]:
+    def _forward(self, model: Any, micro_batches: Iterable[Any], topology: Topology) -> list[tuple[Tensors, Any]]:
         """Returns outputs and labels of each micro-batch, in order."""
         pairs = map(_pair, micro_batches)
         if not is_on_swarm(model):
@@ -157,7 +157,7 @@ class PetalsPipeline:
 
         pad = model.config.pad_token_id
         answers = logits_from_swarm(
-            model, texts(), launch, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
+            model, texts(), topology, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
         )
         with closing(answers):
             found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda one: one[0])

@@ -20,7 +20,7 @@ from dist_eval.cli.commandline import end_for_wrong_options
 from dist_eval.config import RunConfig
 from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
-from dist_eval.process.gc_paused import no_garbage_expected
+from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.runs.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound=RunConfig)
 Conduct = Callable[..., Any]
-"""What every rank does: called with its configuration, launch, board, private folder, stop, and the run's folder."""
+"""What every rank does: called with its configuration, topology, board, private folder, stop, and the run's folder."""
 
 Load = Callable[[], "tuple[Conduct, type[RunFolder]]"]
 """Imports what conducts the run, and the class of its folder."""
@@ -54,8 +54,8 @@ def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
             die_with_parent()  # an agent killed with SIGKILL would leave its ranks behind
         if not config.verbose:
             silence_libraries()
-        with workspace() as own, temporary_files_in(own):
-            code = run(config, own, stop, load)
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            code = run(config, scratch_dir, stop, load)
             stop.ignore_signals()  # torchrun ends the other ranks once the first is gone
     except KeyboardInterrupt:
         stop.ignore_signals()
@@ -64,12 +64,12 @@ def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
     os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
 
 
-def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
+def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> int:
     """Runs one rank; of the ranks that fail, the first one speaks for all.
 
     Args:
         config: what to do.
-        own: this rank's private folder.
+        scratch_dir: this rank's private folder.
         stop: asked whether to go on.
         load: imports what the run needs.
 
@@ -77,23 +77,23 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         The exit status: 0 when the run is complete, 1 when it failed, 75 when it was stopped in good order, 3 when a
         person did so, 130 when it was interrupted. Ranks that stop together have the same one.
     """
-    with no_garbage_expected():
-        from dist_eval.distributed.rank_store import Board, Launch
+    with gc_paused():
+        from dist_eval.distributed.rank_store import RankStore, Topology
         from dist_eval.errors import print_error
 
         conduct, folder_class = load()
 
-    launch, board, coverage, details, folder = None, None, None, "", folder_class(config)
+    topology, rank_store, coverage, details, folder = None, None, None, "", folder_class(config)
     transient = True  # what nobody foresaw may be the host's, not the input's
     try:
-        launch = Launch.from_environment()
-        board = Board(launch)
-        conduct(config, launch, board, own, stop, folder)
+        topology = Topology.from_environment()
+        rank_store = RankStore(topology)
+        conduct(config, topology, rank_store, scratch_dir, stop, folder)
         return COMPLETE
     except KeyboardInterrupt:
         message, code = "interrupted before the end", INTERRUPTED
     except RunStopped as error:
-        if launch is not None and launch.is_leader:  # all ranks stop together
+        if topology is not None and topology.is_leader:  # all ranks stop together
             print_error(str(error))
         return STOPPED_BY_A_PERSON if asked_by_a_person(str(error)) else STOPPED
     except EvaluationError as error:
@@ -102,22 +102,23 @@ def run(config: RunConfig, own: Path, stop: Stop | None, load: Load) -> int:
         coverage = _counts(error.coverage) if isinstance(error, CoverageError) else None
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
-    launch = launch or Launch(rank=int(os.environ.get("RANK", 0)))
-    reason = {"message": message, "rank": launch.rank, "host": launch.host, "transient": transient}
+    topology = topology or Topology(rank=int(os.environ.get("RANK", 0)))
+    reason = {"message": message, "rank": topology.rank, "host": topology.host, "transient": transient}
     reason["coverage"] = coverage
     try:
-        speaks = board is None or board.claim_failure(reason)
-        first = reason if speaks or board is None else board.failure() or reason
+        speaks = rank_store is None or rank_store.claim_failure(reason)
+        first = reason if speaks or rank_store is None else rank_store.failure() or reason
     except (EvaluationError, RuntimeError):  # the store went with torchrun: better twice than not at all
         speaks, first = True, reason
     if speaks:
+        if folder.is_ours and folder.is_resumable and folder.results().get("status") == "running":
+            print_error(f"What was finished before is in {folder.keeps}: the same command resumes from there.")
         print_error(details + message)
         _tell_torchrun(message)
-    if speaks or launch.is_leader:  # the leader too: the rank that failed may be on a host with other disks
+    if speaks or topology.is_leader:  # the leader too: the rank that failed may be on a host with other disks
         try:
             end = folder.stop if code == INTERRUPTED else folder.fail
-            if end(**first) and speaks and folder.is_resumable:
-                print_error(f"What was finished before is in {folder.keeps}: the same command goes on from there.")
+            end(**first)
         except OSError as error:
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
     return code

@@ -76,11 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         runs = [Run.load(folder) for folder in options.runs]
         with contextlib.redirect_stdout(sys.stderr):  # own metrics may print
-            metrics, own_metrics = _read_metrics(options.metric, runs[0])
+            metrics, custom_metrics = _read_metrics(options.metric, runs[0])
             comparisons = compare(
                 runs,
                 metrics=metrics,
-                own_metrics=own_metrics,
+                custom_metrics=custom_metrics,
                 confidence=options.confidence,
                 resamples=options.resamples,
             )

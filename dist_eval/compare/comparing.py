@@ -98,7 +98,7 @@ def compare(
     runs: Sequence[Run],
     *,
     metrics: Sequence[str] = (),
-    own_metrics: Sequence[CustomMetric] = (),
+    custom_metrics: Sequence[CustomMetric] = (),
     confidence: float = 0.95,
     resamples: int | None = None,
 ) -> list[Comparison]:
@@ -108,7 +108,7 @@ def compare(
         runs: at least two.
         metrics: names of the metrics to compare; by default the usual ones (`METRICS`) and those of the caller's own
             that all runs have.
-        own_metrics: functions of the caller's own, computed from the runs' predictions; their names may be among
+        custom_metrics: functions of the caller's own, computed from the runs' predictions; their names may be among
             `metrics`.
         confidence: level of the intervals.
         resamples: their number (see `gather_evidence`).
@@ -121,13 +121,13 @@ def compare(
         RunError: the runs are not about the same examples.
         ConfigError: there is no such metric, or nothing to compare.
     """
-    _require_functions(own_metrics)
-    first, *others = (run.with_own_metrics(own_metrics) for run in runs)
+    _require_functions(custom_metrics)
+    first, *others = (run.with_own_metrics(custom_metrics) for run in runs)
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     for other in others:
         require_comparable(first, other)
-    names = _names_of_figures(first, others, metrics, own_metrics)
+    names = _names_of_figures(first, others, metrics, custom_metrics)
     decisive = _share_of_right(first)
     wanted = {*names} if decisive is None else {*names, decisive}
     tables = [_differences(first, other, wanted, confidence, resamples) for other in others]
@@ -153,10 +153,10 @@ def compare(
     ]
 
 
-def _require_functions(own_metrics: Sequence[CustomMetric]) -> None:
+def _require_functions(custom_metrics: Sequence[CustomMetric]) -> None:
     from dist_eval.statistics.metrics import BY_BATCH
 
-    for metric in own_metrics:
+    for metric in custom_metrics:
         if metric.reduction is not None:
             raise ConfigError(
                 f"--metric {metric.spec}: {BY_BATCH}. Start each run's command again with it, which sends "
@@ -165,7 +165,7 @@ def _require_functions(own_metrics: Sequence[CustomMetric]) -> None:
 
 
 def _names_of_figures(
-    first: Run, others: Sequence[Run], metrics: Sequence[str], own_metrics: Sequence[CustomMetric]
+    first: Run, others: Sequence[Run], metrics: Sequence[str], custom_metrics: Sequence[CustomMetric]
 ) -> list[str]:
     """Returns the names of the figures to compare, a metric of the caller's own having one or several.
 
@@ -174,8 +174,8 @@ def _names_of_figures(
     """
     if not metrics:
         shared = [name for name in first.results["custom_metrics"] if all(name in other.figures for other in others)]
-        metrics = [*METRICS[first.problem], *shared, *(metric.name for metric in own_metrics)]
-    own = {metric.name for metric in own_metrics}
+        metrics = [*METRICS[first.problem], *shared, *(metric.name for metric in custom_metrics)]
+    own = {metric.name for metric in custom_metrics}
     names = []
     for name in metrics:
         several = [figure for figure in first.figures if figure.startswith(f"{name}/")] if name in own else []

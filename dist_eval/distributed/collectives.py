@@ -1,6 +1,6 @@
 """The exchange between ranks, in a process group (gloo) that is opened after the model is built.
 
-With `board`, through which ranks tell each other small things before and beside it, the only module that imports
+With `rank_store`, through which ranks tell each other small things before and beside it, the only module that imports
 torch.distributed.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, LostRankError, first_line
 from dist_eval.metrics.computing import Totals
 from dist_eval.metrics.predictions import Collector, Predictions
@@ -46,7 +46,7 @@ _calls = 0
 
 
 @contextmanager
-def group_of_program() -> Iterator[Launch]:
+def group_of_program() -> Iterator[Topology]:
     """Uses the process group that the program has opened, or opens one for the time of the context.
 
     Objects travel through gloo, also where the program's own group is for GPUs. Every rank calls it.
@@ -59,11 +59,11 @@ def group_of_program() -> Iterator[Launch]:
     """
     global _group, _calls
     if not dist.is_initialized():
-        launch, _calls = Launch.from_environment(), _calls + 1
-        board = Board(launch, f"call-{_calls}")
-        board.meet("in the same call", _MEETING_SECONDS)
-        with process_group(launch, board, _CALL_SECONDS):
-            yield launch
+        topology, _calls = Topology.from_environment(), _calls + 1
+        rank_store = RankStore(topology, f"call-{_calls}")
+        rank_store.barrier("in the same call", _MEETING_SECONDS)
+        with process_group(topology, rank_store, _CALL_SECONDS):
+            yield topology
         return
     before = _group
     own: Any = None
@@ -71,7 +71,7 @@ def group_of_program() -> Iterator[Launch]:
         own = dist.new_group(backend="gloo", timeout=timedelta(seconds=_CALL_SECONDS))
     _group = own or before
     try:
-        yield Launch(rank=dist.get_rank(), world_size=dist.get_world_size(), host=socket.gethostname())
+        yield Topology(rank=dist.get_rank(), world_size=dist.get_world_size(), host=socket.gethostname())
     finally:
         _group = before
         if own is not None:
@@ -79,22 +79,22 @@ def group_of_program() -> Iterator[Launch]:
 
 
 @contextmanager
-def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None]:
+def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> Iterator[None]:
     """Opens the gloo process group of all ranks for the time of the context.
 
     Open it only after everything that forks (the swarm's DHT) has been started: a fork would inherit its sockets.
 
     Args:
-        launch: where this process stands.
-        board: the ranks' store.
+        topology: where this process stands.
+        rank_store: the ranks' store.
         timeout: seconds after which a collective that waits for another rank fails.
     """
     allow_many_files()  # each rank is connected with every other one
     dist.init_process_group(
         "gloo",
-        store=board.store_of_group(timeout),
-        rank=launch.rank,
-        world_size=launch.world_size,
+        store=rank_store.store_of_group(timeout),
+        rank=topology.rank,
+        world_size=topology.world_size,
         timeout=timedelta(seconds=timeout),
     )
     try:
@@ -104,12 +104,14 @@ def process_group(launch: Launch, board: Board, timeout: float) -> Iterator[None
 
 
 @contextmanager
-def giving_way(launch: Launch, board: Board, suspicion: Callable[[], str] = lambda: "") -> Iterator[None]:
+def explaining_lost_ranks(
+    topology: Topology, rank_store: RankStore, suspicion: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
     """Lets the rank speak that knows why an exchange broke off: to the others its end looks like a lost connection.
 
     Args:
-        launch: where this process stands.
-        board: the ranks' store.
+        topology: where this process stands.
+        rank_store: the ranks' store.
         suspicion: returns who is not heard of any more, if that is known.
 
     Raises:
@@ -118,13 +120,13 @@ def giving_way(launch: Launch, board: Board, suspicion: Callable[[], str] = lamb
     try:
         yield
     except RuntimeError as error:
-        if launch.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
+        if topology.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
             raise
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while time.monotonic() < deadline and not suspicion() and not board.failure():
+        while time.monotonic() < deadline and not suspicion() and not rank_store.failure():
             time.sleep(_POLL_SECONDS)
         raise LostRankError(
-            f"Rank {launch.rank} on {launch.host} cannot go on with the other ranks ({first_line(error)}): "
+            f"Rank {topology.rank} on {topology.host} cannot go on with the other ranks ({first_line(error)}): "
             f"{suspicion() or 'one of them may have ended.'}"
         ) from error
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import LostRankError, first_line
 
@@ -42,8 +42,8 @@ class Progress:
     """Counts this rank's finished examples and knows everybody's.
 
     Args:
-        launch: where this process stands.
-        board: the ranks' store.
+        topology: where this process stands.
+        rank_store: the ranks' store.
         total: examples of the whole run.
         done: those of them that an earlier start has finished.
         stop: told when another rank is to stop, and asked what to tell the others.
@@ -58,8 +58,8 @@ class Progress:
 
     def __init__(
         self,
-        launch: Launch,
-        board: Board,
+        topology: Topology,
+        rank_store: RankStore,
         total: int,
         *,
         done: int = 0,
@@ -69,7 +69,7 @@ class Progress:
         patience: float = float("inf"),
         stream: TextIO | None = None,
     ) -> None:
-        self._launch, self._board, self._total, self._done_before = launch, board, total, done
+        self._launch, self._board, self._total, self._done_before = topology, rank_store, total, done
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream, self._patience = stream or sys.stderr, max(patience, 2 * _REPORT_SECONDS)
         self._heard: dict[int, tuple[int, float]] = {}
@@ -78,8 +78,8 @@ class Progress:
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._batch = -1
-        self._report_seconds = max(_REPORT_SECONDS, launch.world_size * _REPORT_SECONDS_FOR_A_RANK)
-        self._look_seconds = max(_WAIT_SECONDS, launch.world_size * _LOOK_SECONDS_FOR_A_RANK)
+        self._report_seconds = max(_REPORT_SECONDS, topology.world_size * _REPORT_SECONDS_FOR_A_RANK)
+        self._look_seconds = max(_WAIT_SECONDS, topology.world_size * _LOOK_SECONDS_FOR_A_RANK)
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
 
     def counted(self) -> int:

@@ -32,7 +32,7 @@ _FAILURE, _STARTED = "failure", "started"
 
 
 @dataclass(frozen=True)
-class Launch:
+class Topology:
     """Where this process stands among the ranks, as torchrun tells it through the environment.
 
     Attributes:
@@ -54,7 +54,7 @@ class Launch:
     host: str = ""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Topology:
         """Reads torchrun's variables; without them the process is the only rank.
 
         Raises:
@@ -96,21 +96,21 @@ class Launch:
         return self.local_rank == 0
 
 
-class Board:
+class RankStore:
     """A store of small strings that all ranks can write and read without a process group.
 
     Args:
-        launch: where this process stands.
+        topology: where this process stands.
         run: a name that tells runs of one process apart.
     """
 
-    def __init__(self, launch: Launch, run: str = "run") -> None:
-        self._launch = launch
-        self._prefix = f"dist_eval/{run}/{launch.attempt}"
+    def __init__(self, topology: Topology, run: str = "run") -> None:
+        self._launch = topology
+        self._prefix = f"dist_eval/{run}/{topology.attempt}"
         self._groups, self._known = 0, False
         self._start = uuid.uuid4().hex  # tells this process from the one that a later start has for the same rank
-        self.poll_seconds = max(_POLL_SECONDS, launch.world_size * _SECONDS_FOR_A_RANK)
-        self._own = dist.HashStore() if launch.world_size == 1 else None
+        self.poll_seconds = max(_POLL_SECONDS, topology.world_size * _SECONDS_FOR_A_RANK)
+        self._own = dist.HashStore() if topology.world_size == 1 else None
         self._is_lost = False
 
     @contextmanager
@@ -249,7 +249,7 @@ class Board:
         with self.connect() as store:
             return json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
 
-    def meet(self, name: str, timeout: float) -> None:
+    def barrier(self, name: str, timeout: float) -> None:
         """Waits until all ranks have come to the same point.
 
         Unlike a collective it can be interrupted, ends when a rank fails, and can name who is missing.

@@ -74,7 +74,7 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    def in_order(self) -> None:
+    def defer_signals(self) -> None:
         """From now on a first signal is a request. Before, and for a second one, it interrupts the process at once."""
         self._in_order = True
 

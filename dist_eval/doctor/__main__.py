@@ -10,7 +10,7 @@ from typing import NoReturn
 from dist_eval.cli.commandline import end_for_wrong_options, parse_args
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
-from dist_eval.process.gc_paused import no_garbage_expected
+from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.runs.outcome import INTERRUPTED
@@ -18,13 +18,13 @@ from dist_eval.runs.outcome import INTERRUPTED
 
 def examine(config: DoctorConfig) -> int:
     """Examines on this rank (see `dist_eval.doctor.examination.examine_run`)."""
-    with no_garbage_expected():
+    with gc_paused():
         from dist_eval.doctor.examination import examine_run
         from dist_eval.doctor.shared_folder import Probe
 
     probe = Probe.somewhere_in(config.output_folder)
-    with workspace(probe.path) as own, temporary_files_in(own):
-        return examine_run(config, own, probe)
+    with workspace(probe.path) as scratch_dir, temporary_files_in(scratch_dir):
+        return examine_run(config, scratch_dir, probe)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.doctor import report
 from dist_eval.doctor.checks import examine
 from dist_eval.doctor.config import DoctorConfig, split_address
@@ -29,7 +29,7 @@ from dist_eval.doctor.inputs import collect_dataset, collect_models
 from dist_eval.doctor.shared_folder import Probe, collect_run, collect_space, look_around
 from dist_eval.doctor.swarm import collect_swarm
 from dist_eval.errors import RunError, first_line
-from dist_eval.model.base_model_spec import Base
+from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.runs.files import RESULTS
 
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.05, 5.0
@@ -40,36 +40,36 @@ _STEPS_APART = 5
 """Steps that the ranks take without waiting for each other: so many times a step's limit may one be behind another."""
 
 
-def examine_run(config: DoctorConfig, own: Path, probe: Probe) -> int:
+def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Probe) -> int:
     """Examines what a run would rest on; every rank calls it, and rank 0 prints what all have found.
 
     Args:
         config: what the run is going to be.
-        own: this rank's private folder for sockets.
+        scratch_dir: this rank's private folder for sockets.
         probe: what it writes to the output folder.
 
     Returns:
         The exit status: 1 if something will make the run fail.
     """
     try:
-        launch = Launch.from_environment()
+        topology = Topology.from_environment()
     except RunError as error:
-        launch = Launch()
-        facts = _facts_of(launch)
+        topology = Topology()
+        facts = _facts_of(topology)
         facts.errors["launch"] = str(error)
         return _tell(config, [facts])
     torch.set_num_threads(1)
-    return Examination(config, launch, own, probe).run()
+    return Examination(config, topology, scratch_dir, probe).run()
 
 
-def _facts_of(launch: Launch) -> RankFacts:
+def _facts_of(topology: Topology) -> RankFacts:
     return RankFacts(
-        rank=launch.rank,
-        local_rank=launch.local_rank,
-        node=launch.node,
-        host=launch.host,
-        world_size=launch.world_size,
-        hosts=launch.hosts,
+        rank=topology.rank,
+        local_rank=topology.local_rank,
+        node=topology.node,
+        host=topology.host,
+        world_size=topology.world_size,
+        hosts=topology.hosts,
     )
 
 
@@ -79,50 +79,58 @@ class Examination:
 
     Attributes:
         config: what the run is going to be.
-        launch: where this process stands.
-        own: this rank's private folder for sockets.
+        topology: where this process stands.
+        scratch_dir: this rank's private folder for sockets.
         probe: what it writes to the output folder.
     """
 
     config: DoctorConfig
-    launch: Launch
-    own: Path
+    topology: Topology
+    scratch_dir: Path
     probe: Probe
 
     def run(self) -> int:
         """Collects the facts, and on rank 0 tells the findings; returns the exit status."""
-        facts, board, limit = _facts_of(self.launch), Board(self.launch, "doctor"), self.config.check_timeout
+        facts, rank_store, limit = (
+            _facts_of(self.topology),
+            RankStore(self.topology, "doctor"),
+            self.config.check_timeout,
+        )
         self.look_at_host(facts)
-        hello = json.dumps([self.probe.path.name, self.launch.node])
-        roster = self.step(facts, "store", lambda: self.meet(board, "hello", hello, limit), 3 * limit)
+        hello = json.dumps([self.probe.path.name, self.topology.node])
+        roster = self.step(facts, "store", lambda: self.barrier(rank_store, "hello", hello, limit), 3 * limit)
         if roster is None:
             return _tell(self.config, [facts])  # for itself: this rank does not get to the others
         facts.clock = time.time()
-        if self.launch.rank not in roster:
+        if self.topology.rank not in roster:
             facts.errors["store"] = f"it came more than {limit:g} s after rank 0, which did not wait for it"
             return _tell(self.config, [facts])
-        facts.absent = [rank for rank in range(self.launch.world_size) if rank not in roster]
+        facts.absent = [rank for rank in range(self.topology.world_size) if rank not in roster]
         with ExitStack() as stack:
-            self.look_at_folder(facts, board, roster, stack)
+            self.look_at_folder(facts, rank_store, roster, stack)
             self.look_at_run(facts)
-            if self.launch.world_size > 1 and not facts.absent:
-                self.step(facts, "group", lambda: collect_group(facts, self.launch, board, limit))
+            if self.topology.world_size > 1 and not facts.absent:
+                self.step(facts, "group", lambda: collect_group(facts, self.topology, rank_store, limit))
             late = _STEPS_APART * limit + _SWARM_EXTRA_SECONDS
-            told = self.step(facts, "store", lambda: self.meet(board, "facts", facts.to_json(), late, roster), 3 * late)
+            told = self.step(
+                facts, "store", lambda: self.barrier(rank_store, "facts", facts.to_json(), late, roster), 3 * late
+            )
         if told is None:
             return _tell(self.config, [facts])
-        if not self.launch.is_leader:
-            verdict = self.step(facts, "store", lambda: board.wait_for("verdict", limit), 2 * limit)
-            self.step(facts, "store", lambda: board.publish(f"bye/{self.launch.rank}", ""), _CLEANUP_SECONDS)
+        if not self.topology.is_leader:
+            verdict = self.step(facts, "store", lambda: rank_store.wait_for("verdict", limit), 2 * limit)
+            self.step(facts, "store", lambda: rank_store.publish(f"bye/{self.topology.rank}", ""), _CLEANUP_SECONDS)
             return int(verdict or 1)
-        return self.tell_all(facts, board, {rank: RankFacts.from_json(text) for rank, text in told.items()})
+        return self.tell_all(facts, rank_store, {rank: RankFacts.from_json(text) for rank, text in told.items()})
 
-    def tell_all(self, facts: RankFacts, board: Board, everybody: dict[int, RankFacts]) -> int:
+    def tell_all(self, facts: RankFacts, rank_store: RankStore, everybody: dict[int, RankFacts]) -> int:
         """Tells the findings, and the other ranks the verdict; waits a moment until they have heard it."""
         status = _tell(self.config, [everybody[rank] for rank in sorted(everybody)])
-        others = [rank for rank in everybody if rank != self.launch.rank]
-        self.step(facts, "store", lambda: board.publish("verdict", str(status)), _CLEANUP_SECONDS)
-        self.step(facts, "store", lambda: self.collect(board, "bye", others, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
+        others = [rank for rank in everybody if rank != self.topology.rank]
+        self.step(facts, "store", lambda: rank_store.publish("verdict", str(status)), _CLEANUP_SECONDS)
+        self.step(
+            facts, "store", lambda: self.collect(rank_store, "bye", others, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS
+        )
         return status
 
     def look_at_host(self, facts: RankFacts) -> None:
@@ -130,19 +138,21 @@ class Examination:
         self.step(facts, "host", lambda: collect_host(facts))
         self.step(facts, "versions", lambda: collect_versions(facts))
         self.step(facts, "disk space", lambda: collect_space(facts, self.config.output_folder))
-        if self.config.rendezvous and self.launch.world_size == 1:
+        if self.config.rendezvous and self.topology.world_size == 1:
             host, port = split_address(self.config.rendezvous)
             limit = self.config.check_timeout
             facts.rendezvous = self.step(facts, "rendezvous", lambda: look_at_rendezvous(host, port, limit / 2), limit)
 
-    def look_at_folder(self, facts: RankFacts, board: Board, roster: dict[int, str], stack: ExitStack) -> None:
+    def look_at_folder(self, facts: RankFacts, rank_store: RankStore, roster: dict[int, str], stack: ExitStack) -> None:
         """Notes who sees what in the output folder; the probe stays until the end of the context."""
         folder, limit = self.config.output_folder, self.config.check_timeout
-        if self.launch.is_leader:
+        if self.topology.is_leader:
             self.step(facts, "output folder", lambda: collect_run(facts, folder, RESULTS))
         self.step(facts, "output folder", lambda: stack.enter_context(self.probe.written(facts)))
         fault = facts.errors.get("output folder", "")
-        written = self.step(facts, "store", lambda: self.meet(board, "written", fault, 2 * limit, roster), 4 * limit)
+        written = self.step(
+            facts, "store", lambda: self.barrier(rank_store, "written", fault, 2 * limit, roster), 4 * limit
+        )
         if written is None or fault:
             return
         said = {rank: json.loads(text) for rank, text in roster.items() if written.get(rank) == ""}
@@ -152,13 +162,13 @@ class Examination:
     def look_at_run(self, facts: RankFacts) -> None:
         """Notes what the run reads, and the swarm that it asks."""
         config, limit = self.config, self.config.check_timeout
-        base: Base | None = self.step(facts, "models", lambda: collect_models(facts, config))
+        base: BaseModelSpec | None = self.step(facts, "models", lambda: collect_models(facts, config))
         self.step(facts, "dataset", lambda: collect_dataset(facts, config))
         if base is not None and config.uses_swarm and not config.starts_swarm:
             self.step(
                 facts,
                 "swarm",
-                lambda: collect_swarm(facts, config, base, limit, self.own),
+                lambda: collect_swarm(facts, config, base, limit, self.scratch_dir),
                 2 * limit + _SWARM_EXTRA_SECONDS,
             )
 
@@ -189,13 +199,13 @@ class Examination:
             facts.errors.setdefault(name, faults[0] if faults else f"no answer within {seconds:g} s")
         return answer[0] if answer else None
 
-    def meet(
-        self, board: Board, name: str, value: str, timeout: float, roster: dict[int, str] | None = None
+    def barrier(
+        self, rank_store: RankStore, name: str, value: str, timeout: float, roster: dict[int, str] | None = None
     ) -> dict[int, str]:
         """Tells the leader something and learns what all have told it in time.
 
         Args:
-            board: the ranks' store.
+            rank_store: the ranks' store.
             name: of the meeting, used once.
             value: what this rank tells.
             timeout: seconds that the leader waits.
@@ -207,19 +217,19 @@ class Examination:
         Raises:
             RunError: the store cannot be reached, or the leader does not come.
         """
-        board.publish(f"{name}/{self.launch.rank}", value)
-        if self.launch.is_leader:
-            told = self.collect(board, name, list(roster or range(self.launch.world_size)), timeout)
-            board.publish(f"{name}/all", json.dumps(told))
+        rank_store.publish(f"{name}/{self.topology.rank}", value)
+        if self.topology.is_leader:
+            told = self.collect(rank_store, name, list(roster or range(self.topology.world_size)), timeout)
+            rank_store.publish(f"{name}/all", json.dumps(told))
         else:
-            told = json.loads(board.wait_for(f"{name}/all", 2 * timeout))
+            told = json.loads(rank_store.wait_for(f"{name}/all", 2 * timeout))
         return {int(rank): text for rank, text in told.items()}
 
     @staticmethod
-    def collect(board: Board, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
+    def collect(rank_store: RankStore, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
         """Waits for what ranks tell; returns what came in time."""
         deadline, keys = time.monotonic() + timeout, {f"{name}/{rank}": rank for rank in ranks}
-        with board.connect() as store:
+        with rank_store.connect() as store:
             while keys and time.monotonic() < deadline and not store.check(list(keys)):
                 time.sleep(_POLL_SECONDS)
             return {rank: store.get(key).decode() for key, rank in keys.items() if store.check([key])}
@@ -242,7 +252,7 @@ def _tell(config: DoctorConfig, ranks: list[RankFacts]) -> int:
     is_leader = ranks[0].rank == 0
     if is_leader and "output folder" not in ranks[0].errors and "launch" not in ranks[0].errors:
         _write(config, findings, ranks)
-    return int(report.is_ill(findings))
+    return int(report.has_errors(findings))
 
 
 def _write(config: DoctorConfig, findings: list[Any], ranks: list[RankFacts]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.model.base_model_spec import Base, Subject, subject_of
-from dist_eval.model.pretrained_classifier import FullModel, local_device
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, target_of
+from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
 from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4
@@ -20,7 +20,7 @@ _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
 """What a rank and a server use besides weights: measured, see the README's "Speed"."""
 
 
-def collect_models(facts: RankFacts, config: DoctorConfig) -> Base:
+def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
     """Notes the hashes of checkpoint and base model, and what memory they need.
 
     Returns:
@@ -29,20 +29,20 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> Base:
     Raises:
         EvaluationError: there is no such checkpoint or model, or they do not fit together.
     """
-    tuned = subject_of(config)
+    tuned = target_of(config)
     facts.digests["tuned checkpoint"] = tuned.digest()
-    base = Base.of(config, tuned)
+    base = BaseModelSpec.of(config, tuned)
     facts.digests["base model"] = base.digest()
     collect_needs(facts, config, base, tuned)
     return base
 
 
-def collect_needs(facts: RankFacts, config: DoctorConfig, base: Base, tuned: Subject) -> None:
+def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, tuned: EvalTarget) -> None:
     """Notes the memory that this rank will need, and the GPU that it would use."""
     is_local = config.backend == "local" or config.compare_backends
     weights = parameters_of(base) * _FLOAT_BYTES if is_local or config.starts_swarm else 0
     facts.memory_needed = _RANK_BYTES
-    if config.uses_swarm and not isinstance(tuned, FullModel):
+    if config.uses_swarm and not isinstance(tuned, PretrainedClassifier):
         # a client holds the embeddings, and its final norm
         facts.memory_needed += base.config.vocab_size * base.config.hidden_size * _FLOAT_BYTES
     if is_local and not _collect_gpu(facts, weights):
@@ -65,7 +65,7 @@ def _collect_gpu(facts: RankFacts, weights: int) -> bool:
     return True
 
 
-def parameters_of(base: Base) -> int:
+def parameters_of(base: BaseModelSpec) -> int:
     """Counts the parameters of a model; of one of a hub, which is not here yet, those that its config speaks of."""
     return stored_parameters(base.name) or described_parameters(base.config)
 

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 _ORDER, _WIDTH, _NAME_WIDTH = ("error", "warning", "fine"), 118, 14
 
 
-def is_ill(findings: Sequence[Finding]) -> bool:
+def has_errors(findings: Sequence[Finding]) -> bool:
     """Returns whether something will make the run fail."""
     return any(finding.level == "error" for finding in findings)
 
@@ -70,7 +70,7 @@ def write_report(
     """
     content = {
         "schema_version": SCHEMA_VERSION,
-        "status": "ill" if is_ill(findings) else "fine",
+        "status": "ill" if has_errors(findings) else "fine",
         "findings": [asdict(finding) for finding in findings],
         "ranks": [asdict(one) for one in ranks],
     }

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dist_eval.config import RunConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.model.base_model_spec import Base
+from dist_eval.model.base_model_spec import BaseModelSpec
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 
 
-def collect_swarm(facts: RankFacts, config: RunConfig, base: Base, timeout: float, sockets: Path) -> None:
+def collect_swarm(facts: RankFacts, config: RunConfig, base: BaseModelSpec, timeout: float, sockets: Path) -> None:
     """Joins the swarm, notes who holds the model's blocks and how long each server takes to answer, and leaves it.
 
     Args:

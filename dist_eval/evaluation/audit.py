@@ -21,7 +21,7 @@ import torch
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier
-from dist_eval.swarm.router import Hop, Span, Trip
+from dist_eval.swarm.router import RouteSegment, Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the coarsest dtype that a server on the way computes in.
@@ -194,29 +194,29 @@ class Audit:
         """Requests that had to be repeated so far."""
         return self._classifier.retries
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Asks servers no more, whoever found them odd."""
-        self._classifier.distrust(servers)
+        self._classifier.exclude(servers)
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Classifies a batch (see `Classifier.logits`); if the trip is audited, more than once."""
-        if not trip.audited:
-            return self._classifier.logits(input_ids, lengths, trip)
+        if not routing.audited:
+            return self._classifier.logits(input_ids, lengths, routing)
         for _ in range(_MOST_ROUNDS):
-            own = Trip()
+            own = Routing()
             first = self._classifier.logits(input_ids, lengths, own)
             found = self._second_opinion(input_ids, lengths, own.route, first)
             if found is not None:
-                trip.findings = Findings.merged([trip.findings or Findings(), found])
+                routing.findings = Findings.merged([routing.findings or Findings(), found])
                 break
-        trip.route += own.route
+        routing.route += own.route
         return first
 
     def _second_opinion(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[Hop], first: torch.Tensor
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[RouteSegment], first: torch.Tensor
     ) -> Findings | None:
         """Compares a batch's logits with those of another way; None if it has to be done again without odd servers."""
-        other = Trip(avoided=tuple(route))
+        other = Routing(avoided=tuple(route))
         try:
             second = self._classifier.logits(input_ids, lengths, other)
         except EvaluationError:
@@ -230,23 +230,23 @@ class Audit:
         if _covers_twice(route) or _covers_twice(other.route):
             return self._by_halves(input_ids, lengths)
         odd, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
-        for server in odd - self._requests.distrusted:
+        for server in odd - self._requests.excluded:
             self._on_odd(server)
-        self.distrust(odd)
+        self.exclude(odd)
         # another batch may have shown meanwhile that one of these servers is odd
-        if not self._requests.distrusted.isdisjoint(peer for peer, *_ in (*route, *other.route)):
+        if not self._requests.excluded.isdisjoint(peer for peer, *_ in (*route, *other.route)):
             return None
         assert dispute is not None
         return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
 
     def _by_halves(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> Findings | None:
         """Does the same with each half of a batch that a server took in halves, which may have gone different ways."""
-        known, found = set(self._requests.distrusted), []
+        known, found = set(self._requests.excluded), []
         for rows in torch.arange(len(input_ids)).tensor_split(2):
-            trip = Trip(audited=True)
-            self.logits(input_ids[rows], lengths[rows], trip)
-            found.append(trip.findings or Findings())
-        if self._requests.distrusted != known:
+            routing = Routing(audited=True)
+            self.logits(input_ids[rows], lengths[rows], routing)
+            found.append(routing.findings or Findings())
+        if self._requests.excluded != known:
             return None
         both = Findings.merged(found)
         return replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
@@ -259,7 +259,7 @@ class Audit:
         return max(TOLERANCES.get(dtypes.get(peer) or "", coarsest) for peer in peers)
 
     def _compare_by_parts(
-        self, input_ids: torch.Tensor, route: Sequence[Hop], other: Sequence[Hop], difference: float
+        self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
         """Walks two ways side by side, and asks third servers where they part."""
         spans, odd = self._requests.spans(), set[str]()
@@ -312,22 +312,22 @@ class Audit:
     def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
-                hop = Span(span.peer, start, end, span.dtype)
-                return self._requests.ask(hop, hidden, self._classifier.tuned.deep_prompts)
+                segment = Span(span.peer, start, end, span.dtype)
+                return self._requests.ask(segment, hidden, self._classifier.tuned.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 
-def _who_parted(route: Sequence[Hop], other: Sequence[Hop]) -> list[str]:
+def _who_parted(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:
     """Returns the servers of two ways, without those blocks that have the same server on both."""
     blocks = {block for _, start, end in route for block in range(start, end)}
     parted = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
     return list(dict.fromkeys(peer for pair in parted if pair[0] != pair[1] for peer in pair))
 
 
-def _server_at(route: Sequence[Hop], block: int) -> str:
+def _server_at(route: Sequence[RouteSegment], block: int) -> str:
     return next(peer for peer, start, end in route if start <= block < end)
 
 
-def _covers_twice(route: Sequence[Hop]) -> bool:
+def _covers_twice(route: Sequence[RouteSegment]) -> bool:
     """Whether a batch was sent in halves, each on a way of its own."""
     return sum(end - start for _, start, end in route) > max(end for *_, end in route)

@@ -24,7 +24,7 @@ from dist_eval.evaluation.journal import Journal
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import CHANGES
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 _LISTED = 20
 
@@ -107,7 +107,7 @@ def compare_backends(
             break
         rows = plan.batch(outcome.batch)
         input_ids, lengths = data.padded(rows)
-        ours = local.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), Trip()).numpy()
+        ours = local.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), Routing()).numpy()
         kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
         _compare(found, problem, rows[kept], outcome.logits[kept], ours[kept])
         found.left -= 1

@@ -13,12 +13,12 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import REGRESSION
 from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.audit import Findings
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
 from dist_eval.evaluation.journal import Journal
-from dist_eval.evaluation.work import Work, require_complete
+from dist_eval.evaluation.work import BatchWorker, require_complete
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
@@ -57,34 +57,34 @@ class Combined:
 
 
 def combine(
-    work: Work,
+    work: BatchWorker,
     batches: np.ndarray,
-    launch: Launch,
+    topology: Topology,
     classifier: Classifier | FullClassifier,
-    own_metrics: Sequence[CustomMetric],
+    custom_metrics: Sequence[CustomMetric],
     plan: Plan,
 ) -> Combined:
     """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
     local, failed, findings = work.collect(batches)
     totals = Totals.of(local)
-    facts = {**work.facts(launch), "traffic": classifier.traffic(), **totals.facts(local.problem)}
+    facts = {**work.facts(topology), "traffic": classifier.traffic(), **totals.facts(local.problem)}
     timelines = {
-        "rank": launch.rank,
-        "host": launch.host,
+        "rank": topology.rank,
+        "host": topology.host,
         "batches": work.timeline.facts(),
         "servers": {peer: timeline.facts() for peer, timeline in classifier.timelines().items()},
     }
     reduced: CombinedMetrics = {}
-    if any(metric.reduction for metric in own_metrics):
+    if any(metric.reduction for metric in custom_metrics):
         ordered = local.in_dataset_order()
         reduced = reduce_batches(
-            own_metrics,
+            custom_metrics,
             lambda places: Inputs.of(ordered.at(places)),
             ordered.index,
             plan,
             batches,
             all_gather,
-            leads=launch.is_leader,
+            leads=topology.is_leader,
         )
     return Combined(
         predictions=gather_predictions(local),
@@ -104,7 +104,7 @@ def compare_all(
     journal: Journal,
     batches: np.ndarray,
     stop: Stop,
-    board: Board,
+    rank_store: RankStore,
 ) -> Comparison:
     """Compares the swarm's answers with those of a local model; every rank calls it, with the batches that it brings.
 
@@ -112,16 +112,16 @@ def compare_all(
         RunStopped: the run was asked to stop; on all ranks.
     """
     found = compare_backends(local, data, plan, journal, batches, lambda: stop.requested)
-    board.meet("compared", _COMPARISON_SECONDS)
+    rank_store.barrier("compared", _COMPARISON_SECONDS)
     require_complete(found.left, 0, 0, len(data), stop, len(data))
     return Comparison.merged(all_gather(found))
 
 
-def with_custom_metrics(metrics: Metrics, own_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
+def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
     """Adds the figures of the caller's own metrics."""
-    needs_all = any(metric.reduction is None for metric in own_metrics)  # probabilities take much memory
+    needs_all = any(metric.reduction is None for metric in custom_metrics)  # probabilities take much memory
     inputs = Inputs.of(combined.predictions if needs_all else combined.predictions.rows(0, 0))
-    custom = custom_results(own_metrics, inputs, combined.metrics)
+    custom = custom_results(custom_metrics, inputs, combined.metrics)
     return replace(
         metrics,
         values={**metrics.values, **custom.values},

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.report.page import report_on
 from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
 from dist_eval.runs.files import PREDICTIONS
@@ -28,10 +28,10 @@ _OPTIONS = ("confidence", "group_column", "slice_by")
 """Those that say how predictions are looked at."""
 
 
-def present_complete(
+def rescore_complete(
     folder: RunFolder,
     config: EvaluationConfig,
-    own_metrics: Sequence[CustomMetric],
+    custom_metrics: Sequence[CustomMetric],
     data: TokenizedDataset,
     plan: Plan,
 ) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def present_complete(
 
     Args:
         folder: of the complete run.
-        config: what is asked for now, and what the run was looked at by (see `with_recorded_view`).
-        own_metrics: the caller's own.
+        config: what is asked for now, and what the run was looked at by (see `with_recorded_analysis`).
+        custom_metrics: the caller's own.
         data: the dataset.
         plan: its batches.
 
@@ -60,22 +60,22 @@ def present_complete(
         flush=True,
     )
     looks_anew = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
-    if own_metrics or looks_anew:
+    if custom_metrics or looks_anew:
         predictions = _predictions(folder)
-        view = View.of(config, data)
+        view = AnalysisOptions.of(config, data)
         metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
-        further = statistics_of_functions(own_metrics, predictions, view.units(predictions))
+        further = statistics_of_functions(custom_metrics, predictions, view.units(predictions))
         intervals: dict[str, Any] = {}
-        if own_metrics:
+        if custom_metrics:
             inputs = Inputs.of(predictions)
-            reduced = reduce_batches(own_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
-            custom = custom_results(own_metrics, inputs, reduced)
+            reduced = reduce_batches(custom_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
+            custom = custom_results(custom_metrics, inputs, reduced)
             intervals = _intervals_of(custom, metrics, predictions, view, further)
-            _revise_metrics(folder, config, own_metrics, custom, intervals)
+            _revise_metrics(folder, config, custom_metrics, custom, intervals)
         shown, lines = dict(custom.values), []
         if looks_anew:
             facts = analyse(predictions, metrics, view)
-            results = _seen_anew(folder.results(), facts, config, custom.values)
+            results = _merge_analysis(folder.results(), facts, config, custom.values)
             folder.revise(results, predictions, view.groups(predictions))
             lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
             intervals = results["intervals"]
@@ -88,7 +88,7 @@ def present_complete(
     return folder.results()["metrics"]
 
 
-def with_recorded_view(config: EvaluationConfig, results: Mapping[str, Any]) -> EvaluationConfig:
+def with_recorded_analysis(config: EvaluationConfig, results: Mapping[str, Any]) -> EvaluationConfig:
     """Adds what a complete run is looked at by, and what is not named anew: nothing that it has gets lost.
 
     Args:
@@ -106,7 +106,11 @@ def with_recorded_view(config: EvaluationConfig, results: Mapping[str, Any]) -> 
 
 
 def _intervals_of(
-    custom: CustomResults, metrics: Metrics, predictions: Scored, view: View, further: Sequence[Statistic]
+    custom: CustomResults,
+    metrics: Metrics,
+    predictions: PredictionsLike,
+    view: AnalysisOptions,
+    further: Sequence[Statistic],
 ) -> dict[str, Any]:
     alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
     groups = view.groups(predictions)
@@ -117,12 +121,12 @@ def _intervals_of(
 def _revise_metrics(
     folder: RunFolder,
     config: EvaluationConfig,
-    own_metrics: Sequence[CustomMetric],
+    custom_metrics: Sequence[CustomMetric],
     custom: CustomResults,
     intervals: dict[str, Any],
 ) -> None:
     """Adds the figures of the caller's own metrics to the results, in place of earlier ones."""
-    results, names = folder.results(), {metric.name for metric in own_metrics}
+    results, names = folder.results(), {metric.name for metric in custom_metrics}
     old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
     for section, new in (("metrics", custom.values), ("undefined", custom.undefined), ("intervals", intervals)):
         results[section] = {**{name: one for name, one in results[section].items() if name not in old}, **new}
@@ -131,7 +135,7 @@ def _revise_metrics(
     folder.revise(results)
 
 
-def _seen_anew(
+def _merge_analysis(
     results: dict[str, Any], facts: dict[str, Any], config: EvaluationConfig, revised: Collection[str]
 ) -> dict[str, Any]:
     """Returns results with intervals, calibration and slices replaced by those that are asked for now.

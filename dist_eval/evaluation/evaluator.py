@@ -13,13 +13,13 @@ from typing import Any, cast
 import psutil
 import torch
 
-from dist_eval.analysis.options import View, analyse, columns_asked_for
+from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.distributed.collectives import giving_way, process_group, require_agreement
+from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line
 from dist_eval.evaluation.audit import Audit, audited_batches
@@ -30,18 +30,18 @@ from dist_eval.evaluation.combination import (
     throughput,
     with_custom_metrics,
 )
-from dist_eval.evaluation.completed import present_complete, with_recorded_view
+from dist_eval.evaluation.completed import rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.journal import Fingerprint, Journal
-from dist_eval.evaluation.work import FailurePolicy, Work
+from dist_eval.evaluation.work import BatchWorker, FailurePolicy
 from dist_eval.inference.window import Window, largest_window
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.custom_metrics import CustomMetric
-from dist_eval.metrics.metric_loading import load_metrics, made_up_predictions
+from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backends import load_classifier, load_on_host, open_swarm
-from dist_eval.model.base_model_spec import Base, Subject, subject_of
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, target_of
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.pretrained_classifier import FullModel
+from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results
 from dist_eval.runs.run_folder import RunFolder
@@ -56,9 +56,9 @@ texts take a day."""
 
 def evaluate_run(
     config: EvaluationConfig,
-    launch: Launch,
-    board: Board,
-    own: Path,
+    topology: Topology,
+    rank_store: RankStore,
+    scratch_dir: Path,
     stop: Stop | None = None,
     folder: RunFolder | None = None,
 ) -> dict[str, Any] | None:
@@ -66,9 +66,9 @@ def evaluate_run(
 
     Args:
         config: what to do.
-        launch: where this process stands among the ranks.
-        board: the ranks' store.
-        own: this rank's private folder for sockets and tokenized data (see `dist_eval.process.lifetime.workspace`).
+        topology: where this process stands among the ranks.
+        rank_store: the ranks' store.
+        scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
         stop: asked whether to go on.
         folder: the run's folder, if the caller wants to note how the run ended.
 
@@ -81,80 +81,86 @@ def evaluate_run(
     """
     folder, stop = folder or RunFolder(config), stop or Stop()
     with ExitStack() as stack:
-        if launch.is_leader:
-            folder.open(launch.attempt)
+        if topology.is_leader:
+            folder.open(topology.attempt)
             stack.callback(folder.close)
-            board.publish("opened", "")
-        board.wait_for("opened", _OPENING_SECONDS)
+            rank_store.publish("opened", "")
+        rank_store.wait_for("opened", _OPENING_SECONDS)
         folder.is_ours = True
-        if launch.is_leader:
-            config = with_recorded_view(config, folder.results())
+        if topology.is_leader:
+            config = with_recorded_analysis(config, folder.results())
             folder.config = config
         torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
-        tuned = subject_of(config)
-        base = Base.of(config, tuned)
-        own_metrics = find_metrics(config, tuned)
-        peers, check = stack.enter_context(open_swarm(config, base, launch, board))
-        if launch.is_host_leader:
+        tuned = target_of(config)
+        base = BaseModelSpec.of(config, tuned)
+        custom_metrics = find_metrics(config, tuned)
+        peers, check = stack.enter_context(open_swarm(config, base, topology, rank_store))
+        if topology.is_host_leader:
             further = columns_asked_for(config)
-            board.publish(f"data/{launch.node}", str(prepare_data(config, base, tuned, own, further)))
-        prepared = open_plan(base, tuned, launch, board) if launch.is_leader else None
+            rank_store.publish(f"data/{topology.node}", str(prepare_data(config, base, tuned, scratch_dir, further)))
+        prepared = open_plan(base, tuned, topology, rank_store) if topology.is_leader else None
         if prepared is not None:
             is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
             is_new = is_new or (config.compare_backends and not folder.results().get("backends"))
-            board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        classifier, swarm = load_classifier(config, base, tuned, peers, own, check, launch=launch)
+            rank_store.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
+        classifier, swarm = load_classifier(config, base, tuned, peers, scratch_dir, check, topology=topology)
         stack.callback(classifier.close)
-        if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            return present_complete(folder, config, own_metrics, *prepared) if prepared else None
-        local = load_on_host(base, tuned, launch) if config.compare_backends else None
-        data, plan = prepared or open_plan(base, tuned, launch, board)
-        view = View.of(config, data) if launch.is_leader else View()  # now: what is wrong with it shows at once
+        if rank_store.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
+            return rescore_complete(folder, config, custom_metrics, *prepared) if prepared else None
+        local = load_on_host(base, tuned, topology) if config.compare_backends else None
+        data, plan = prepared or open_plan(base, tuned, topology, rank_store)
+        view = (
+            AnalysisOptions.of(config, data) if topology.is_leader else AnalysisOptions()
+        )  # now: what is wrong with it shows at once
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
-        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=launch.rank, run=run_id)
+        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=topology.rank, run=run_id)
         stack.callback(journal.close)
-        window = window_for(config, base, launch)
-        board.meet("ready", _PREPARATION_SECONDS)
+        window = window_for(config, base, topology)
+        rank_store.barrier("ready", _PREPARATION_SECONDS)
         with (
-            process_group(launch, board, config.collective_timeout),
-            folder.noting_a_stop(rank=launch.rank, host=launch.host, is_leader=launch.is_leader),
+            process_group(topology, rank_store, config.collective_timeout),
+            folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
         ):
             require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
             audit = (
-                Audit(cast(Classifier, classifier), journal.distrust, config.audit_tolerance) if config.audit else None
+                Audit(cast(Classifier, classifier), journal.exclude, config.audit_tolerance) if config.audit else None
             )
             progress = Progress(
-                *(launch, board, len(data)),
+                *(topology, rank_store, len(data)),
                 stop=stop,
                 folder=folder.path,
                 notice=classifier.notice,
                 patience=config.collective_timeout,
             )
             failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
-            work = Work(
+            work = BatchWorker(
                 *(audit or classifier, data, plan, journal, progress, window, stop),
                 grace=config.stop_grace,
                 failures=failures,
                 audited=audited_batches(len(plan), config.audit),
             )
             with progress.shown():
-                stop.in_order()
-                brought = work.do_all(launch, config.collective_timeout)
-                backends = local and compare_all(local, data, plan, journal, brought, stop, board)
-                with giving_way(launch, board, lambda: stop.reason):
-                    combined = combine(work, brought, launch, classifier, own_metrics, plan)
-        if not launch.is_leader:
-            if launch.hosts > 1 and launch.is_host_leader:  # a host that ends well is not started again for the leader
-                board.wait_for(_REPORTED, _PREPARATION_SECONDS)
+                stop.defer_signals()
+                assigned_batches = work.run(topology, config.collective_timeout)
+                backends = local and compare_all(local, data, plan, journal, assigned_batches, stop, rank_store)
+                with explaining_lost_ranks(topology, rank_store, lambda: stop.reason):
+                    combined = combine(work, assigned_batches, topology, classifier, custom_metrics, plan)
+        if not topology.is_leader:
+            if (
+                topology.hosts > 1 and topology.is_host_leader
+            ):  # a host that ends well is not started again for the leader
+                rank_store.wait_for(_REPORTED, _PREPARATION_SECONDS)
             return None
         if combined.failed:
             failures.require_few(len(combined.failed), len(data), combined.failed[-1][1])
         coverage = prove_coverage(combined.predictions.index, len(data), (index for index, _ in combined.failed))
         require_same_totals(combined.totals, Totals.of(combined.predictions))
         metrics = compute_metrics(combined.predictions, tuned.label_names)
-        if own_metrics:
-            metrics = with_custom_metrics(metrics, own_metrics, combined)
-        further_metrics = statistics_of_functions(own_metrics, combined.predictions, view.units(combined.predictions))
+        if custom_metrics:
+            metrics = with_custom_metrics(metrics, custom_metrics, combined)
+        further_metrics = statistics_of_functions(
+            custom_metrics, combined.predictions, view.units(combined.predictions)
+        )
         facts = {
             **analyse(combined.predictions, metrics, view, further_metrics),
             "coverage": asdict(coverage),
@@ -171,30 +177,32 @@ def evaluate_run(
         }
         folder.save_timelines(combined.timelines)
         folder.complete(combined.predictions, metrics, facts, view.groups(combined.predictions))
-        board.publish(_REPORTED, "")
+        rank_store.publish(_REPORTED, "")
         report_on(folder.path, config.report)
         print(format_results(metrics, facts, folder.path), flush=True)
         return metrics.values
 
 
-def find_metrics(config: EvaluationConfig, tuned: Subject) -> list[CustomMetric]:
+def find_metrics(config: EvaluationConfig, tuned: EvalTarget) -> list[CustomMetric]:
     """Finds the caller's own metrics and tries them (see `load_metrics`)."""
     if not config.metric:
         return []
-    sample = made_up_predictions(tuned.problem, tuned.num_labels)
+    sample = synthetic_predictions(tuned.problem, tuned.num_labels)
     return load_metrics(
         config.metric, tuned.problem, tuned.num_labels, list(compute_metrics(sample, tuned.label_names).values)
     )
 
 
-def open_plan(base: Base, tuned: Subject, launch: Launch, board: Board) -> tuple[TokenizedDataset, Plan]:
+def open_plan(
+    base: BaseModelSpec, tuned: EvalTarget, topology: Topology, rank_store: RankStore
+) -> tuple[TokenizedDataset, Plan]:
     """Waits for the tokenized data of this host, and plans the batches."""
-    data = TokenizedDataset(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
+    data = TokenizedDataset(Path(rank_store.wait_for(f"data/{topology.node}", _PREPARATION_SECONDS)))
     return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
 
 
 def fingerprint_of(
-    config: EvaluationConfig, base: Base, tuned: Subject, data: TokenizedDataset, plan: Plan
+    config: EvaluationConfig, base: BaseModelSpec, tuned: EvalTarget, data: TokenizedDataset, plan: Plan
 ) -> Fingerprint:
     """Returns what a run's results depend on, by names that a person reads when they differ."""
     return Fingerprint(
@@ -215,14 +223,16 @@ def fingerprint_of(
     )
 
 
-def window_for(config: RunConfig, base: Base, launch: Launch) -> Window:
+def window_for(config: RunConfig, base: BaseModelSpec, topology: Topology) -> Window:
     """Returns a rank's window, within its share of the host's memory."""
-    memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
+    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
     largest = largest_window(base.token_budget, base.config.hidden_size, memory)
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
-def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path, further: Sequence[str] = ()) -> Path:
+def prepare_data(
+    config: RunConfig, base: BaseModelSpec, tuned: EvalTarget, folder: Path, further: Sequence[str] = ()
+) -> Path:
     """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
     from transformers import AutoTokenizer
 
@@ -234,7 +244,7 @@ def prepare_data(config: RunConfig, base: Base, tuned: Subject, folder: Path, fu
         also = "" if own_tokenizer or not tuned.folder else f" (the checkpoint {tuned.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
     if (
-        isinstance(tuned, FullModel)
+        isinstance(tuned, PretrainedClassifier)
         and len(config.text_column) == 2
         and "token_type_ids" in tokenizer.model_input_names
         and getattr(base.config, "type_vocab_size", 0) > 1

@@ -90,7 +90,7 @@ class Journal:
             found = self._folder.glob(f"{self._run}-odd-*{_ODD_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
-    def distrust(self, server: str) -> None:
+    def exclude(self, server: str) -> None:
         """Notes that a server's answers do not count, whichever rank or start of the run got them.
 
         Raises:
@@ -189,7 +189,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 
 def _packed(outcome: BatchOutcome) -> bytes:
-    notes: dict[str, Any] = {"route": [list(hop) for hop in outcome.route]} if outcome.route else {}
+    notes: dict[str, Any] = {"route": [list(segment) for segment in outcome.route]} if outcome.route else {}
     if outcome.failed:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
     if outcome.audit is not None:

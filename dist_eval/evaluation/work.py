@@ -18,7 +18,7 @@ from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.data.problems import problem_of
 from dist_eval.distributed.collectives import all_gather, least_over_ranks
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
@@ -30,7 +30,7 @@ from dist_eval.metrics.predictions import Collector, Coverage, Predictions
 
 
 @dataclass(frozen=True)
-class Share:
+class Assignment:
     """Batches of one rank.
 
     Attributes:
@@ -64,7 +64,7 @@ class FailurePolicy:
             raise RunError(f"All {examples} examples failed. One of them: {reason}")
 
 
-def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int]:
+def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int]:
     """Divides the batches that are finished, and those that are not, among the ranks; every rank calls it.
 
     Hosts may have folders of their own, or share one: a batch that several ranks know of is brought by the first.
@@ -72,17 +72,17 @@ def share_out(found: np.ndarray, plan: Plan, launch: Launch) -> tuple[Share, int
     Args:
         found: which batches this rank's journal has finished, bool of shape [batches].
         plan: all batches.
-        launch: where this process stands. The process group is open.
+        topology: where this process stands. The process group is open.
 
     Returns:
         This rank's share, and how many examples earlier starts have finished altogether.
     """
-    bringer = least_over_ranks(np.where(found, launch.rank, launch.world_size))
-    done = bringer < launch.world_size
+    owner = least_over_ranks(np.where(found, topology.rank, topology.world_size))
+    done = owner < topology.world_size
     left = np.flatnonzero(~done)
-    share = Share(
-        resumed=np.flatnonzero(bringer == launch.rank),
-        shard=left[shard_batches(len(left), rank=launch.rank, world_size=launch.world_size)],
+    share = Assignment(
+        resumed=np.flatnonzero(owner == topology.rank),
+        shard=left[shard_batches(len(left), rank=topology.rank, world_size=topology.world_size)],
     )
     return share, int(plan.sizes[done].sum())
 
@@ -113,7 +113,7 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         )
 
 
-class Work:
+class BatchWorker:
     """This rank's work, and what it did.
 
     Args:
@@ -155,14 +155,14 @@ class Work:
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
         self.timeline = Timeline()
 
-    def do_all(self, launch: Launch, patience: float) -> np.ndarray:
+    def run(self, topology: Topology, patience: float) -> np.ndarray:
         """Does what nobody has finished yet; every rank calls it.
 
         If an audit has found a server odd by then, what that server had a hand in counts as never done, and the ranks
         share it out once more.
 
         Args:
-            launch: where this process stands.
+            topology: where this process stands.
             patience: seconds without a finished example on any other rank after which the late ones are given up.
 
         Returns:
@@ -172,20 +172,20 @@ class Work:
             RunStopped: the run was asked to stop before its end; on all ranks.
             EvaluationError: see `do` and `Progress.wait_for_all`.
         """
-        odd, brought = None, np.empty(0, dtype=np.int64)
+        odd, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
             odd_before, odd = odd, frozenset[str]().union(*all_gather(self._journal.odd_servers()))
             if odd == odd_before:
-                return brought
-            self._classifier.distrust(odd)
+                return assigned_batches
+            self._classifier.exclude(odd)
             for server in odd:  # hosts may have folders of their own
-                self._journal.distrust(server)
+                self._journal.exclude(server)
             found = np.zeros(len(self._plan), dtype=bool)
-            if launch.is_host_leader:
+            if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done = share_out(found, self._plan, launch)
-            brought = np.concatenate([share.resumed, share.shard])
+            share, done = share_out(found, self._plan, topology)
+            assigned_batches = np.concatenate([share.resumed, share.shard])
             if odd_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
             self._progress.begin(done, counted)
@@ -234,11 +234,11 @@ class Work:
         self._seconds += time.monotonic() - start
         return left
 
-    def facts(self, launch: Launch) -> dict[str, Any]:
+    def facts(self, topology: Topology) -> dict[str, Any]:
         """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here."""
         return {
-            "rank": launch.rank,
-            "host": launch.host,
+            "rank": topology.rank,
+            "host": topology.host,
             "began": self._began.isoformat(timespec="milliseconds"),
             "batches": len(self._done),
             "samples": int(self._plan.sizes[self._done].sum()),

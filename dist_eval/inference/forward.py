@@ -16,7 +16,7 @@ from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, Ref
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import BatchOutcome
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 _ROWS_NAMED = 5
 
@@ -34,11 +34,11 @@ class TextClassifier(Protocol):
         """Requests that had to be repeated so far."""
         ...
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Classifies a batch."""
         ...
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Asks servers no more."""
         ...
 
@@ -82,7 +82,7 @@ def predict_batches(
 
     def outcome_of(number: int) -> BatchOutcome:
         began = time.monotonic()
-        outcome = send(classifier, dataset, plan, int(number), Trip(audited=number in audited))
+        outcome = send(classifier, dataset, plan, int(number), Routing(audited=number in audited))
         if timeline is not None:
             failed = len(outcome.failed)
             timeline.add(began, time.monotonic(), done=len(outcome.logits) - failed, failed=failed)
@@ -94,14 +94,14 @@ def predict_batches(
 
 
 def _predict_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
-    logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", trip)
-    return BatchOutcome(number, logits, trip.route, audit=_notes_of(trip))
+    logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", routing)
+    return BatchOutcome(number, logits, routing.route, audit=_notes_of(routing))
 
 
 def _salvage_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, trip: Trip
+    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
     """Does the same, and where that fails halves the batch until it is known which examples it is."""
     rows = plan.batch(number)
@@ -112,7 +112,7 @@ def _salvage_batch(
         part = parts.pop()
         try:
             logits[part.start : part.stop] = _logits(
-                classifier, dataset, rows[part.start : part.stop], f"Batch {number}", trip
+                classifier, dataset, rows[part.start : part.stop], f"Batch {number}", routing
             )
         except OutageError:
             raise
@@ -124,21 +124,21 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, logits, trip.route, failed, _notes_of(trip))
+    return BatchOutcome(number, logits, routing.route, failed, _notes_of(routing))
 
 
-def _notes_of(trip: Trip) -> Mapping[str, Any] | None:
-    return trip.findings.to_notes() if trip.findings else None
+def _notes_of(routing: Routing) -> Mapping[str, Any] | None:
+    return routing.findings.to_notes() if routing.findings else None
 
 
 def _logits(
-    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, batch: str, trip: Trip
+    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, batch: str, routing: Routing
 ) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
     name = f"{batch} ({dataset.facts.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
     try:
-        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), trip)
+        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # whatever Petals and hivemind raise once their retries are used up

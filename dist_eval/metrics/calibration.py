@@ -59,12 +59,12 @@ class Confidences:
 
     Attributes:
         confidence: a probability, float64 of shape [n].
-        is_so: bool of shape [n].
+        correct: bool of shape [n].
         brier: Brier score of each example, float64 of shape [n].
     """
 
     confidence: np.ndarray
-    is_so: np.ndarray
+    correct: np.ndarray
     brier: np.ndarray
 
     @classmethod
@@ -83,13 +83,13 @@ class Confidences:
         """Yields those of one label after the other, of examples with several labels each."""
         labels = range(predictions.num_labels)
         for number, probability in zip(labels, predictions.probabilities_of(labels), strict=True):
-            is_so = predictions.label[:, number]
-            yield cls(probability, is_so, (probability - is_so) ** 2)
+            correct = predictions.label[:, number]
+            yield cls(probability, correct, (probability - correct) ** 2)
 
     @property
     def gap(self) -> np.ndarray:
         """By how much the truth exceeds what was said, float64 of shape [n]."""
-        return self.is_so - self.confidence
+        return self.correct - self.confidence
 
     def ece(self) -> float:
         """Computes the expected calibration error: Σ over the bins of |hits - sum of the confidences| / n."""
@@ -117,7 +117,7 @@ class Bins:
         number = bins_of(confidences.confidence)
         return cls(
             np.bincount(number, minlength=BINS),
-            np.bincount(number[confidences.is_so], minlength=BINS),
+            np.bincount(number[confidences.correct], minlength=BINS),
             np.bincount(number, confidences.confidence, minlength=BINS),
         )
 

@@ -20,7 +20,7 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Probl
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_figures
 from dist_eval.metrics.multilabel import label_confusion, multi_label_figures
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
 from dist_eval.metrics.regression import regression_figures
 
@@ -50,7 +50,7 @@ class Totals:
     errors: np.ndarray = field(default_factory=_no_errors)
 
     @classmethod
-    def of(cls, predictions: Scored) -> Totals:
+    def of(cls, predictions: PredictionsLike) -> Totals:
         """Sums predictions up, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
         shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
@@ -142,7 +142,7 @@ class Metrics:
     custom: list[str] = field(default_factory=list)
 
 
-def compute_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
+def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
     """Computes all metrics of a model, by the kind of its labels.
 
     Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. For one class each, macro
@@ -186,7 +186,7 @@ def compute_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
     )
 
 
-def _single_label_metrics(predictions: Scored, label_names: Sequence[str]) -> Metrics:
+def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
     from sklearn import metrics as sk
 
     confusion = Totals.of(predictions).confusion
@@ -244,7 +244,7 @@ def _withdraw_undefined_averages(
 def _add_probability_metrics(
     values: dict[str, float | None],
     undefined: dict[str, str],
-    predictions: Scored,
+    predictions: PredictionsLike,
     support: np.ndarray,
     label_names: Sequence[str],
 ) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import REGRESSION
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 
 REDUCTIONS = ("sum", "mean", "cat", "max", "min")
 _BATCHES_IN_A_ROUND = 1 << 12
@@ -56,7 +56,7 @@ class Inputs:
     probabilities: np.ndarray | None
 
     @classmethod
-    def of(cls, predictions: Scored) -> Inputs:
+    def of(cls, predictions: PredictionsLike) -> Inputs:
         """Takes predictions as metrics expect them."""
         given, labels = (
             column.astype(np.int64) if column.dtype == np.bool_ else column

@@ -51,7 +51,7 @@ def load_metrics(
     Raises:
         ConfigError: a metric cannot be found, fails, returns what is no result, or has a name that is taken.
     """
-    sample = Inputs.of(made_up_predictions(problem, num_labels))
+    sample = Inputs.of(synthetic_predictions(problem, num_labels))
     metrics: list[CustomMetric] = []
     for spec in specs:
         metric = _load(spec, problem, sample)
@@ -65,7 +65,7 @@ def load_metrics(
     return metrics
 
 
-def made_up_predictions(problem: Problem, num_labels: int) -> Predictions:
+def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
     """Makes a few examples up, the same ones always; each class or label occurs, most are predicted rightly."""
     rows = np.arange(max(8, 2 * num_labels))
     generator = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_eval.data.problems import named
 from dist_eval.metrics.calibration import calibration_figures
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
 
 Values = dict[str, float | None]
@@ -41,7 +41,7 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 
 def multi_label_figures(
-    predictions: Scored, confusion: np.ndarray, names: Sequence[str]
+    predictions: PredictionsLike, confusion: np.ndarray, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
     """Computes the figures over all labels and of each one.
 
@@ -113,7 +113,7 @@ def _add_averages(
 
 
 def _add_rankings(
-    values: Values, undefined: dict[str, str], predictions: Scored, support: np.ndarray, names: Sequence[str]
+    values: Values, undefined: dict[str, str], predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
 ) -> None:
     """Adds how well each label's probabilities rank the examples that have it before those that do not."""
     from sklearn.metrics import average_precision_score

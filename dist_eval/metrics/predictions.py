@@ -43,7 +43,7 @@ class BatchOutcome:
         return not self.failed
 
 
-class Scored(Protocol):
+class PredictionsLike(Protocol):
     """What metrics depend on: `Predictions`, or what is left of them when the logits are gone.
 
     The attributes are those of `Predictions`.
@@ -65,8 +65,8 @@ class Scored(Protocol):
     def problem(self) -> Problem: ...  # noqa: D102
     def __len__(self) -> int: ...
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]: ...  # noqa: D102
-    def at(self, places: np.ndarray) -> Scored: ...  # noqa: D102
-    def pieces(self) -> Iterator[Scored]: ...  # noqa: D102
+    def at(self, places: np.ndarray) -> PredictionsLike: ...  # noqa: D102
+    def pieces(self) -> Iterator[PredictionsLike]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

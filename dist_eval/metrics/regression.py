@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import named
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 
 FIGURES = ("mae", "mse", "rmse", "r2", "pearson", "spearman")
 
@@ -16,7 +16,7 @@ Values = dict[str, float | None]
 
 
 def regression_figures(
-    predictions: Scored, names: Sequence[str]
+    predictions: PredictionsLike, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
     """Computes the figures of each output, and their means over the outputs.
 

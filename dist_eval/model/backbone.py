@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -25,7 +25,7 @@ class Backbone(Protocol):
         input_ids: torch.Tensor,
         prompts: torch.Tensor | None,
         deep_prompts: torch.Tensor | None,
-        trip: Trip | None = None,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """Runs the base model; differentiable in the prompts.
 
@@ -33,7 +33,7 @@ class Backbone(Protocol):
             input_ids: int64 of shape [batch, length].
             prompts: float32 of shape [pre_seq_len, hidden], or None.
             deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-            trip: takes down the way through a swarm.
+            routing: takes down the way through a swarm.
 
         Returns:
             Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
@@ -67,7 +67,7 @@ class Backbone(Protocol):
         """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
         ...
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Asks servers no more."""
         ...
 
@@ -107,7 +107,7 @@ class SwarmBackbone:
         input_ids: torch.Tensor,
         prompts: torch.Tensor | None,
         deep_prompts: torch.Tensor | None,
-        trip: Trip | None = None,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
         embedded = self.embedded(input_ids, prompts)
@@ -115,7 +115,7 @@ class SwarmBackbone:
             from dist_eval.swarm.gradients import through_swarm
 
             return through_swarm(self.requests, embedded, deep_prompts)
-        return self.requests.forward(embedded, deep_prompts, trip)
+        return self.requests.forward(embedded, deep_prompts, routing)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
@@ -138,9 +138,9 @@ class SwarmBackbone:
         """See `Backbone.notice`."""
         return self.requests.outage.notice()
 
-    def distrust(self, servers: Iterable[str]) -> None:
-        """See `Backbone.distrust`."""
-        self.requests.distrusted |= set(servers)
+    def exclude(self, servers: Iterable[str]) -> None:
+        """See `Backbone.exclude`."""
+        self.requests.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: embeddings and final norm."""
@@ -184,7 +184,7 @@ class LocalBackbone:
         input_ids: torch.Tensor,
         prompts: torch.Tensor | None,
         deep_prompts: torch.Tensor | None,
-        trip: Trip | None = None,
+        routing: Routing | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
         embeddings = _prompted(self.word_embeddings, input_ids, prompts)
@@ -210,8 +210,8 @@ class LocalBackbone:
         """See `Backbone.notice`: nothing does."""
         return ""
 
-    def distrust(self, servers: Iterable[str]) -> None:
-        """See `Backbone.distrust`: there are none."""
+    def exclude(self, servers: Iterable[str]) -> None:
+        """See `Backbone.exclude`: there are none."""
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.config import RunConfig
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.model.base_model_spec import Base, Subject
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
-from dist_eval.model.pretrained_classifier import FullClassifier, FullModel, load_full_model, local_device
+from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 
 
 @contextmanager
 def open_swarm(
-    config: RunConfig, base: Base, launch: Launch, board: Board
+    config: RunConfig, base: BaseModelSpec, topology: Topology, rank_store: RankStore
 ) -> Iterator[tuple[list[str], Callable[[], None]]]:
     """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
 
@@ -30,13 +30,13 @@ def open_swarm(
     """
     if config.backend == "local" or config.swarm == "public" or config.initial_peers:
         yield config.initial_peers, lambda: None
-    elif launch.hosts > 1:
+    elif topology.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
             "swarm with `dist-eval swarm` and name it with --initial-peers."
         )
-    elif not launch.is_leader:
-        yield board.wait_for("peers", config.swarm_timeout).split(), lambda: None
+    elif not topology.is_leader:
+        yield rank_store.wait_for("peers", config.swarm_timeout).split(), lambda: None
     else:
         from dist_eval.swarm.private import PrivateSwarm, split_blocks
 
@@ -48,7 +48,7 @@ def open_swarm(
             spans=split_blocks(blocks, config.servers),
             echo=config.verbose,
         ) as swarm:
-            board.publish("peers", " ".join(swarm.initial_peers))
+            rank_store.publish("peers", " ".join(swarm.initial_peers))
             try:
                 yield swarm.initial_peers, swarm.require_alive
             except SwarmError:
@@ -58,13 +58,13 @@ def open_swarm(
 
 def load_classifier(
     config: RunConfig,
-    base: Base,
-    tuned: Subject,
+    base: BaseModelSpec,
+    tuned: EvalTarget,
     peers: list[str],
     sockets: Path,
     check: Callable[[], None] = lambda: None,
     *,
-    launch: Launch,
+    topology: Topology,
 ) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
     """Builds the classifier, for a swarm after waiting until all blocks have a server.
 
@@ -75,8 +75,8 @@ def load_classifier(
         SwarmError: the swarm does not answer or misses blocks.
         CheckpointError: weights are missing or others than the checkpoint was tuned on.
     """
-    if config.backend == "local" or isinstance(tuned, FullModel):
-        return load_on_host(base, tuned, launch), None
+    if config.backend == "local" or isinstance(tuned, PretrainedClassifier):
+        return load_on_host(base, tuned, topology), None
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=sockets)
@@ -101,7 +101,7 @@ def load_classifier(
             request_timeout=config.request_timeout,
             max_retries=config.max_retries,
             compression=config.compression,
-            seed=launch.rank,
+            seed=topology.rank,
             outage_timeout=config.swarm_timeout,
             rejoin=rejoin,
         )
@@ -111,13 +111,13 @@ def load_classifier(
     return classifier, coverage.to_dict()
 
 
-def load_on_host(base: Base, tuned: Subject, launch: Launch) -> Classifier | FullClassifier:
+def load_on_host(base: BaseModelSpec, tuned: EvalTarget, topology: Topology) -> Classifier | FullClassifier:
     """Builds the classifier in this process, on a GPU of this host if there is one.
 
     Raises:
         CheckpointError: weights are missing or others than the checkpoint was tuned on.
     """
-    device = local_device(launch.local_rank)
-    if isinstance(tuned, FullModel):
+    device = local_device(topology.local_rank)
+    if isinstance(tuned, PretrainedClassifier):
         return load_full_model(tuned, device)
     return load_locally(base.name, tuned, device)

@@ -11,7 +11,7 @@ from typing import Any
 from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.errors import CheckpointError, ConfigError, first_line
 from dist_eval.model.checkpoint import BASE_PREFIX, TunedCheckpoint
-from dist_eval.model.pretrained_classifier import FullModel
+from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.process.files import samples_of
 
 _LONGEST_TEXT = 1 << 20
@@ -22,11 +22,11 @@ _POSITIONS_AFTER_PAD = (
 )
 """Types of models that count positions from the padding id on (`create_position_ids_from_input_ids`)."""
 
-Subject = TunedCheckpoint | FullModel
+EvalTarget = TunedCheckpoint | PretrainedClassifier
 """What is evaluated: a base model with tuned tensors, or a model that is complete in itself."""
 
 
-def subject_of(config: EvaluationConfig) -> Subject:
+def target_of(config: EvaluationConfig) -> EvalTarget:
     """Finds what is to be evaluated.
 
     Raises:
@@ -35,11 +35,11 @@ def subject_of(config: EvaluationConfig) -> Subject:
     if config.checkpoint:
         return TunedCheckpoint.load(config.checkpoint)
     name = str(config.model)
-    return FullModel.of(name, _read_config(name, "model"))
+    return PretrainedClassifier.of(name, _read_config(name, "model"))
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseModelSpec:
     """The base model's name and what it allows.
 
     Attributes:
@@ -57,7 +57,7 @@ class Base:
     token_budget: int
 
     @classmethod
-    def of(cls, config: RunConfig, tuned: Subject) -> Base:
+    def of(cls, config: RunConfig, tuned: EvalTarget) -> BaseModelSpec:
         """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         A model that is complete in itself is its own base.
@@ -66,7 +66,7 @@ class Base:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
             ConfigError: a text of `--max-length` tokens could not be sent.
         """
-        if isinstance(tuned, FullModel):
+        if isinstance(tuned, PretrainedClassifier):
             name, base = tuned.name, tuned.config
         else:
             name = config.model or tuned.base_model or ""
@@ -100,7 +100,7 @@ class Base:
                 digest.update(sample)
         return digest.hexdigest()
 
-    def facts(self, tuned: Subject) -> dict[str, Any]:
+    def facts(self, tuned: EvalTarget) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""
         return {
             "base": self.name,
@@ -113,7 +113,7 @@ class Base:
         }
 
 
-def _max_length(config: RunConfig, tuned: Subject, base: Any, accepted: int | None) -> int:
+def _max_length(config: RunConfig, tuned: EvalTarget, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
     if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0

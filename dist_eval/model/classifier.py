@@ -22,7 +22,7 @@ from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -58,13 +58,13 @@ class Classifier:
         return self.backbone.retries
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Classifies a batch.
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
             lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-            trip: takes down the way through a swarm.
+            routing: takes down the way through a swarm.
 
         Returns:
             Logits, float32 of shape [batch, num_labels], on the CPU.
@@ -72,7 +72,7 @@ class Classifier:
         Raises:
             ModelOutputError: the outputs have a wrong shape or are not finite.
         """
-        logits = self.scores(input_ids, lengths, trip).cpu()
+        logits = self.scores(input_ids, lengths, routing).cpu()
         finite = torch.isfinite(logits).all(dim=1)
         if not finite.all():
             count = int((~finite).sum())
@@ -81,7 +81,7 @@ class Classifier:
             )
         return logits
 
-    def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+    def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Does the same for training: differentiable in the tuned tensors, and not checked for finite values.
 
         Returns:
@@ -91,7 +91,7 @@ class Classifier:
             ModelOutputError: the outputs have a wrong shape.
         """
         tuned = self.tuned
-        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, trip)
+        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, routing)
         expected = (input_ids.shape[0], tuned.pre_seq_len + input_ids.shape[1], tuned.head.shape[1])
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
@@ -111,9 +111,9 @@ class Classifier:
         """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
         return self.backbone.notice()
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Asks servers no more."""
-        self.backbone.distrust(servers)
+        self.backbone.exclude(servers)
 
     def close(self) -> None:
         """Lets go of connections and processes."""

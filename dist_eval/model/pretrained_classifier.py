@@ -24,13 +24,13 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 _CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
-class FullModel:
+class PretrainedClassifier:
     """What there is to know of a classifier before it is loaded; has what `TunedCheckpoint` has, where that applies.
 
     Attributes:
@@ -46,7 +46,7 @@ class FullModel:
     problem: Problem
 
     @classmethod
-    def of(cls, name: str, config: Any) -> FullModel:
+    def of(cls, name: str, config: Any) -> PretrainedClassifier:
         """Reads a model's config.
 
         Args:
@@ -102,7 +102,7 @@ class FullModel:
 
 
 class FullClassifier:
-    """A `FullModel`, loaded.
+    """A `PretrainedClassifier`, loaded.
 
     Args:
         model: a Hugging Face `...ForSequenceClassification`.
@@ -127,7 +127,7 @@ class FullClassifier:
         return 0
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip | None = None) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
 
         Raises:
@@ -170,14 +170,14 @@ class FullClassifier:
         """Returns what keeps the model waiting: nothing."""
         return ""
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         """Asks servers no more: there are none."""
 
     def close(self) -> None:
         """Does nothing: there is nothing to let go of."""
 
 
-def load_full_model(full: FullModel, device: torch.device) -> FullClassifier:
+def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullClassifier:
     """Loads a classifier.
 
     Args:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dist_eval.config import MAX_TOKEN_BUDGET
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError, ModelOutputError
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window, largest_window
@@ -158,7 +158,7 @@ def texts_of(
 def logits_from_swarm(
     model: nn.Module,
     texts: Iterable[tuple[Key, torch.Tensor, torch.Tensor]],
-    launch: Launch,
+    topology: Topology,
     *,
     in_flight: int | None = None,
     name: Callable[[Key], str] = str,
@@ -168,7 +168,7 @@ def logits_from_swarm(
     Args:
         model: the model; its tuned tensors as they are now count.
         texts: for each batch something to know it by, and what `texts_of` returns. Large ones are cut into requests.
-        launch: where this process stands among the ranks.
+        topology: where this process stands among the ranks.
         in_flight: how many requests may be under way; by itself if not set.
         name: what a message calls a batch.
 
@@ -179,7 +179,7 @@ def logits_from_swarm(
         ConfigError: the model is no classifier of Petals as it is.
         EvaluationError: a batch got no logits; the message names it.
     """
-    classifier = _classifier_on_swarm(model, launch)
+    classifier = _classifier_on_swarm(model, topology)
     tuned, rows_left = classifier.tuned, dict[int, int]()
     keys, parts = dict[int, Key](), dict[int, list[torch.Tensor]]()
 
@@ -198,7 +198,7 @@ def logits_from_swarm(
         except EvaluationError as error:
             raise type(error)(f"{name(keys[number])}: {error}") from error
 
-    window = _window(classifier, launch, in_flight)
+    window = _window(classifier, topology, in_flight)
     with closing(map_in_flight(ask, requests(), window, retries=lambda: classifier.retries)) as answers:
         for number, place, logits in answers:
             parts[number][place] = logits
@@ -207,10 +207,10 @@ def logits_from_swarm(
                 yield keys.pop(number), torch.cat(parts.pop(number))
 
 
-def _classifier_on_swarm(model: nn.Module, launch: Launch) -> Classifier:
+def _classifier_on_swarm(model: nn.Module, topology: Topology) -> Classifier:
     """Makes a classifier of a Petals model as it is now, which knows what earlier ones learned about its servers."""
     _require_own_forward(model)
-    classifier = classifier_of(model, _requests.get(model), seed=launch.rank)
+    classifier = classifier_of(model, _requests.get(model), seed=topology.rank)
     _requests[model] = cast(SwarmBackbone, classifier.backbone).requests
     return classifier
 
@@ -236,8 +236,8 @@ def _require_own_forward(model: nn.Module) -> None:
         )
 
 
-def _window(classifier: Classifier, launch: Launch, in_flight: int | None) -> Window:
-    memory = psutil.virtual_memory().available * launch.hosts // launch.world_size
+def _window(classifier: Classifier, topology: Topology, in_flight: int | None) -> Window:
+    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
     largest = largest_window(MAX_TOKEN_BUDGET, classifier.tuned.head.shape[1], memory)
     return Window(in_flight, largest=largest, timeout=cast(SwarmBackbone, classifier.backbone).requests.timeout)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_garbage_expected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Within this context no garbage is looked for, and what it leaves behind is never looked through again.
 
     For imports: torch and Petals make a million objects that stay. To search them again and again takes a sixth of

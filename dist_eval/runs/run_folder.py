@@ -28,7 +28,7 @@ from dist_eval.runs.folder_lock import take_lock
 from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.evaluation.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Coverage, Predictions, Scored
+from dist_eval.metrics.predictions import Coverage, Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
 from dist_eval.report.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
@@ -283,7 +283,7 @@ class RunFolder:
             raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
 
     def revise(
-        self, results: dict[str, Any], predictions: Scored | None = None, groups: np.ndarray | None = None
+        self, results: dict[str, Any], predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
     ) -> None:
         """Replaces the results of a complete run.
 
@@ -305,7 +305,7 @@ class RunFolder:
             self._draw(RELIABILITY, lambda path: draw_reliability(path, results["calibration"]))
 
     @contextmanager
-    def noting_a_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
+    def recording_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
         """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
         try:
             yield

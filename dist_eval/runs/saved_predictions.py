@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_of
-from dist_eval.metrics.predictions import Scored, rows_of_a_piece
+from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_piece
 from dist_eval.process.files import replaced_atomically
 
 GROUP = "group"
@@ -79,7 +79,7 @@ class SavedPredictions:
             yield self.at(slice(start, start + step))
 
 
-def write_predictions(path: Path, predictions: Scored, groups: np.ndarray | None = None) -> None:
+def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
     """Writes one row per example: index, label, prediction, loss, probabilities. Equal input gives equal bytes.
 
     For several labels each, label and prediction are lists of true and false, one for each class. A regression has no

@@ -51,7 +51,7 @@ def _alike(confidences: Confidences) -> Units:
     number = bins_of(confidences.confidence)
     part = ((confidences.confidence - EDGES[number]) * (BINS * _PARTS_OF_A_BIN)).astype(np.int64)
     part = np.clip(part, 0, _PARTS_OF_A_BIN - 1)
-    return Units.alike(number, part, confidences.is_so.astype(np.int64)).or_single(confidences.gap)
+    return Units.alike(number, part, confidences.correct.astype(np.int64)).or_single(confidences.gap)
 
 
 def _rows(several: Iterable[Confidences]) -> Any:
@@ -141,7 +141,7 @@ def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: U
             low, high = wilson(int(bins.hits[number]), int(bins.count[number]), confidence)
             found[number] = Interval(confidence, low, high, "wilson")
         return found
-    statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.is_so), _in_bins(confidences)]), _shares)
+    statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.correct), _in_bins(confidences)]), _shares)
     values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}
     for name, evidence in gather_evidence(statistic, values).items():
         found[int(name)] = evidence.interval(confidence)

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
-from dist_eval.metrics.predictions import Scored
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.resampling import OfRows, Units
 
 _RESAMPLES_OF_A_FUNCTION = 199
 """Calls of a metric of the caller's own for its interval: nobody knows how long one takes."""
 
 
-def statistics_of_functions(metrics: Sequence[CustomMetric], predictions: Scored, units: Units) -> list[OfRows]:
+def statistics_of_functions(
+    metrics: Sequence[CustomMetric], predictions: PredictionsLike, units: Units
+) -> list[OfRows]:
     """Makes statistics of the caller's own functions; a metric that batches are reduced to is none, and left out.
 
     Args:

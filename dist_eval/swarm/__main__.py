@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
     from dist_eval.swarm.private import PrivateSwarm
 
-_WATCH_SECONDS, _KNOCK_SECONDS = 0.5, 2.0
+_WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -116,8 +116,8 @@ def start(arguments: argparse.Namespace) -> None:
     if part == 1:
         _claim(arguments.peers_file, first_peers)
     with (
-        workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as own,
-        temporary_files_in(own),
+        workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as scratch_dir,
+        temporary_files_in(scratch_dir),
         PrivateSwarm(
             arguments.model,
             num_blocks=blocks,
@@ -132,7 +132,7 @@ def start(arguments: argparse.Namespace) -> None:
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
-            import_petals(sockets=own)
+            import_petals(sockets=scratch_dir)
             print(_look(swarm, len(everywhere), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
@@ -164,7 +164,7 @@ def _wait_for_peers(file: Path, timeout: float) -> list[str]:
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
             peers = file.read_text(encoding="utf-8").split()
-            if any(may_listen(peer, _KNOCK_SECONDS) for peer in peers):
+            if any(may_listen(peer, _PROBE_SECONDS) for peer in peers):
                 return peers
         time.sleep(_WATCH_SECONDS)
     if peers:
@@ -187,8 +187,8 @@ def status(arguments: argparse.Namespace) -> bool:
     from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    with workspace() as own, temporary_files_in(own):
-        import_petals(sockets=own)
+    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+        import_petals(sockets=scratch_dir)
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import announced_models, look_up_coverage
 
@@ -275,8 +275,8 @@ def identities(arguments: argparse.Namespace) -> None:
     """Makes the keys of a swarm's servers and prints their addresses."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    with workspace() as own, temporary_files_in(own):
-        import_petals(sockets=own)
+    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+        import_petals(sockets=scratch_dir)
         print(*member.make_identities(arguments), sep="\n")
 
 
@@ -284,8 +284,8 @@ def serve(arguments: argparse.Namespace) -> None:
     """Runs one server of a swarm that spans hosts, until Ctrl-C or SIGTERM."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
-    with workspace() as own, temporary_files_in(own):
-        import_petals(sockets=own)
+    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+        import_petals(sockets=scratch_dir)
         member.serve(arguments)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from dist_eval.errors import SwarmError
 from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.process.logging_setup import forking_without_warnings
-from dist_eval.swarm.p2p_daemon import knock_before_dialling, may_listen
+from dist_eval.swarm.p2p_daemon import may_listen, probe_before_dialing
 
-_POLL_SECONDS, _LEAST_KNOCK_SECONDS, _KNOCK_SECONDS, _KNOCKS_AT_ONCE = 0.1, 0.1, 5.0, 16
+_POLL_SECONDS, _LEAST_PROBE_SECONDS, _PROBE_SECONDS, _PROBES_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
 
 
@@ -53,7 +53,7 @@ def join_swarm(
     """
     import hivemind
 
-    knock_before_dialling(initial_peers)
+    probe_before_dialing(initial_peers)
     deadline, patience = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
     reason = "nothing listens there"
     while listening := wait_until_listening(initial_peers, deadline, check=check):
@@ -103,8 +103,8 @@ def wait_until_listening(
     """
     while time.monotonic() < deadline:
         check()
-        patience = max(_LEAST_KNOCK_SECONDS, min(_KNOCK_SECONDS, deadline - time.monotonic()))
-        with concurrent.futures.ThreadPoolExecutor(_KNOCKS_AT_ONCE) as pool:
+        patience = max(_LEAST_PROBE_SECONDS, min(_PROBE_SECONDS, deadline - time.monotonic()))
+        with concurrent.futures.ThreadPoolExecutor(_PROBES_AT_ONCE) as pool:
             answers = list(pool.map(functools.partial(may_listen, timeout=patience), initial_peers))
         if any(answers):
             return list(itertools.compress(initial_peers, answers))

@@ -48,7 +48,7 @@ class _ThroughSwarm(torch.autograd.Function):
     def forward(ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        requests.wire.use_prompts(prompts)
+        requests.transport.use_prompts(prompts)
         outputs, ctx.parts = RemoteExpertWorker.run_coroutine(_forward(requests, hidden.detach()))
         ctx.requests, ctx.prompts = requests, prompts
         return outputs.to(hidden)
@@ -58,7 +58,7 @@ class _ThroughSwarm(torch.autograd.Function):
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         gradient, of_prompts = gradients[0], None
-        ctx.requests.wire.use_prompts(ctx.prompts)
+        ctx.requests.transport.use_prompts(ctx.prompts)
         by_inputs, pieces = RemoteExpertWorker.run_coroutine(_backward(ctx.requests, ctx.parts, gradient))
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
@@ -75,9 +75,9 @@ Pieces = list[tuple[int, torch.Tensor]]
 async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
     block, parts = 0, []
     while block < requests.num_blocks:
-        hop, outputs = await requests.send(hidden, block)
-        parts.append((hop.start, hop.end, hidden))
-        hidden, block = outputs, hop.end
+        segment, outputs = await requests.send(hidden, block)
+        parts.append((segment.start, segment.end, hidden))
+        hidden, block = outputs, segment.end
     return hidden, parts
 
 
@@ -94,20 +94,20 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     start, end, inputs = part
     tokens = tokens_in(inputs)
 
-    def question(hop: Span) -> tuple[Awaitable[Any], int]:
-        work = tokens * (hop.end - hop.start)
-        if hop.end == end:
-            return requests.wire.send_back(hop, inputs, gradient), _BACKWARD_WORK * work
-        return requests.wire.send(hop, inputs), work
+    def question(segment: Span) -> tuple[Awaitable[Any], int]:
+        work = tokens * (segment.end - segment.start)
+        if segment.end == end:
+            return requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work
+        return requests.transport.send(segment, inputs), work
 
     try:
-        hop, answer = await requests.answered(question, start, end, tokens, at_once=True)
+        segment, answer = await requests.answered(question, start, end, tokens, at_once=True)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
         answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
         return torch.cat([by_inputs for by_inputs, _ in answers]), [piece for _, found in answers for piece in found]
-    if hop.end == end:
+    if segment.end == end:
         by_inputs, by_prompts = answer
         return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
     # nobody holds the whole part any more: what went into the rest of it is known now
-    return await _backward(requests, [(start, hop.end, inputs), (hop.end, end, answer)], gradient)
+    return await _backward(requests, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)

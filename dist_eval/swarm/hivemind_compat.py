@@ -10,7 +10,7 @@ import importlib
 import types
 from pathlib import Path
 
-from dist_eval.swarm.p2p_daemon import tame_daemon
+from dist_eval.swarm.p2p_daemon import patch_p2p_daemon
 
 _MOVED = {
     "p2p": ("P2P", "P2PContext", "PeerID"),
@@ -44,7 +44,7 @@ def import_petals(*, sockets: Path) -> types.ModuleType:
         for name in names:
             if not hasattr(hivemind, name):
                 setattr(hivemind, name, getattr(module, name))
-    tame_daemon(sockets)
+    patch_p2p_daemon(sockets)
     import petals
 
     return petals

@@ -26,16 +26,16 @@ _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
 """Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size."""
 
 _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/(\w+))?$")
-_KNOCK_SECONDS, _LET_THROUGH_SECONDS = 0.5, 15.0
+_PROBE_SECONDS, _LET_THROUGH_SECONDS = 0.5, 15.0
 
 Address = tuple[str, int]
 
 
-class PeerAway(ConnectionError):
+class PeerUnreachable(ConnectionError):
     """Nothing listens at a peer's address, so the daemon was not asked to dial it."""
 
 
-class Doorbell:
+class ReachabilityCache:
     """Knows where peers listen, and which of them could not be reached just now.
 
     Attributes:
@@ -55,13 +55,13 @@ class Doorbell:
         may have moved.
 
         Raises:
-            PeerAway: nothing listens at its address.
+            PeerUnreachable: nothing listens at its address.
         """
         address, tried_at = self.addresses.get(peer), self.away.get(peer)
         if address is None or tried_at is None or time.monotonic() - tried_at > _LET_THROUGH_SECONDS:
             return
         if not await self.listens(address):
-            raise PeerAway(f"nothing listens at {address[0]}:{address[1]}")
+            raise PeerUnreachable(f"nothing listens at {address[0]}:{address[1]}")
 
     def reached(self, peer: str) -> bool:
         """Notes that a peer could be reached.
@@ -82,18 +82,18 @@ class Doorbell:
     async def listens(address: Address) -> bool:
         """Returns whether something listens at an address."""
         try:
-            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), _KNOCK_SECONDS)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(*address), _PROBE_SECONDS)
         except (OSError, asyncio.TimeoutError):
             return False
         writer.close()
         return True
 
 
-_doorbell = Doorbell()
+_reachability = ReachabilityCache()
 """Of this process. A node, which is forked, begins with a copy."""
 
 
-def tame_daemon(sockets: Path) -> None:
+def patch_p2p_daemon(sockets: Path) -> None:
     """Makes the daemon a good helper of this process.
 
     Its sockets go to our folder, it dies with the process that started it, and it collects garbage less often: a daemon
@@ -119,7 +119,7 @@ def tame_daemon(sockets: Path) -> None:
     p2p_daemon.asyncio = own_asyncio
 
 
-def knock_before_dialling(peers: Iterable[str]) -> None:
+def probe_before_dialing(peers: Iterable[str]) -> None:
     """From now on, calls of this process and of nodes that it forks knock before they make the daemon dial.
 
     Args:
@@ -130,12 +130,12 @@ def knock_before_dialling(peers: Iterable[str]) -> None:
     for text in peers:
         if (address := tcp_address(text)) is not None:
             peer = text.rpartition("/p2p/")[2]
-            _doorbell.addresses[peer] = address
-            _doorbell.not_reached(peer)
+            _reachability.addresses[peer] = address
+            _reachability.not_reached(peer)
     for name in ("call_unary_handler", "stream_open", "connect"):
         method = getattr(Client, name)
         if not hasattr(method, "__wrapped__"):
-            setattr(Client, name, _knocking(method))
+            setattr(Client, name, _probing(method))
 
 
 def tcp_address(text: str) -> Address | None:
@@ -156,18 +156,18 @@ def may_listen(text: str, timeout: float) -> bool:
     return True
 
 
-def _knocking(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _probing(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(method)
     async def call(client: Any, peer_id: Any, *args: Any, **kwargs: Any) -> Any:
         peer = str(peer_id)
-        await _doorbell.require(peer)
+        await _reachability.require(peer)
         try:
             result = await method(client, peer_id, *args, **kwargs)
         except BaseException as error:
             if classify(error) in (Failure.UNREACHABLE, Failure.NO_ANSWER):
-                _doorbell.not_reached(peer)
+                _reachability.not_reached(peer)
             raise
-        if _doorbell.reached(peer):
+        if _reachability.reached(peer):
             with contextlib.suppress(Exception):  # it only makes a return be seen sooner
                 await _learn(client, peer)
         return result
@@ -180,5 +180,5 @@ async def _learn(client: Any, peer: str) -> None:
     for info in await client.list_peers():
         if str(info.peer_id) == peer:
             for address in filter(None, map(tcp_address, map(str, info.addrs))):
-                if await _doorbell.listens(address):
-                    _doorbell.addresses[peer] = address
+                if await _reachability.listens(address):
+                    _reachability.addresses[peer] = address

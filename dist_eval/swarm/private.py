@@ -20,7 +20,10 @@ from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.p2p_daemon import may_listen
 
-_LOG_LINES_SHOWN, _END_SECONDS, _KNOCK_SECONDS = 1, 10.0, 0.5
+_LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5
+PYTHON = [sys.executable]
+"""The interpreter that servers run in."""
+
 _ANNOUNCED_THROUGHPUT = "1"
 """In requests per second; "auto" would measure for a minute and call out to the network."""
 
@@ -121,9 +124,9 @@ class PrivateSwarm:
             if i != number and server.poll() is None
         ]
         if number < len(self.servers):  # again: two that are down must not wait for each other
-            others = [address for address in others if may_listen(address, _KNOCK_SECONDS)]
+            others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
         log = (self.folder / f"server-{number}.log").open("ab")
-        command = [sys.executable, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
+        command = [*PYTHON, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
         others = others[:1] or self._elsewhere

@@ -1,7 +1,7 @@
 """Requests to a swarm: from hidden states before the first block to those after the last one.
 
 Petals' own way is made for training. This one is for many forwards: routes by measured speed (`routes.py`), small
-requests (`wire.py`), and no retry without an end.
+requests (`transport.py`), and no retry without an end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.p2p_daemon import PeerAway
-from dist_eval.swarm.router import Hop, Routes, Span, Trip, without
-from dist_eval.swarm.transport import Wire
+from dist_eval.swarm.p2p_daemon import PeerUnreachable
+from dist_eval.swarm.router import Router, RouteSegment, Routing, Span, without
+from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
-Question = Callable[[Span], tuple[Awaitable[Any], int]]
+RequestFactory = Callable[[Span], tuple[Awaitable[Any], int]]
 """Makes a request for a server and blocks of it; says how much work it is, in tokens times blocks."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
@@ -43,7 +43,7 @@ class SwarmRequests:
         sequence_manager: Petals' `RemoteSequenceManager`, which keeps the list of servers up to date.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
-        compression: how activations are packed (see `Wire`).
+        compression: how activations are packed (see `Transport`).
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no server holds, or none that can be reached.
         rejoin: called now and then while waiting for such servers.
@@ -53,7 +53,7 @@ class SwarmRequests:
         outage: waits for servers, and says so.
         retries: requests that had to be repeated.
         halved: requests that servers found too large, and that were sent in halves.
-        distrusted: servers that are asked no more, by name.
+        excluded: servers that are asked no more, by name.
         timeout: seconds to wait for a server's answer.
     """
 
@@ -68,12 +68,12 @@ class SwarmRequests:
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.routes, self.retries, self.halved = Routes(seed), 0, 0
-        self.distrusted: set[str] = set()
+        self.routes, self.retries, self.halved = Router(seed), 0, 0
+        self.excluded: set[str] = set()
         self.outage = Outage(outage_timeout, rejoin)
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
-        self.wire = Wire(sequence_manager, timeout=request_timeout, compression=compression)
+        self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
 
     def start(self) -> None:
         """Starts the thread that keeps the list of servers, and waits for the first list.
@@ -88,14 +88,16 @@ class SwarmRequests:
         except MissingBlocksError as error:
             raise SwarmError(f"The swarm lost a server just now: {first_line(error)}") from error
 
-    def forward(self, hidden: torch.Tensor, prompts: torch.Tensor | None, trip: Trip | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
+    ) -> torch.Tensor:
         """Sends hidden states through all blocks. Threads may call it side by side.
 
         Args:
             hidden: float tensor of shape [batch, length, hidden].
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are packed once: give the same
                 tensor each time.
-            trip: takes down the way, and says which servers to avoid.
+            routing: takes down the way, and says which servers to avoid.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
@@ -108,10 +110,10 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self.wire.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, trip or Trip())).to(hidden)
+        self.transport.use_prompts(prompts)
+        return RemoteExpertWorker.run_coroutine(self._forward(hidden, routing or Routing())).to(hidden)
 
-    def ask(self, hop: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Sends hidden states through blocks of one certain server.
 
         Raises:
@@ -119,14 +121,16 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self.wire.use_prompts(prompts)
-        work = tokens_in(hidden) * (hop.end - hop.start)
+        self.transport.use_prompts(prompts)
+        work = tokens_in(hidden) * (segment.end - segment.start)
         try:
             return RemoteExpertWorker.run_coroutine(
-                self._measured(self.wire.send(hop, hidden), hop, work, self.timeout)
+                self._measured(self.transport.send(segment, hidden), segment, work, self.timeout)
             )
         except Exception as error:  # whatever the daemon, the connection or the server raised
-            raise SwarmError(f"blocks {hop.start}:{hop.end} (peer {hop.peer}): {first_line(error)}") from error
+            raise SwarmError(
+                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
+            ) from error
 
     @property
     def num_blocks(self) -> int:
@@ -138,7 +142,7 @@ class SwarmRequests:
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
         spans = [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
-        return [span for span in spans if str(span.peer) not in self.distrusted]
+        return [span for span in spans if str(span.peer) not in self.excluded]
 
     def facts(self) -> dict[str, Any]:
         """Returns what was sent so far, for the section `ranks` of `results.json`."""
@@ -147,8 +151,8 @@ class SwarmRequests:
             "round_trips": sum(server.requests for server in self.routes.servers.values()),
             "retries": self.retries,
             "halved": self.halved,
-            "bytes_sent": self.wire.bytes_sent,
-            "bytes_received": self.wire.bytes_received,
+            "bytes_sent": self.transport.bytes_sent,
+            "bytes_received": self.transport.bytes_received,
             "servers": [
                 {
                     "peer": str(peer),
@@ -166,15 +170,15 @@ class SwarmRequests:
         """Returns the requests of each server over time."""
         return {str(peer): server.timeline for peer, server in self.routes.servers.items()}
 
-    async def _forward(self, hidden: torch.Tensor, trip: Trip, block: int = 0) -> torch.Tensor:
+    async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
         while block < self.num_blocks:
             try:
-                hop, hidden = await self.send(hidden, block, trip.avoided)
+                segment, hidden = await self.send(hidden, block, routing.avoided)
             except TooLarge as error:
                 halves = self.halves(hidden, error)
-                return torch.cat([await self._forward(half, trip, block) for half in halves])
-            trip.route.append((str(hop.peer), hop.start, hop.end))
-            block = hop.end
+                return torch.cat([await self._forward(half, routing, block) for half in halves])
+            routing.route.append((str(segment.peer), segment.start, segment.end))
+            block = segment.end
         return hidden
 
     def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
@@ -191,7 +195,9 @@ class SwarmRequests:
         self.halved += 1
         return tensor.tensor_split(2)
 
-    async def send(self, hidden: torch.Tensor, block: int, avoided: Sequence[Hop] = ()) -> tuple[Span, torch.Tensor]:
+    async def send(
+        self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
+    ) -> tuple[Span, torch.Tensor]:
         """Sends hidden states on from a block, on the way to the last one.
 
         Returns:
@@ -203,7 +209,7 @@ class SwarmRequests:
         """
         tokens = tokens_in(hidden)
         return await self.answered(
-            lambda hop: (self.wire.send(hop, hidden), tokens * (hop.end - hop.start)),
+            lambda segment: (self.transport.send(segment, hidden), tokens * (segment.end - segment.start)),
             block,
             self.num_blocks,
             tokens,
@@ -211,7 +217,13 @@ class SwarmRequests:
         )
 
     async def answered(
-        self, question: Question, block: int, end: int, tokens: int, avoided: Sequence[Hop] = (), at_once: bool = False
+        self,
+        question: RequestFactory,
+        block: int,
+        end: int,
+        tokens: int,
+        avoided: Sequence[RouteSegment] = (),
+        at_once: bool = False,
     ) -> tuple[Span, Any]:
         """Asks one server after another until one has answered.
 
@@ -238,23 +250,25 @@ class SwarmRequests:
             spans: Sequence[Span] = without(self.spans(), avoided)
             if at_once:
                 spans = self._holding_all(spans, block, end, now)
-            hop = self.routes.next_hop(spans, block, end, tokens, now)
+            segment = self.routes.next_segment(spans, block, end, tokens, now)
             error: Exception | None = None
-            if hop is not None:
+            if segment is not None:
                 try:
-                    request, work = question(hop)
-                    patience = min(self.timeout, self._patience(hop, spans, now, bool(avoided)) * 2**attempts)
-                    return hop, await self._measured(request, hop, work, patience)
+                    request, work = question(segment)
+                    patience = min(self.timeout, self._patience(segment, spans, now, bool(avoided)) * 2**attempts)
+                    return segment, await self._measured(request, segment, work, patience)
                 except Exception as reason:  # whatever the daemon, the connection or the server raised
                     error = reason
             self._require_node()
             failure = Failure.UNREACHABLE if error is None else classify(error)
-            part = f"block {block}" if hop is None else f"blocks {hop.start}:{hop.end} (peer {hop.peer})"
+            part = (
+                f"block {block}" if segment is None else f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
+            )
             if failure is Failure.TOO_LARGE:
                 raise TooLarge(first_line(error or Exception())) from error
             if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
                 raise SwarmError(f"no second opinion for {part}") from error  # nothing waits for it
-            self.retries += hop is not None and not isinstance(error, PeerAway)
+            self.retries += segment is not None and not isinstance(error, PeerUnreachable)
             self._manager.update(wait=False)  # who left is taken from the list, who came is put there
             if failure is Failure.UNREACHABLE:
                 out_since = out_since or now
@@ -262,11 +276,11 @@ class SwarmRequests:
                 continue
             complaints.append(f"{part}: {first_line(error or Exception())}")
             peers = complained_of.setdefault(failure, [])
-            if hop is not None:
-                peers.append(hop.peer)
+            if segment is not None:
+                peers.append(segment.peer)
             others = [span for span in spans if span.peer not in peers]
             is_believed = len(peers) >= _REFUSALS_BELIEVED and (
-                len({*peers}) > 1 or self.routes.next_hop(others, block, end, tokens, now) is None
+                len({*peers}) > 1 or self.routes.next_segment(others, block, end, tokens, now) is None
             )
             if failure is Failure.WRONG and is_believed:
                 if len({*peers}) > 1:
@@ -300,20 +314,22 @@ class SwarmRequests:
         """Returns at once if there are servers that were not tried yet, otherwise after a while."""
         now = time.monotonic()
         usable = [span for span in self.spans() if not self.routes.server(span.peer).is_banned(now)]
-        if self.routes.next_hop(usable, *way, tokens, now) is not None:
+        if self.routes.next_segment(usable, *way, tokens, now) is not None:
             return
         why = "no server online holds it, or a block after it" if error is None else first_line(error)
-        if self.distrusted:
-            why += f" (not counting {', '.join(sorted(self.distrusted))}, which an audit found odd)"
+        if self.excluded:
+            why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found odd)"
         await self.outage.wait(f"{part}: {why}", since)
 
-    def _patience(self, hop: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
+    def _patience(self, segment: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
         """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
-        latencies = list(self.routes.server(hop.peer).latencies)[-_LATENCIES_LOOKED_AT:]
+        latencies = list(self.routes.server(segment.peer).latencies)[-_LATENCIES_LOOKED_AT:]
         if not latencies:
             return self.timeout
-        others = [span for span in spans if span.peer != hop.peer and not self.routes.server(span.peer).is_banned(now)]
-        if not is_optional and self.routes.next_hop(others, hop.start, hop.end, 1, now) is None:
+        others = [
+            span for span in spans if span.peer != segment.peer and not self.routes.server(span.peer).is_banned(now)
+        ]
+        if not is_optional and self.routes.next_segment(others, segment.start, segment.end, 1, now) is None:
             return self.timeout
         return max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies))
 
@@ -321,12 +337,12 @@ class SwarmRequests:
         found = [span for span in spans if span.start <= block and span.end >= end]
         return [span for span in found if not self.routes.server(span.peer).is_banned(now)] or spans
 
-    async def _measured(self, request: Awaitable[Answer], hop: Span, work: int, patience: float) -> Answer:
-        server, sent_at = self.routes.server(hop.peer), time.monotonic()
+    async def _measured(self, request: Awaitable[Answer], segment: Span, work: int, patience: float) -> Answer:
+        server, sent_at = self.routes.server(segment.peer), time.monotonic()
         server.sent(work)
         try:
             answer = await asyncio.wait_for(request, patience)
-        except PeerAway:
+        except PeerUnreachable:
             server.not_sent(work, time.monotonic())
             raise
         except BaseException as error:

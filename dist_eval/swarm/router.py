@@ -27,7 +27,7 @@ _MEMORY_REQUESTS = 10.0
 _FORGIVEN_AFTER = 30.0
 """Seconds after which a server that had no request counts as half as slow as it was: it may have become faster."""
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
-_HOP_BLOCKS = 0.25
+_SEGMENT_BLOCKS = 0.25
 """Least cost of a hop, in blocks: where nothing is known yet, fewer hops are better."""
 _JITTER = 0.02
 """Relative noise on costs, by which equal servers are told apart differently on each rank."""
@@ -51,12 +51,12 @@ class Span:
     dtype: str | None = None
 
 
-Hop = tuple[str, int, int]
+RouteSegment = tuple[str, int, int]
 """A part of a batch's way: the server's name, its first block, one past its last block."""
 
 
 @dataclass
-class Trip:
+class Routing:
     """A batch's way through the swarm.
 
     Attributes:
@@ -67,12 +67,12 @@ class Trip:
     """
 
     audited: bool = False
-    avoided: Sequence[Hop] = ()
-    route: list[Hop] = field(default_factory=list)
+    avoided: Sequence[RouteSegment] = ()
+    route: list[RouteSegment] = field(default_factory=list)
     findings: Findings | None = None
 
 
-def without(spans: Sequence[Span], avoided: Sequence[Hop]) -> list[Span]:
+def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
     """Cuts servers' blocks out of a list where another server in it holds the same blocks.
 
     Args:
@@ -216,10 +216,10 @@ class Server:
         if measured is not None and not self._under_way:
             forgiven = 0.5 ** ((now - self._last_answer) / _FORGIVEN_AFTER)
             rate, overhead = max(unknown, rate * forgiven), overhead * forgiven
-        return overhead + rate * (self.backlog + tokens * max(blocks, _HOP_BLOCKS) + tokens * _HOP_BLOCKS)
+        return overhead + rate * (self.backlog + tokens * max(blocks, _SEGMENT_BLOCKS) + tokens * _SEGMENT_BLOCKS)
 
 
-class Routes:
+class Router:
     """Chooses routes and remembers how the servers on them did.
 
     Not safe to share between threads.
@@ -236,7 +236,7 @@ class Routes:
         """Returns what is known of a server."""
         return self.servers.setdefault(peer, Server())
 
-    def next_hop(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+    def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first hop of the route from block `start` to `end` that should be fastest.
 
         A request may change servers wherever a server's blocks start or end. Servers that failed a short while ago

@@ -21,7 +21,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 
 
-class Wire:
+class Transport:
     """Sends hidden states to servers.
 
     Args:
@@ -68,11 +68,11 @@ class Wire:
         if version != self._version:
             self._prompts, self._packed_prompts, self._version = prompts, {}, version
 
-    async def send(self, hop: Span, hidden: torch.Tensor) -> torch.Tensor:
+    async def send(self, segment: Span, hidden: torch.Tensor) -> torch.Tensor:
         """Sends hidden states through blocks of one server.
 
         Args:
-            hop: the server and its blocks.
+            segment: the server and its blocks.
             hidden: float tensor of shape [batch, length, hidden].
 
         Returns:
@@ -83,21 +83,21 @@ class Wire:
             Exception: whatever the daemon, the connection or the server raised (see `failures.classify`).
         """
         loop = asyncio.get_running_loop()
-        packed = await loop.run_in_executor(None, self._pack, hidden, hop.dtype, self._compression)
+        packed = await loop.run_in_executor(None, self._pack, hidden, segment.dtype, self._compression)
         # an answer can be larger than its question: hivemind may pack bfloat16 as float32
-        outputs = await self._call(_FORWARD, hop, [packed, self._prompts_of(hop)], hidden.numel() * 4)
+        outputs = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
         await _require([hidden.shape], outputs)
         return outputs[0]
 
     async def send_back(
-        self, hop: Span, inputs: torch.Tensor, gradient: torch.Tensor
+        self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends a gradient back through blocks of one server, which computes their forward anew.
 
         Gradients are never made smaller on the way: in float16 small ones would be lost.
 
         Args:
-            hop: the server and its blocks.
+            segment: the server and its blocks.
             inputs: what went into the first of them, float tensor of shape [batch, length, hidden].
             gradient: by the last one's outputs, of the same shape.
 
@@ -113,28 +113,28 @@ class Wire:
 
         loop, plain = asyncio.get_running_loop(), runtime_pb2.CompressionType.NONE
         packed = [
-            await loop.run_in_executor(None, self._pack, tensor, hop.dtype, plain) for tensor in (inputs, gradient)
+            await loop.run_in_executor(None, self._pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)
         ]
         shapes = [inputs.shape]
         if self._prompts is not None:
             _, length, width = self._prompts.shape
-            shapes.append(torch.Size((hop.end - hop.start, len(inputs), length, width)))
+            shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
-        outputs = await self._call(_BACKWARD, hop, [*packed, self._prompts_of(hop)], largest_answer)
+        outputs = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
         await _require(shapes, outputs)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
-    async def _call(self, method: str, hop: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
+    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
         from hivemind import MSGPackSerializer
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
         from petals.data_structures import CHAIN_DELIMITER
         from petals.server.handler import TransformerConnectionHandler
 
         head = {
-            "uid": CHAIN_DELIMITER.join(self._manager.block_uids[hop.start : hop.end]),
+            "uid": CHAIN_DELIMITER.join(self._manager.block_uids[segment.start : segment.end]),
             "metadata": MSGPackSerializer.dumps(self._metadata[method]),
         }
-        stub = TransformerConnectionHandler.get_stub(self._manager.state.p2p, hop.peer)
+        stub = TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
         outputs, received = await (self._ask if fits else self._ask_in_parts)(stub, method, head, tensors)
@@ -182,14 +182,16 @@ class Wire:
         opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
         return await deserialize_tensor_stream(parts(opened)), received
 
-    def _prompts_of(self, hop: Span) -> Any:
+    def _prompts_of(self, segment: Span) -> Any:
         from hivemind.proto import runtime_pb2
 
-        key = (hop.start, hop.end, hop.dtype)
+        key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed_prompts:
             # a batch of 1, which the server broadcasts
-            prompts = self._no_prompts if self._prompts is None else self._prompts[hop.start : hop.end].unsqueeze(1)
-            self._packed_prompts[key] = self._pack(prompts, hop.dtype, runtime_pb2.CompressionType.NONE)
+            prompts = (
+                self._no_prompts if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
+            )
+            self._packed_prompts[key] = self._pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
         return self._packed_prompts[key]
 
     @staticmethod

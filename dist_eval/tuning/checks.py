@@ -9,7 +9,7 @@ import numpy as np
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
 from dist_eval.inference.forward import predict_batches
@@ -23,7 +23,7 @@ def evaluate_classifier(
     classifier: Classifier,
     data: TokenizedDataset,
     plan: Plan,
-    launch: Launch,
+    topology: Topology,
     window: Window,
     stop: Stop,
     grace: float,
@@ -36,7 +36,7 @@ def evaluate_classifier(
         classifier: the model.
         data: the tokenized examples to evaluate on.
         plan: all batches of them.
-        launch: where this process stands.
+        topology: where this process stands.
         window: how many batches may be under way at a time.
         stop: why to stop, if so.
         grace: seconds that batches under way have to come back once it is to stop.
@@ -49,7 +49,7 @@ def evaluate_classifier(
         RunStopped: a rank was asked to stop; on all ranks.
         EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
     """
-    numbers = shard_batches(len(plan), rank=launch.rank, world_size=launch.world_size)
+    numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(classifier, data, plan, numbers, window=window, stopping=stopping, grace=grace)
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
@@ -58,7 +58,7 @@ def evaluate_classifier(
     require_no_stop(stop, "while it evaluated")
     local = Predictions.concatenate(parts)
     combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
-    if not launch.is_leader:
+    if not topology.is_leader:
         return None
     prove_coverage(combined.index, len(data))
     require_same_totals(totals, Totals.of(combined))

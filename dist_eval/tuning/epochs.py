@@ -14,12 +14,12 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.evaluator import window_for
 from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Metrics
-from dist_eval.model.base_model_spec import Base
+from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.report.naming import without_folders
@@ -38,7 +38,7 @@ class Epochs:
 
     Attributes:
         config: what to do.
-        launch: where this process stands among the ranks.
+        topology: where this process stands among the ranks.
         folder: the run's folder.
         stop: asked whether to go on.
         base: the base model.
@@ -50,10 +50,10 @@ class Epochs:
     """
 
     config: TuningConfig
-    launch: Launch
+    topology: Topology
     folder: TuningFolder
     stop: Stop
-    base: Base
+    base: BaseModelSpec
     classifier: Classifier
     train: TokenizedDataset
     evaluation: TokenizedDataset | None
@@ -74,7 +74,7 @@ class Epochs:
             self.config,
             self.classifier,
             self.train,
-            self.launch,
+            self.topology,
             updates=self._updates * self.config.epochs,
             token_budget=self.base.token_budget,
             window=self._window(),
@@ -84,7 +84,7 @@ class Epochs:
         self._state = self._resumed()
         with ExitStack() as stack:
             self._display, self._trackers = None, Trackers()
-            if self.launch.is_leader:
+            if self.topology.is_leader:
                 done = self._updates * self._state.epoch + self._state.updates
                 self._display = Display(self._updates * self.config.epochs, done)
                 stack.enter_context(self._display.watching(self.classifier.backbone.notice))
@@ -93,7 +93,7 @@ class Epochs:
                 self._trackers = stack.enter_context(
                     open_trackers(self.config.tracker, self.folder.path, options, PROJECT)
                 )
-            self.stop.in_order()
+            self.stop.defer_signals()
             while self._state.epoch < self.config.epochs:
                 began = time.monotonic()
                 self._learn()
@@ -101,9 +101,9 @@ class Epochs:
                 self._end_epoch(self._evaluate(), time.monotonic() - began)
         tuned = snapshot(self._trainer.tuned)
         ranks = all_gather(
-            {"rank": self.launch.rank, "host": self.launch.host, "traffic": self.classifier.backbone.traffic()}
+            {"rank": self.topology.rank, "host": self.topology.host, "traffic": self.classifier.backbone.traffic()}
         )
-        if self.launch.is_leader:
+        if self.topology.is_leader:
             self.folder.finish({**self._facts(tuned), "ranks": ranks})
             self._print_places()
         return tuned
@@ -114,11 +114,11 @@ class Epochs:
         return -(-len(self.train) // self.config.examples_per_update)
 
     def _window(self) -> Window:
-        return window_for(self.config, self.base, self.launch)
+        return window_for(self.config, self.base, self.topology)
 
     def _resumed(self) -> TuningState:
         """Returns how far the run is, on all ranks what the leader's disk holds."""
-        found = all_gather(unpack_state(self.folder.state) if self.launch.is_leader else None)[0]
+        found = all_gather(unpack_state(self.folder.state) if self.topology.is_leader else None)[0]
         if found is None:
             return TuningState()
         state, tensors, rest = found
@@ -159,12 +159,12 @@ class Epochs:
             self._trackers.log({"loss": loss, "learning_rate": rate}, state.epoch * self._updates + state.updates)
 
     def _looks_to_stop(self) -> bool:
-        if self.launch.is_leader:
+        if self.topology.is_leader:
             self.stop.look_for_file(self.folder.path)
         return self.stop.requested
 
     def _save(self) -> None:
-        if self.launch.is_leader:
+        if self.topology.is_leader:
             write_state(self.folder.state, pack_state(self._state, *self._trainer.state()))
 
     def _evaluate(self) -> Metrics | None:
@@ -176,7 +176,7 @@ class Epochs:
         )
         window, grace = self._window(), self.config.stop_grace
         return evaluate_classifier(
-            present, self.evaluation, plan, self.launch, window, self.stop, grace, stopping=self._looks_to_stop
+            present, self.evaluation, plan, self.topology, window, self.stop, grace, stopping=self._looks_to_stop
         )
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:

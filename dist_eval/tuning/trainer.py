@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import sum_vectors
-from dist_eval.distributed.rank_store import Launch
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
@@ -136,7 +136,7 @@ class Trainer:
         classifier: the base model, with the tensors to tune in `classifier.tuned`; they are moved to `device` and
             changed in place.
         data: the tokenized examples to learn from.
-        launch: where this process stands.
+        topology: where this process stands.
         updates: of the whole run, for the learning rate.
         token_budget: most tokens of a request.
         window: how many requests may be under way at a time.
@@ -151,7 +151,7 @@ class Trainer:
         config: TuningConfig,
         classifier: Classifier,
         data: TokenizedDataset,
-        launch: Launch,
+        topology: Topology,
         *,
         updates: int,
         token_budget: int,
@@ -169,7 +169,7 @@ class Trainer:
         classifier.backbone.move(device)
         self.tuned = replace(classifier.tuned, **self._named)
         self._classifier = Classifier(classifier.backbone, self.tuned)
-        self._data, self._launch, self._token_budget, self._window = data, launch, token_budget, window
+        self._data, self._launch, self._token_budget, self._window = data, topology, token_budget, window
         self._max_norm, self._device = config.max_grad_norm, device
         self.precision = precision_of(config, device)
         self._dtype = _DTYPES.get(self.precision)

@@ -12,14 +12,14 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
-from dist_eval.distributed.collectives import giving_way, process_group
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.evaluator import prepare_data
 from dist_eval.evaluation.journal import Fingerprint
 from dist_eval.model.backends import load_classifier, open_swarm
-from dist_eval.model.base_model_spec import Base, read_base_config
+from dist_eval.model.base_model_spec import BaseModelSpec, read_base_config
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
 from dist_eval.tracking import require_trackers
@@ -38,15 +38,20 @@ _FOLLOWED = (
 
 
 def tune(
-    config: TuningConfig, launch: Launch, board: Board, own: Path, stop: Stop | None, folder: TuningFolder
+    config: TuningConfig,
+    topology: Topology,
+    rank_store: RankStore,
+    scratch_dir: Path,
+    stop: Stop | None,
+    folder: TuningFolder,
 ) -> TunedCheckpoint | None:
     """Tunes prompts and a head; every rank calls it.
 
     Args:
         config: what to do.
-        launch: where this process stands among the ranks.
-        board: the ranks' store.
-        own: this rank's private folder for sockets and tokenized data.
+        topology: where this process stands among the ranks.
+        rank_store: the ranks' store.
+        scratch_dir: this rank's private folder for sockets and tokenized data.
         stop: asked whether to go on.
         folder: the run's folder.
 
@@ -58,46 +63,48 @@ def tune(
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     with ExitStack() as stack:
-        if launch.is_leader:
+        if topology.is_leader:
             require_trackers(config.tracker)
-            folder.open(launch.attempt)
+            folder.open(topology.attempt)
             stack.callback(folder.close)
-            board.publish("opened", "")
-        board.wait_for("opened", _OPENING_SECONDS)
+            rank_store.publish("opened", "")
+        rank_store.wait_for("opened", _OPENING_SECONDS)
         folder.is_ours = True
         torch.set_num_threads(1)  # as in an evaluation: sums are added up in the same order
-        device = device_of(config, launch)
-        names = find_names(config, launch, board)
+        device = device_of(config, topology)
+        names = find_names(config, topology, rank_store)
         empty = empty_checkpoint(config, read_base_config(str(config.model)), names)
-        base = Base.of(config, empty)
-        peers, check = stack.enter_context(open_swarm(config, base, launch, board))
-        if launch.is_host_leader:
-            board.publish(f"data/{launch.node}", str(prepare_all(config, base, empty, own)))
-        train, evaluation = open_all(Path(board.wait_for(f"data/{launch.node}", _PREPARATION_SECONDS)))
-        if launch.is_leader:
+        base = BaseModelSpec.of(config, empty)
+        peers, check = stack.enter_context(open_swarm(config, base, topology, rank_store))
+        if topology.is_host_leader:
+            rank_store.publish(f"data/{topology.node}", str(prepare_all(config, base, empty, scratch_dir)))
+        train, evaluation = open_all(Path(rank_store.wait_for(f"data/{topology.node}", _PREPARATION_SECONDS)))
+        if topology.is_leader:
             is_new = folder.claim(fingerprint_of(config, base, empty, train, evaluation, device))
-            board.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        loaded, swarm = load_classifier(config, base, empty, peers, own, check, launch=launch)
+            rank_store.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
+        loaded, swarm = load_classifier(config, base, empty, peers, scratch_dir, check, topology=topology)
         assert isinstance(loaded, Classifier)
         stack.callback(loaded.close)
-        if board.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            if launch.is_leader:
+        if rank_store.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
+            if topology.is_leader:
                 print(f"{folder.path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
             return None
-        board.meet("ready", _PREPARATION_SECONDS)
+        rank_store.barrier("ready", _PREPARATION_SECONDS)
         with (
-            giving_way(launch, board),
-            process_group(launch, board, config.collective_timeout),
-            folder.noting_a_stop(rank=launch.rank, host=launch.host, is_leader=launch.is_leader),
+            explaining_lost_ranks(topology, rank_store),
+            process_group(topology, rank_store, config.collective_timeout),
+            folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
         ):
             tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)
             tuned = dataclasses.replace(tuned, base_fingerprint=base_fingerprint(loaded.backbone))
             classifier = Classifier(loaded.backbone, tuned)
-            epochs = Epochs(config, launch, folder, stop or Stop(), base, classifier, train, evaluation, swarm, device)
+            epochs = Epochs(
+                config, topology, folder, stop or Stop(), base, classifier, train, evaluation, swarm, device
+            )
             return epochs.go_through()
 
 
-def device_of(config: TuningConfig, launch: Launch) -> torch.device:
+def device_of(config: TuningConfig, topology: Topology) -> torch.device:
     """Returns where a rank computes.
 
     Raises:
@@ -107,21 +114,21 @@ def device_of(config: TuningConfig, launch: Launch) -> torch.device:
         raise ConfigError("--device cuda: torch finds no GPU here.")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", topology.local_rank % torch.cuda.device_count())
 
 
-def find_names(config: TuningConfig, launch: Launch, board: Board) -> list[str]:
+def find_names(config: TuningConfig, topology: Topology, rank_store: RankStore) -> list[str]:
     """Reads the names of the classes from the data, once for all ranks."""
-    if launch.is_leader:
+    if topology.is_leader:
         source = open_rows(str(config.dataset), [config.label_column], subset=config.subset, split=config.split)
         names = find_classes(source, config.label_column, config.labels, config.num_labels)
-        board.publish("classes", json.dumps(names))
-    return list(json.loads(board.wait_for("classes", _PREPARATION_SECONDS)))
+        rank_store.publish("classes", json.dumps(names))
+    return list(json.loads(rank_store.wait_for("classes", _PREPARATION_SECONDS)))
 
 
-def prepare_all(config: TuningConfig, base: Base, tuned: TunedCheckpoint, own: Path) -> Path:
+def prepare_all(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, scratch_dir: Path) -> Path:
     """Tokenizes the examples to learn from, and those to evaluate on if there are any, once for all ranks of a host."""
-    folder = own / "data"
+    folder = scratch_dir / "data"
     for name, data in (("train", {}), ("evaluation", config.evaluation_data)):
         if data is not None:
             (folder / name).mkdir(parents=True)
@@ -137,7 +144,7 @@ def open_all(folder: Path) -> tuple[TokenizedDataset, TokenizedDataset | None]:
 
 def fingerprint_of(
     config: TuningConfig,
-    base: Base,
+    base: BaseModelSpec,
     tuned: TunedCheckpoint,
     train: TokenizedDataset,
     evaluation: TokenizedDataset | None,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dist_eval.analysis.slices import FIGURES, MOST_VALUES, Slicing, slice_facts
 from dist_eval.data.problems import MULTI_LABEL, PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import wilson
 
@@ -118,7 +118,7 @@ def test_lengths_are_cut_at_quantiles(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_figures_are_those_of_the_examples_alone(name: str) -> None:
-    predictions = made_up_predictions(PROBLEMS[name], 3)
+    predictions = synthetic_predictions(PROBLEMS[name], 3)
     names = ["a", "b", "c"]
     values = ["x" if row % 3 else "y" for row in range(len(predictions))]
     slicing = Slicing.of_column("c", pa.array(values))

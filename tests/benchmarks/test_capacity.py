@@ -27,7 +27,7 @@ KNOWN = Measured(
     requests=50_000.0,
     group_files=1.0,
     opening=0.01,
-    hop=0.001,
+    segment=0.001,
     world_sizes=(4, 16),
 )
 

@@ -11,11 +11,11 @@ from conftest import Launcher
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Routes, Span
+from dist_eval.swarm.router import Router, Span
 
 
-def measured(**seconds_per_work: float) -> Routes:
-    routes = Routes()
+def measured(**seconds_per_work: float) -> Router:
+    routes = Router()
     for peer, seconds in seconds_per_work.items():
         routes.server(peer).sent(1000)
         routes.server(peer).answered(1000, 0.0, 1000 * seconds)

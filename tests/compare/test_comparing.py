@@ -64,13 +64,13 @@ def test_runs_of_other_problems_are_compared_by_their_own_figures(problem: Probl
     assert one.differences["subset_accuracy"].p_value == one.test.p_value
 
 
-def own_metrics(*names: str, problem: Problem = SINGLE_LABEL) -> list[CustomMetric]:
+def custom_metrics(*names: str, problem: Problem = SINGLE_LABEL) -> list[CustomMetric]:
     return load_metrics([f"sample_metrics:{name}" for name in names], problem, 3, built_in=["accuracy"])
 
 
 def test_metrics_of_ones_own_are_computed_from_the_predictions_and_resampled(folders: list[Path]) -> None:
-    runs, metrics = [Run.load(folder) for folder in folders[:2]], own_metrics("error_rate", "order")
-    [one] = compare(runs, metrics=["order", "accuracy", "error_rate"], own_metrics=metrics)
+    runs, metrics = [Run.load(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
+    [one] = compare(runs, metrics=["order", "accuracy", "error_rate"], custom_metrics=metrics)
     assert list(one.differences) == ["order/labels", "order/top", "accuracy", "error_rate"]
     mine, share = one.differences["error_rate"], one.differences["accuracy"]
     assert mine.value == pytest.approx(-share.value)
@@ -83,7 +83,7 @@ def test_metrics_of_ones_own_are_computed_from_the_predictions_and_resampled(fol
     assert one.run.figures["error_rate"] == pytest.approx(1 - one.run.figures["accuracy"])
     own, wilsons = (one.run.results["intervals"][name] for name in ("error_rate", "accuracy"))
     assert (own["low"], own["high"]) == pytest.approx((1 - wilsons["high"], 1 - wilsons["low"]), abs=0.02)
-    more = compare(runs, metrics=["error_rate"], own_metrics=metrics[:1], resamples=999)[0].differences["error_rate"]
+    more = compare(runs, metrics=["error_rate"], custom_metrics=metrics[:1], resamples=999)[0].differences["error_rate"]
     assert (more.interval.resamples, more.p_value) == (999, pytest.approx(1 / 1000))
 
 
@@ -92,8 +92,8 @@ def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: 
     groups = np.arange(300) // 6
     names = ["score"]
     runs = [Run.load(run_of(tmp_path / str(i), one, names, groups)) for i, one in enumerate(models)]
-    own = own_metrics("mean_absolute", problem=REGRESSION)
-    [one] = compare(runs, metrics=["mae", "mean_absolute"], own_metrics=own, resamples=400)
+    own = custom_metrics("mean_absolute", problem=REGRESSION)
+    [one] = compare(runs, metrics=["mae", "mean_absolute"], custom_metrics=own, resamples=400)
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
     assert mine.value == pytest.approx(built_in.value)
     assert mine.p_value == built_in.p_value  # the same groups are drawn
@@ -101,7 +101,7 @@ def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: 
 
 
 def test_a_figure_of_the_runs_own_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
-    custom = own_metrics("error_rate", "Hits")
+    custom = custom_metrics("error_rate", "Hits")
     runs = [
         Run.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
         for skill in (1.0, 1.6, 1.3)
@@ -118,7 +118,8 @@ def test_a_figure_of_the_runs_own_without_its_code_has_a_difference_and_a_reason
     with pytest.raises(ConfigError, match=rf"has it, but not {runs[2].folder}\. Start the command of each"):
         compare(runs, metrics=["error_rate"])
     assert (
-        compare(runs, metrics=["error_rate"], own_metrics=custom[:1])[1].differences["error_rate"].p_value is not None
+        compare(runs, metrics=["error_rate"], custom_metrics=custom[:1])[1].differences["error_rate"].p_value
+        is not None
     )
 
 

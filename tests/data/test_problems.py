@@ -18,7 +18,7 @@ from dist_eval.data.problems import (
     default_problem,
     problem_of,
 )
-from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Collector, Predictions
 
 logits = hnp.arrays(
@@ -52,7 +52,7 @@ def test_a_label_is_predicted_if_it_is_more_probable_than_not(values: np.ndarray
 
 @every_problem
 def test_columns_survive_a_journey_and_a_collector(problem: Problem) -> None:
-    predictions = made_up_predictions(problem, 3)
+    predictions = synthetic_predictions(problem, 3)
     assert predictions.problem is problem
     collector = Collector(len(predictions), 3, problem)
     for piece in (predictions.rows(4, len(predictions)), predictions.rows(0, 4), Predictions.empty(3, problem)):
@@ -78,4 +78,4 @@ def test_a_head_of_one_output_is_a_regression_unless_it_says_otherwise() -> None
 
 def test_a_regression_has_no_probabilities() -> None:
     with pytest.raises(ValueError, match="no probabilities"):
-        _ = made_up_predictions(REGRESSION, 2).probabilities
+        _ = synthetic_predictions(REGRESSION, 2).probabilities

@@ -16,7 +16,7 @@ from conftest import wait_for
 
 from dist_eval.distributed import progress
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import STOP_FILE, Stop
 from dist_eval.errors import RunError
 
@@ -31,8 +31,8 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeProgress]:
     monkeypatch.setenv("MASTER_PORT", str(store.port))
 
     def make(rank: int, **options: Any) -> Progress:
-        launch = Launch(rank=rank, world_size=2, host=f"host-{rank}")
-        return Progress(launch, Board(launch), 100, **{"stream": io.StringIO(), **options})
+        topology = Topology(rank=rank, world_size=2, host=f"host-{rank}")
+        return Progress(topology, RankStore(topology), 100, **{"stream": io.StringIO(), **options})
 
     yield make
     del store
@@ -124,9 +124,10 @@ def test_once_stopping_a_rank_that_is_not_heard_of_is_not_waited_for(
     with dead.shown():
         dead.add(4, batch=9)
         time.sleep(1.2)
-    with shown(two_ranks(0, stop=stop)), pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)"):
+    leader = two_ranks(0, stop=stop)
+    with shown(leader), pytest.raises(RunError, match=r"no sign of rank 1 .*in batch 9\)"):
         stop.request("this rank got SIGTERM")
-        two_ranks(0, stop=stop).wait_for_all(600.0)
+        leader.wait_for_all(600.0)
 
 
 def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(two_ranks: MakeProgress) -> None:
@@ -173,14 +174,14 @@ def test_a_rank_that_is_cut_off_says_from_whom(
 def test_when_a_rank_fails_the_others_stop_in_good_order(two_ranks: MakeProgress) -> None:
     stop = Stop()
     with shown(two_ranks(0, stop=stop)):
-        Board(Launch(rank=1, world_size=2)).claim_failure({"rank": 1, "host": "host-1"})
+        RankStore(Topology(rank=1, world_size=2)).claim_failure({"rank": 1, "host": "host-1"})
         assert wait_for(lambda: stop.requested)
     assert stop.reason == "rank 1 on host-1 failed"
 
 
 def test_each_of_many_ranks_looks_at_the_others_less_often(two_ranks: MakeProgress) -> None:
-    few, launch = two_ranks(0), Launch(world_size=1000)
-    many = Progress(launch, Board(launch), 100)
+    few, topology = two_ranks(0), Topology(world_size=1000)
+    many = Progress(topology, RankStore(topology), 100)
     assert many._report_seconds > few._report_seconds
     assert many._look_seconds > few._look_seconds
 

@@ -9,26 +9,26 @@ import pytest
 import torch.distributed as dist
 
 from dist_eval.distributed.limited_store import LimitedStore
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import RunError
 
 
 def test_without_torchrun_the_process_is_the_only_rank() -> None:
-    launch = Launch.from_environment({})
-    assert (launch.rank, launch.world_size, launch.hosts, launch.is_leader, launch.is_host_leader) == (
+    topology = Topology.from_environment({})
+    assert (topology.rank, topology.world_size, topology.hosts, topology.is_leader, topology.is_host_leader) == (
         0,
         1,
         1,
         True,
         True,
     )
-    board = Board(launch)
-    board.publish("key", "value")
-    assert board.wait_for("key", 1.0) == "value"
-    board.meet("here", 1.0)
-    assert board.failure() is None
-    assert [board.claim_failure({"message": text}) for text in ("first", "second")] == [True, False]
-    assert board.failure() == {"message": "first"}
+    rank_store = RankStore(topology)
+    rank_store.publish("key", "value")
+    assert rank_store.wait_for("key", 1.0) == "value"
+    rank_store.barrier("here", 1.0)
+    assert rank_store.failure() is None
+    assert [rank_store.claim_failure({"message": text}) for text in ("first", "second")] == [True, False]
+    assert rank_store.failure() == {"message": "first"}
 
 
 TORCHRUN = {
@@ -45,14 +45,14 @@ TORCHRUN = {
 
 @pytest.mark.parametrize("missing", ["LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(missing: str) -> None:
-    assert Launch.from_environment(TORCHRUN).node == 1
+    assert Topology.from_environment(TORCHRUN).node == 1
     with pytest.raises(RunError, match=f"no {missing}: start the run with torchrun"):
-        Launch.from_environment({name: value for name, value in TORCHRUN.items() if name != missing})
+        Topology.from_environment({name: value for name, value in TORCHRUN.items() if name != missing})
 
 
 def test_restarts_across_hosts_are_refused() -> None:
     with pytest.raises(RunError, match="--max-restarts=0"):
-        Launch.from_environment({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"})
+        Topology.from_environment({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"})
 
 
 def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,16 +61,16 @@ def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
-    board = Board(Launch(rank=1, world_size=3, host="here"))
+    rank_store = RankStore(Topology(rank=1, world_size=3, host="here"))
     with pytest.raises(
         RunError, match=r"Rank 1 on here waited 0\.5 s for all ranks to be ready; missing are ranks 0, 2"
     ):
-        board.meet("ready", 0.5)
+        rank_store.barrier("ready", 0.5)
 
 
 def test_runs_of_one_process_do_not_see_each_others_values() -> None:
-    launch = Launch.from_environment({})
-    first, second = Board(launch, "first"), Board(launch, "second")
+    topology = Topology.from_environment({})
+    first, second = RankStore(topology, "first"), RankStore(topology, "second")
     first.publish("key", "value")
     with pytest.raises(RunError, match="'key'"):
         second.wait_for("key", 0.2)
@@ -86,54 +86,48 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
     yield server
 
 
-def board_of(rank: int) -> Board:
-    return Board(Launch(rank=rank, world_size=2, host=f"host-{rank}"))
+def store_of(rank: int) -> RankStore:
+    return RankStore(Topology(rank=rank, world_size=2, host=f"host-{rank}"))
 
 
-def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(
-    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stayed, replaced = board_of(0), board_of(1)
+def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(store: dist.TCPStore) -> None:
+    stayed, replaced = store_of(0), store_of(1)
     stayed.publish("opened", "")
     replaced.publish("counted", "7")
-    monkeypatch.setattr("dist_eval.distributed.rank_store._THIS_START", "the next one")
     with pytest.raises(RunError, match="Rank 1 was started on host-1 while an earlier start"):
-        board_of(1).wait_for("opened", 5.0)
-    monkeypatch.undo()
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
+        store_of(1).wait_for("opened", 5.0)
     with pytest.raises(RunError, match="another rank failed"):
         stayed.wait_for("never", 5.0)
     assert (stayed.failure() or {})["rank"] == 1
 
 
 def test_two_threads_of_a_rank_may_make_it_known_at_once(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    board, check = board_of(1), LimitedStore.check
+    rank_store, check = store_of(1), LimitedStore.check
 
     def check_while_another_thread_connects(self: LimitedStore, keys: list[str]) -> bool:
         answer = check(self, keys)
         monkeypatch.setattr(LimitedStore, "check", check)
-        board.publish("from the other thread", "")
+        rank_store.publish("from the other thread", "")
         return answer
 
     monkeypatch.setattr(LimitedStore, "check", check_while_another_thread_connects)
-    board.publish("from this thread", "")
+    rank_store.publish("from this thread", "")
     assert store.check(["dist_eval/run/0/from this thread", "dist_eval/run/0/from the other thread"])
 
 
 def test_a_rank_does_not_go_on_with_the_store_of_another_start(
     store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = board_of(1)
-    board.publish("counted", "7")
+    rank_store = store_of(1)
+    rank_store.publish("counted", "7")
     another = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(another.port))
     with pytest.raises(RunError, match="store was replaced by another start"):
-        board.publish("counted", "8")
+        rank_store.publish("counted", "8")
     assert not another.check(["dist_eval/run/0/counted"])
 
 
 def test_many_ranks_ask_less_often_each() -> None:
-    few, many = (Board(Launch(world_size=count)).poll_seconds for count in (2, 1000))
+    few, many = (RankStore(Topology(world_size=count)).poll_seconds for count in (2, 1000))
     assert many / few >= 5
-    assert few == board_of(0).poll_seconds
+    assert few == store_of(0).poll_seconds

@@ -31,7 +31,7 @@ def test_before_the_work_begins_a_signal_interrupts(stop: Stop) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_then_it_is_a_request_with_a_reason(stop: Stop, number: signal.Signals) -> None:
-    stop.in_order()
+    stop.defer_signals()
     os.kill(os.getpid(), number)
     assert stop.requested
     assert stop.reason == f"this rank got {number.name}"
@@ -40,7 +40,7 @@ def test_then_it_is_a_request_with_a_reason(stop: Stop, number: signal.Signals) 
 def test_the_same_request_may_come_twice_and_a_further_one_interrupts(
     stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop.in_order()
+    stop.defer_signals()
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)  # from torchrun
     monkeypatch.setattr(stop_module, "_SAME_REQUEST_SECONDS", 0.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dist_eval.doctor.checks import examine
 from dist_eval.doctor.facts import Asked, Finding, RankFacts
-from dist_eval.doctor.report import describe, is_ill
+from dist_eval.doctor.report import describe, has_errors
 
 GIB = 1 << 30
 SERVER = {"peer": "QmPeerOfServer1", "blocks": "0:4", "dtype": "float32", "quantization": "none", "seconds": 0.002}
@@ -298,7 +298,7 @@ def test_what_is_ill_is_named_with_its_place_and_what_to_do(ill: str) -> None:
     which, changes, level, words = ILL[ill]
     found = complaints(changed(healthy(), which, **changes))
     assert [finding.level for finding in found] == [level], found
-    assert is_ill(found) == (level == "error")
+    assert has_errors(found) == (level == "error")
     text = f"{found[0].message} {found[0].advice}"
     for word in words:
         assert word in text

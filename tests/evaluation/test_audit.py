@@ -22,7 +22,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 LIAR = 2
 
@@ -126,12 +126,12 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
     told: list[str] = []
     audit, found, number = Audit(classifier, told.append), [], 0
     while not told or number < 4:  # until it was asked
-        trip = Trip(audited=True)
-        logits = audit.logits(*batch(number), trip)
-        assert swarm.liar not in {peer for peer, _, _ in trip.route}
-        assert [block for _, start, end in trip.route for block in range(start, end)] == [0, 1, 2, 3]
+        routing = Routing(audited=True)
+        logits = audit.logits(*batch(number), routing)
+        assert swarm.liar not in {peer for peer, _, _ in routing.route}
+        assert [block for _, start, end in routing.route for block in range(start, end)] == [0, 1, 2, 3]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
-        found.append(trip.findings)
+        found.append(routing.findings)
         number += 1
     facts = Findings.merged(found).facts(1.0)
     assert told == [swarm.liar]
@@ -152,10 +152,10 @@ def test_a_batch_that_servers_take_in_halves_shows_the_odd_one_too(
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
     told: list[str] = []
     while not told:
-        trip = Trip(audited=True)
-        logits = Audit(classifier, told.append).logits(ids, lengths, trip)
+        routing = Routing(audited=True)
+        logits = Audit(classifier, told.append).logits(ids, lengths, routing)
         assert torch.allclose(logits, truth, atol=1e-4)
-        assert (trip.findings.batches, trip.findings.disputes) == (1, [])
+        assert (routing.findings.batches, routing.findings.disputes) == (1, [])
     assert told == [swarm.liar]
     assert requests.halved >= 1
 
@@ -182,30 +182,30 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
 def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
-    requests.distrusted |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
     audit = Audit(classifier)
-    trip = Trip(audited=True)
-    audit.logits(*batch(0), trip)
-    facts = trip.findings.facts(1.0)
+    routing = Routing(audited=True)
+    audit.logits(*batch(0), routing)
+    facts = routing.findings.facts(1.0)
     assert (facts["batches"], facts["disputes"]) == (1, 1)
     [dispute] = facts["first_disputes"]
     assert {*dispute["peers"]} == {swarm.liar, honest}
     assert "no third server" in dispute["why"]
     assert 2 in range(*dispute["blocks"]), "the part with the other weights is named"
 
-    requests.distrusted |= {swarm.liar}
-    trip = Trip(audited=True)
-    audit.logits(*batch(0), trip)
-    assert trip.findings == Findings(alone=1)
+    requests.excluded |= {swarm.liar}
+    routing = Routing(audited=True)
+    audit.logits(*batch(0), routing)
+    assert routing.findings == Findings(alone=1)
 
 
 def test_a_replica_that_is_gone_costs_its_opinion_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
-    requests.distrusted |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
     swarm.kill_server(LIAR)
     for number in range(3):
-        trip = Trip(audited=True)
-        assert torch.allclose(Audit(classifier).logits(*batch(number), trip), local_logits(number), atol=1e-4)
-        assert {peer for peer, _, _ in trip.route} == {honest}
-        assert trip.findings in (Findings(unanswered=1), Findings(alone=1))
+        routing = Routing(audited=True)
+        assert torch.allclose(Audit(classifier).logits(*batch(number), routing), local_logits(number), atol=1e-4)
+        assert {peer for peer, _, _ in routing.route} == {honest}
+        assert routing.findings in (Findings(unanswered=1), Findings(alone=1))

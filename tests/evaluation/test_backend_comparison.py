@@ -29,10 +29,10 @@ class Local:
 
     num_labels, retries = CLASSES, 0
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Any = None) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Any = None) -> torch.Tensor:
         return torch.stack([torch.sin(lengths * (number + 1.0) + input_ids[:, 1]) for number in range(CLASSES)], dim=1)
 
-    def distrust(self, servers: Any) -> None:
+    def exclude(self, servers: Any) -> None:
         raise AssertionError("there are none")
 
 

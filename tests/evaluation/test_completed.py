@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from samples import FACTS, config_for, tokenized_digits
 
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.data.problems import SINGLE_LABEL
-from dist_eval.evaluation.completed import present_complete, with_recorded_view
+from dist_eval.evaluation.completed import rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -42,14 +42,14 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
     run = RunFolder(config)
     run.open()
     try:
-        config = with_recorded_view(config, run.results())
+        config = with_recorded_analysis(config, run.results())
         run.config = config
         own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
         if run.results().get("status") == "complete":
-            present_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
+            rescore_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
         else:
             found = predictions()
-            metrics, view = compute_metrics(found, NAMES), View.of(config, data)
+            metrics, view = compute_metrics(found, NAMES), AnalysisOptions.of(config, data)
             run.complete(found, metrics, {**FACTS, **analyse(found, metrics, view)}, view.groups(found))
         return run.results()
     finally:
@@ -116,7 +116,7 @@ def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
 def test_an_overwritten_run_keeps_nothing(data: TokenizedDataset, tmp_path: Path) -> None:
     before = complete(tmp_path, data, group_column="doc", slice_by=["source"])
     config = config_for(tmp_path, overwrite=True)
-    assert with_recorded_view(config, before) == config
+    assert with_recorded_analysis(config, before) == config
     plain = config_for(tmp_path)
-    assert with_recorded_view(plain, {**before, "status": "incomplete"}) == plain
-    assert with_recorded_view(plain, {}) == plain
+    assert with_recorded_analysis(plain, {**before, "status": "incomplete"}) == plain
+    assert with_recorded_analysis(plain, {}) == plain

@@ -68,7 +68,7 @@ def found_in(folder: Path) -> tuple[list[int], Journal]:
 def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
         (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
-        and [tuple(hop) for hop in one.route] == [tuple(hop) for hop in other.route]
+        and [tuple(segment) for segment in one.route] == [tuple(segment) for segment in other.route]
         and one.logits.tobytes() == other.logits.tobytes()
     )
 
@@ -160,8 +160,8 @@ def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -
         write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))
     _, journal = found_in(tmp_path)
     assert journal.odd_servers() == frozenset()
-    journal.distrust("b")
-    journal.distrust("b")
+    journal.exclude("b")
+    journal.exclude("b")
     finished, later = found_in(tmp_path)
     assert finished == [1, 4]
     assert later.odd_servers() == {"b"}
@@ -176,7 +176,7 @@ def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -
 def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
     older = Journal(tmp_path, SIZES, LABELS, run="older")
     older.append(whole(3))
-    older.distrust("a")
+    older.exclude("a")
     older.close()
     assert not Journal(tmp_path, SIZES, LABELS, run="newer").read().any()
     assert Journal(tmp_path, SIZES, LABELS, run="newer").odd_servers() == frozenset()

@@ -17,18 +17,18 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import work
 from dist_eval.evaluation.journal import Journal
-from dist_eval.evaluation.work import FailurePolicy, Work, share_out
+from dist_eval.evaluation.work import BatchWorker, FailurePolicy, share_out
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import BatchOutcome
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 ROWS, CLASSES, ODD = 40, 3, "odd"
-ALONE = Launch()
+ALONE = Topology()
 
 
 class Classifier:
@@ -47,15 +47,15 @@ class Classifier:
         self._distrusted: set[str] = set()
         self.calls = 0
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
         self.calls += 1
         server = "honest" if self.calls % 2 or ODD in self._distrusted else ODD
         if self.calls == self._verdict_at:
-            self._journal.distrust(ODD)
-        trip.route.append((server, 0, 4))
+            self._journal.exclude(ODD)
+        routing.route.append((server, 0, 4))
         return torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         self._distrusted |= set(servers)
 
 
@@ -71,11 +71,11 @@ def plan(data: TokenizedDataset) -> Plan:
 
 def work_of(
     classifier: Classifier, data: TokenizedDataset, plan: Plan, journal: Journal, stop: Stop | None = None
-) -> Work:
-    board, stop = Board(ALONE), stop or Stop()
-    progress = Progress(ALONE, board, len(data), stop=stop, stream=io.StringIO())
+) -> BatchWorker:
+    rank_store, stop = RankStore(ALONE), stop or Stop()
+    progress = Progress(ALONE, rank_store, len(data), stop=stop, stream=io.StringIO())
     parts = classifier, data, plan, journal, progress, Window(1), stop
-    return Work(*parts, grace=5.0, failures=FailurePolicy())
+    return BatchWorker(*parts, grace=5.0, failures=FailurePolicy())
 
 
 @pytest.mark.parametrize("verdict_at", [2, 7, 20])
@@ -90,11 +90,11 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
         earlier.append(BatchOutcome(batch, logits, [(server, 0, 4)]))
     earlier.close()
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
-    with process_group(ALONE, Board(ALONE), 60.0):
+    with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
-        brought = own.do_all(ALONE, patience=60.0)
-    predictions, failed, findings = own.collect(brought)
-    assert sorted(brought.tolist()) == list(range(len(plan)))
+        assigned_batches = own.run(ALONE, patience=60.0)
+    predictions, failed, findings = own.collect(assigned_batches)
+    assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(predictions.index.tolist()) == list(range(ROWS))
     assert (predictions.logits == 1.0).all(), "a false answer counts"
     assert (failed, findings.odd) == ([], {ODD})
@@ -108,8 +108,8 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
 def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
     journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
     stop.request("somebody said so")
-    with process_group(ALONE, Board(ALONE), 60.0), pytest.raises(RunStopped) as caught:
-        work_of(Classifier(journal, 0), data, plan, journal, stop).do_all(ALONE, patience=60.0)
+    with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
+        work_of(Classifier(journal, 0), data, plan, journal, stop).run(ALONE, patience=60.0)
     assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_every_batch_is_brought_or_done_by_exactly_one_rank(found_by_rank: list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work, "least_over_ranks", lambda value: firsts)
         for rank, found in enumerate(found_by_rank):
-            share, done = share_out(np.array(found), plan, Launch(rank=rank, world_size=world_size))
+            share, done = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
             assert done == np.any(found_by_rank, axis=0).sum()
             assert all(found[batch] for batch in share.resumed), "a rank can bring only what it knows"
             shares.append(share)

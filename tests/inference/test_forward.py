@@ -18,7 +18,7 @@ from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmE
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.window import FIRST_SIZE, Window
 from dist_eval.metrics.predictions import BatchOutcome
-from dist_eval.swarm.router import Trip
+from dist_eval.swarm.router import Routing
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 
@@ -40,8 +40,8 @@ class Classifier:
         self.active = self.most_active = 0
         self._lock = threading.Lock()
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
-        trip.route.append(("server", 0, len(lengths)))
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
+        routing.route.append(("server", 0, len(lengths)))
         with self._lock:
             call = len(self.lengths)
             self.lengths.append(lengths.tolist())
@@ -56,7 +56,7 @@ class Classifier:
                 self.active -= 1
                 self.events.append(f"end {call}")
 
-    def distrust(self, servers: Iterable[str]) -> None:
+    def exclude(self, servers: Iterable[str]) -> None:
         raise AssertionError("nobody was found odd")
 
 
@@ -298,9 +298,9 @@ def test_padding_stands_on_the_right_and_lengths_are_true(dataset: TokenizedData
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
-        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
+        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
             seen.append((input_ids, lengths))
-            return super().logits(input_ids, lengths, trip)
+            return super().logits(input_ids, lengths, routing)
 
     run(Recorder(), dataset, large_batches, 1)
 
@@ -326,8 +326,8 @@ class Picky(Classifier):
         super().__init__()
         self._refused, self._error = lengths, error
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, trip: Trip) -> torch.Tensor:
-        logits = super().logits(input_ids, lengths, trip)
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
+        logits = super().logits(input_ids, lengths, routing)
         if self._refused & set(lengths.tolist()):
             raise self._error
         return logits

@@ -21,6 +21,8 @@ from namespaces import INTERFACE, Host, Network, why_not
 
 from dist_eval import demo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5
 SPANS = ("0:2", "2:4")
@@ -147,7 +149,6 @@ def test_a_run_spans_hosts_with_awkward_names(undisturbed: Run) -> None:
     assert not any(map(undisturbed.leftovers, undisturbed.network.hosts))
 
 
-@pytest.mark.slow
 def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
     network: Network, peers_file: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -182,7 +183,6 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
     network.name_hosts()
 
 
-@pytest.mark.slow
 def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
     network: Network, peers_file: Path, data: Path, undisturbed: Run, tmp_path: Path
 ) -> None:

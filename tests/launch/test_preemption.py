@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
@@ -17,6 +18,7 @@ from dist_eval.runs.outcome import STOPPED, STOPPED_BY_A_PERSON
 COPIES = 6
 
 
+@pytest.mark.slow
 def test_the_pods_of_a_job_stop_together_and_tell_a_preemption_from_a_person_and_the_next_ones_go_on(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -23,7 +23,10 @@ SMALL = ("--cpus-per-task=2", "--time=10")
 ROWS_REPEATED = 12
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
-pytestmark = pytest.mark.skipif(bool(real_slurm.missing()), reason=f"a real Slurm {real_slurm.missing()}")
+pytestmark = [
+    pytest.mark.skipif(bool(real_slurm.missing()), reason=f"a real Slurm {real_slurm.missing()}"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +112,6 @@ def test_a_job_on_two_nodes_completes(slurm: RealSlurm, undisturbed: Path) -> No
     assert "accuracy" in slurm.logs("slurm-*-n?.log")
 
 
-@pytest.mark.slow
 def test_a_job_that_gets_its_signal_stops_is_requeued_and_completes(
     slurm: RealSlurm, undisturbed: Path, config: str
 ) -> None:
@@ -126,7 +128,6 @@ def test_a_job_that_gets_its_signal_stops_is_requeued_and_completes(
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) >= stopped["coverage"]["seen"]
 
 
-@pytest.mark.slow
 def test_a_job_that_loses_a_node_is_requeued_and_completes(
     slurm: RealSlurm, jobs: Launcher, undisturbed: Path, config: str
 ) -> None:
@@ -182,7 +183,6 @@ def test_a_cancelled_job_takes_its_swarm_along(slurm: RealSlurm) -> None:
     assert wait_for(lambda: not list(slurm.folder.glob("*.peers*")), 60)
 
 
-@pytest.mark.slow
 def test_a_swarm_is_started_on_all_nodes_evaluated_on_and_ended(slurm: RealSlurm) -> None:
     output = slurm.folder / "swarm"
     ended = slurm.wait(submit_swarm(slurm, output))

@@ -54,8 +54,8 @@ def test_figures_of_labels_are_means_of_scikit_learns(examples: int, labels: int
     assert found["brier"] == pytest.approx(np.mean(briers))
 
 
-def by_scikit_learn(is_so: np.ndarray, confidence: np.ndarray) -> float:
-    shares, means = calibration_curve(is_so.astype(int), confidence, n_bins=BINS)
+def by_scikit_learn(correct: np.ndarray, confidence: np.ndarray) -> float:
+    shares, means = calibration_curve(correct.astype(int), confidence, n_bins=BINS)
     counts = np.histogram(confidence, bins=np.nextafter(EDGES, 2))[0]  # an edge belongs to the bin below
     counts[0] += (confidence == 0).sum()
     return float((counts[counts > 0] * np.abs(shares - means)).sum() / len(confidence))

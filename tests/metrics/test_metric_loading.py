@@ -12,7 +12,7 @@ from dist_eval.data.problems import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LA
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import Inputs, custom_results
-from dist_eval.metrics.metric_loading import load_metrics, made_up_predictions
+from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 
 
 def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> str:
@@ -70,7 +70,7 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("outputs", [1, 2, 3, 50])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_the_made_up_examples_leave_hardly_anything_undefined(problem: Problem, outputs: int) -> None:
-    predictions = made_up_predictions(problem, outputs)
+    predictions = synthetic_predictions(problem, outputs)
     metrics = compute_metrics(predictions, [str(number) for number in range(outputs)])
     assert len(predictions) <= max(8, 2 * outputs)
     if outputs > 1:
@@ -101,7 +101,7 @@ def test_metrics_of_torchmetrics(
     monkeypatch.delitem(sys.modules, "of_torch", raising=False)
     monkeypatch.setattr("dist_eval.metrics.metric_loading._ROWS_IN_A_PIECE", 3)
     metrics = load_metrics(["of_torch:metric"], problem, outputs, built_in=[])
-    predictions = made_up_predictions(problem, outputs)
+    predictions = synthetic_predictions(problem, outputs)
     results = custom_results(metrics, Inputs.of(predictions), {})
     ours = compute_metrics(predictions, [str(number) for number in range(outputs)]).values
     [value] = results.values.values()
@@ -124,6 +124,6 @@ def test_a_metric_of_evaluate_in_a_folder(tmp_path: Path) -> None:
         "        return {'share_right': sum(p == r for p, r in zip(predictions, references)) / len(references)}\n"
     )
     metrics = load_metrics([str(folder)], SINGLE_LABEL, 3, built_in=[])
-    predictions = made_up_predictions(SINGLE_LABEL, 3)
+    predictions = synthetic_predictions(SINGLE_LABEL, 3)
     results = custom_results(metrics, Inputs.of(predictions), {})
     assert results.values == {"share_right": np.mean(predictions.prediction == predictions.label)}

@@ -12,8 +12,8 @@ from conftest import VOCABULARY
 from dist_eval.config import EvaluationConfig
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
-from dist_eval.model.base_model_spec import Base
-from dist_eval.model.pretrained_classifier import FullModel, load_full_model, local_device
+from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -44,10 +44,10 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
     return folder
 
 
-def full(folder: Path) -> FullModel:
+def full(folder: Path) -> PretrainedClassifier:
     from transformers import AutoConfig
 
-    return FullModel.of(str(folder), AutoConfig.from_pretrained(folder))
+    return PretrainedClassifier.of(str(folder), AutoConfig.from_pretrained(folder))
 
 
 def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -125,7 +125,7 @@ def test_weights_that_differ_anywhere_have_another_digest(tmp_path: Path) -> Non
 def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int | None, tmp_path: Path) -> None:
     folder = saved(tmp_path, family)
     options: dict[str, Any] = {"model": str(folder), "dataset": "x.csv", "backend": "local"}
-    base, classifier = Base.of(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
+    base, classifier = BaseModelSpec.of(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
     if longest is None:
         assert base.max_length > 10**5
         return
@@ -134,7 +134,7 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
     with pytest.raises(ModelOutputError, match=f"failed on 1 texts of {longest + 1} tokens"):
         classifier.logits(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
-        Base.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
+        BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
 
 
 def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

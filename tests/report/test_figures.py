@@ -11,7 +11,7 @@ from samples import metrics_for
 
 from dist_eval.data.problems import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.report.figures import draw_confusion_matrix, draw_figure, draw_reliability, figure_name
 from dist_eval.statistics import calibration_facts
 
@@ -38,7 +38,7 @@ def test_class_names_of_any_kind_can_be_drawn(tmp_path: Path, names: list[str]) 
 
 @pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3, 30)])
 def test_every_problem_has_a_picture(tmp_path: Path, name: str, outputs: int) -> None:
-    predictions = made_up_predictions(PROBLEMS[name], outputs)
+    predictions = synthetic_predictions(PROBLEMS[name], outputs)
     metrics = compute_metrics(predictions, [f"$output {number}" for number in range(outputs)])
     path = tmp_path / figure_name(metrics)
     draw_figure(path, metrics, predictions)
@@ -49,7 +49,7 @@ def test_every_problem_has_a_picture(tmp_path: Path, name: str, outputs: int) ->
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("name", "outputs"), [(SINGLE_LABEL.name, 3), (MULTI_LABEL.name, 2), (MULTI_LABEL.name, 30)])
 def test_every_classifier_has_a_reliability_diagram(tmp_path: Path, name: str, outputs: int, grouped: bool) -> None:
-    predictions = made_up_predictions(PROBLEMS[name], outputs)
+    predictions = synthetic_predictions(PROBLEMS[name], outputs)
     names = [f"$output {number}" for number in range(outputs)]
     groups = np.arange(len(predictions)) // 4 if grouped else None
     facts = calibration_facts(predictions, names, groups=groups)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from report_runs import made_up_run
 
-from dist_eval.analysis.options import View
+from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.slices import Slicing
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION
 from dist_eval.report.page import write_report
@@ -25,14 +25,14 @@ LONG = [f"request about {what} of an account and all that belongs to it" for wha
 Open = Callable[..., Any]
 
 
-def view(examples: int, groups: int = 0) -> View:
+def view(examples: int, groups: int = 0) -> AnalysisOptions:
     """Slices by a column with a rare value and a long one, and by length."""
     sources = ["news", "a blog with a rather long name of its own", None]
     column = pa.array(["rare" if number < 5 else sources[number % 3] for number in range(examples)])
     slicings = [Slicing.of_column("source", column), Slicing.of_lengths(np.arange(examples) % 97)]
     if not groups:
-        return View(slicings=slicings)
-    return View(slicings=slicings, group_column="document", group_of=np.arange(examples) % groups)
+        return AnalysisOptions(slicings=slicings)
+    return AnalysisOptions(slicings=slicings, group_column="document", group_of=np.arange(examples) % groups)
 
 
 @pytest.fixture(scope="module")

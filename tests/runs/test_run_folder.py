@@ -15,7 +15,7 @@ import pytest
 from conftest import results_of
 from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
 
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.errors import RunError
 from dist_eval.evaluation.journal import Fingerprint, Journal
 from dist_eval.runs.run_folder import RunFolder
@@ -72,7 +72,7 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
     metrics = compute_metrics(predictions, ["neg", "pos"])
-    run.complete(predictions, metrics, {**FACTS, **analyse(predictions, metrics, View())})
+    run.complete(predictions, metrics, {**FACTS, **analyse(predictions, metrics, AnalysisOptions())})
     assert results_of(tmp_path)["metrics"]["roc_auc"] is None
     assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
     assert results_of(tmp_path)["per_class"][0]["precision"] is None

@@ -12,10 +12,10 @@ import pytest
 from samples import predictions_of
 
 from dist_eval.analysis.slices import Slicing
-from dist_eval.analysis.options import View, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problems import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.metric_loading import made_up_predictions
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.runs.saved_predictions import SavedPredictions, read_pieces, read_predictions, write_predictions
 
@@ -40,9 +40,9 @@ def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: 
 def test_groups_are_a_column_which_nothing_else_depends_on(
     problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predictions, groups = made_up_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
+    predictions, groups = synthetic_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
     path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
-    for module in ("metrics.predictions", "report.saved_predictions"):
+    for module in ("metrics.predictions", "runs.saved_predictions"):
         monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_piece", lambda _: 3)
     write_predictions(path, predictions, groups)
     write_predictions(plain, predictions)
@@ -69,7 +69,7 @@ def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])
 def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, tmp_path: Path) -> None:
-    examples = made_up_predictions(PROBLEMS[name], outputs)
+    examples = synthetic_predictions(PROBLEMS[name], outputs)
     copies = np.sort(np.resize(np.arange(len(examples)), 90))
     generator = np.random.default_rng(0)
     logits = examples.logits[copies] + generator.normal(size=(90, outputs)).astype(np.float32)
@@ -78,7 +78,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     saved = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
     assert (len(saved), saved.num_labels, saved.problem) == (90, outputs, predictions.problem)
     names = [f"output {number}" for number in range(outputs)]
-    view = View(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
+    view = AnalysisOptions(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
     texts = []
     for one in (predictions, saved):
         metrics = compute_metrics(one, names)
@@ -90,7 +90,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
 def test_pieces_are_the_whole_in_order(
     name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_predictions(tmp_path / "p.parquet", made_up_predictions(PROBLEMS[name], outputs))
+    write_predictions(tmp_path / "p.parquet", synthetic_predictions(PROBLEMS[name], outputs))
     monkeypatch.setattr("dist_eval.runs.saved_predictions._CELLS_READ_AT_ONCE", 3)
     whole = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
     pieces = list(read_pieces(tmp_path / "p.parquet"))

@@ -18,7 +18,7 @@ from dist_eval.errors import EvaluationError, OutageError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.transport import Wire
+from dist_eval.swarm.transport import Transport
 
 MakeTuned = Callable[..., TunedCheckpoint]
 
@@ -127,21 +127,21 @@ def test_a_server_killed_during_the_backward_costs_nothing_but_time(
     requests = requests_of(remote)
     local = gradients(load_locally(str(tiny_models["llama"]), tuned), tuned)
     identities = {address.rpartition("/p2p/")[2]: i for i, address in enumerate(mortal_swarm.addresses)}
-    original, killed = Wire.send_back, []
+    original, killed = Transport.send_back, []
 
-    async def while_it_dies(self: Wire, hop, inputs, gradient):  # type: ignore[no-untyped-def]
-        number = identities[str(hop.peer)]
+    async def while_it_dies(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
+        number = identities[str(segment.peer)]
         if number < 2 and number not in killed and len(killed) < allowed:
             killed.append(number)
             os.killpg(mortal_swarm.servers[number].pid, signal.SIGSTOP)  # it has the request, and will not answer
             ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), mortal_swarm.kill_server(number)))
             try:
-                return await original(self, hop, inputs, gradient)
+                return await original(self, segment, inputs, gradient)
             finally:
                 ending.result()
-        return await original(self, hop, inputs, gradient)
+        return await original(self, segment, inputs, gradient)
 
-    monkeypatch.setattr(Wire, "send_back", while_it_dies)
+    monkeypatch.setattr(Transport, "send_back", while_it_dies)
     for allowed in (1, 2):
         while len(killed) < allowed:  # until a backward went to a server with all blocks
             close_to_local(gradients(remote, tuned), local)
@@ -167,12 +167,12 @@ def test_retries_of_a_backward_come_to_an_end(
 ) -> None:
     tuned, sent = make_tuned("ptune"), []
 
-    async def nonsense(self: Wire, hop, inputs, gradient):  # type: ignore[no-untyped-def]
-        sent.append(hop)
-        return await original(self, hop, inputs, torch.full_like(gradient, torch.nan))
+    async def nonsense(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
+        sent.append(segment)
+        return await original(self, segment, inputs, torch.full_like(gradient, torch.nan))
 
-    original = Wire.send_back
-    monkeypatch.setattr(Wire, "send_back", nonsense)
+    original = Transport.send_back
+    monkeypatch.setattr(Transport, "send_back", nonsense)
     classifier = swarm_client.classifier(family_swarms["llama"], tuned, max_retries=2)
     with pytest.raises(EvaluationError, match="values that are not finite"):
         gradients(classifier, tuned)

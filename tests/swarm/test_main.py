@@ -17,7 +17,7 @@ from dist_eval.swarm.__main__ import _claim, _wait_for_peers, main
 from dist_eval.swarm.private import PrivateSwarm
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
     end: signal.Signals, launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dist_eval.swarm import p2p_daemon as daemon
 from dist_eval.swarm.failures import Failure, classify
-from dist_eval.swarm.p2p_daemon import Doorbell, PeerAway, tcp_address
+from dist_eval.swarm.p2p_daemon import PeerUnreachable, ReachabilityCache, tcp_address
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_only_plain_tcp_can_be_knocked_at(text: str, expected: tuple[str, int] |
 
 
 def test_a_peer_that_went_away_is_not_dialled_until_something_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = Doorbell()
+    bell = ReachabilityCache()
     with socket.create_server(("127.0.0.1", 0)) as server:
         bell.addresses["peer"] = address = server.getsockname()[:2]
 
     async def story() -> None:
         await bell.require("peer")  # nobody has failed to reach it
         bell.not_reached("peer")
-        with pytest.raises(PeerAway, match=f"nothing listens at 127.0.0.1:{address[1]}") as caught:
+        with pytest.raises(PeerUnreachable, match=f"nothing listens at 127.0.0.1:{address[1]}") as caught:
             await bell.require("peer")
         assert classify(caught.value) is Failure.UNREACHABLE
         with socket.create_server(address):
@@ -49,7 +49,7 @@ def test_a_peer_that_went_away_is_not_dialled_until_something_listens(monkeypatc
 
 
 def test_where_a_peer_listens_is_found_out_once() -> None:
-    bell = Doorbell()
+    bell = ReachabilityCache()
     bell.not_reached("unknown")
     asyncio.run(bell.require("unknown"))
     assert [bell.reached("unknown"), bell.reached("unknown")] == [True, False]

@@ -21,7 +21,7 @@ from dist_eval.model.classifier import Classifier, load_on_swarm
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import _LEAST_PATIENCE, SwarmRequests
-from dist_eval.swarm.router import Span, Trip
+from dist_eval.swarm.router import Routing, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
@@ -129,13 +129,13 @@ def test_what_a_server_finds_too_large_is_sent_in_halves(
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.classifiers[-1], rows=30, length=100)  # servers accept 2048 tokens
-    trip = Trip()
-    whole = requests.forward(hidden, None, trip)
+    routing = Routing()
+    whole = requests.forward(hidden, None, routing)
     assert requests.halved == 1
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
     assert requests.retries == 0
     assert not any(is_banned(requests, span) for span in requests.spans())
-    assert {(start, end) for _, start, end in trip.route} == {(0, 4)}
+    assert {(start, end) for _, start, end in routing.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.classifiers[-1], rows=2, length=2100), None)
 
@@ -165,6 +165,7 @@ def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them
     assert not any(server.is_banned(time.monotonic()) for server in servers)
 
 
+@pytest.mark.slow
 def test_a_replica_that_hangs_does_not_hold_requests_up(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.swarm.router import Routes, Span, without
+from dist_eval.swarm.router import Router, Span, without
 
 TOKENS = 1000
 
@@ -25,7 +25,7 @@ def simulate(
     travel: float = 0.0,
     seed: int = 0,
     at_random: bool = False,
-) -> tuple[float, Counter[str], Routes]:
+) -> tuple[float, Counter[str], Router]:
     """Sends requests along the chosen routes to servers that do one after the other.
 
     Args:
@@ -35,7 +35,7 @@ def simulate(
     Returns:
         Seconds until the last answer, requests to each server, and the routes.
     """
-    routes, generator = Routes(seed), random.Random(seed)
+    routes, generator = Router(seed), random.Random(seed)
     free_at = dict.fromkeys(rates, 0.0)
     now, left, counts = 0.0, requests, Counter[str]()
     events: list[tuple[float, int, float, Span]] = []
@@ -44,25 +44,27 @@ def simulate(
         if at_random:
             here = [span for span in spans if span.start <= block < span.end]
             chosen = generator.choices(here, [span.end - span.start for span in here])[0]
-            hop = Span(chosen.peer, block, chosen.end)
+            segment = Span(chosen.peer, block, chosen.end)
         else:
-            found = routes.next_hop(spans, block, blocks, TOKENS, now)
+            found = routes.next_segment(spans, block, blocks, TOKENS, now)
             assert found is not None
-            hop = found
-        work = TOKENS * (hop.end - hop.start)
-        routes.server(hop.peer).sent(work)
-        counts[hop.peer] += 1
-        free_at[hop.peer] = max(free_at[hop.peer], now + travel / 2) + work * rates[hop.peer]
-        heapq.heappush(events, (free_at[hop.peer] + travel / 2, len(events) + 1000 * sum(counts.values()), now, hop))
+            segment = found
+        work = TOKENS * (segment.end - segment.start)
+        routes.server(segment.peer).sent(work)
+        counts[segment.peer] += 1
+        free_at[segment.peer] = max(free_at[segment.peer], now + travel / 2) + work * rates[segment.peer]
+        heapq.heappush(
+            events, (free_at[segment.peer] + travel / 2, len(events) + 1000 * sum(counts.values()), now, segment)
+        )
 
     for _ in range(min(window, left)):
         send(0)
         left -= 1
     while events:
-        now, _, sent_at, hop = heapq.heappop(events)
-        routes.server(hop.peer).answered(TOKENS * (hop.end - hop.start), sent_at, now)
-        if hop.end < blocks:
-            send(hop.end)
+        now, _, sent_at, segment = heapq.heappop(events)
+        routes.server(segment.peer).answered(TOKENS * (segment.end - segment.start), sent_at, now)
+        if segment.end < blocks:
+            send(segment.end)
         elif left:
             send(0)
             left -= 1
@@ -97,47 +99,47 @@ def test_equal_replicas_are_told_apart_differently_on_each_rank() -> None:
     spans = [Span("a", 0, 4), Span("b", 0, 4)]
     first = []
     for rank in range(40):
-        hop = Routes(rank).next_hop(spans, 0, 4, TOKENS, 0.0)
-        assert hop is not None
-        first.append(hop.peer)
+        segment = Router(rank).next_segment(spans, 0, 4, TOKENS, 0.0)
+        assert segment is not None
+        first.append(segment.peer)
     assert 8 <= first.count("a") <= 32
 
 
 def test_requests_under_way_count_before_anything_is_measured() -> None:
-    spans, routes = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Routes()
+    spans, routes = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
     sent = []
     for _ in range(6):
-        hop = routes.next_hop(spans, 0, 4, TOKENS, 0.0)
-        assert hop is not None
-        routes.server(hop.peer).sent(4 * TOKENS)
-        sent.append(hop.peer)
+        segment = routes.next_segment(spans, 0, 4, TOKENS, 0.0)
+        assert segment is not None
+        routes.server(segment.peer).sent(4 * TOKENS)
+        sent.append(segment.peer)
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
 
 def test_nothing_known_means_few_hops() -> None:
     spans = [Span("half", 0, 4), Span("other half", 4, 8), Span("all", 0, 8)]
-    hops = [Routes(seed).next_hop(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
-    assert {hop.peer for hop in hops if hop} == {"all"}
+    segments = [Router(seed).next_segment(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
+    assert {segment.peer for segment in segments if segment} == {"all"}
 
 
 def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
-    routes = Routes()
+    routes = Router()
     for peer, seconds in (("slow", 4.0), ("fast", 0.1)):
         routes.server(peer).sent(4 * TOKENS)
         routes.server(peer).answered(4 * TOKENS, 0.0, seconds)
     spans = [Span("slow", 0, 6), Span("fast", 2, 8)]
-    hop = routes.next_hop(spans, 0, 8, TOKENS, 5.0)
-    assert hop == Span("slow", 0, 2)
-    assert routes.next_hop(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
+    segment = routes.next_segment(spans, 0, 8, TOKENS, 5.0)
+    assert segment == Span("slow", 0, 2)
+    assert routes.next_segment(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
 
 
 def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -> None:
-    spans, routes = [Span("good", 0, 4), Span("bad", 0, 4)], Routes()
+    spans, routes = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
     bad, lengths, now = routes.server("bad"), [], 0.0
     for _ in range(3):
         bad.sent(TOKENS)
         bad.failed(TOKENS, now)
-        assert all(routes.next_hop(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
+        assert all(routes.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
         start = now
         while bad.is_banned(now):
             now += 0.1
@@ -151,26 +153,26 @@ def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -
 
 
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
-    routes = Routes()
+    routes = Router()
     routes.server("only").sent(TOKENS)
     routes.server("only").failed(TOKENS, 0.0)
-    assert routes.next_hop([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
+    assert routes.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
 
 
 def test_a_server_once_slow_is_tried_again() -> None:
-    routes = Routes()
+    routes = Router()
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
         routes.server(peer).sent(TOKENS)
         routes.server(peer).answered(TOKENS, 0.0, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
     routes.server("fast").sent(TOKENS)  # one waits there already
-    assert routes.next_hop(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
-    assert routes.next_hop(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
+    assert routes.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
+    assert routes.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
 
 
 def test_blocks_without_a_server_have_no_route() -> None:
-    assert Routes().next_hop([], 0, 4, TOKENS, 0.0) is None
-    assert Routes().next_hop([Span("a", 0, 2), Span("b", 3, 4)], 0, 4, TOKENS, 0.0) is None
+    assert Router().next_segment([], 0, 4, TOKENS, 0.0) is None
+    assert Router().next_segment([Span("a", 0, 2), Span("b", 3, 4)], 0, 4, TOKENS, 0.0) is None
 
 
 spans_of_eight = st.lists(
@@ -184,7 +186,7 @@ spans_of_eight = st.lists(
 def test_hops_lead_to_the_end_whenever_there_is_a_way(
     drawn: list[tuple[str, int, int]], start: int, seconds: dict[str, float]
 ) -> None:
-    spans, routes = [Span(*span) for span in drawn], Routes()
+    spans, routes = [Span(*span) for span in drawn], Router()
     for peer, taken in seconds.items():
         routes.server(peer).sent(TOKENS)
         routes.server(peer).answered(TOKENS, 0.0, taken)
@@ -192,13 +194,13 @@ def test_hops_lead_to_the_end_whenever_there_is_a_way(
     reachable = holders >= set(range(start, 8))
     block = start
     while block < 8:
-        hop = routes.next_hop(spans, block, 8, TOKENS, 1e4)
-        assert (hop is not None) == reachable
-        if hop is None:
+        segment = routes.next_segment(spans, block, 8, TOKENS, 1e4)
+        assert (segment is not None) == reachable
+        if segment is None:
             return
-        whole = next(span for span in spans if span.peer == hop.peer)
-        assert whole.start <= hop.start == block < hop.end <= whole.end
-        block = hop.end
+        whole = next(span for span in spans if span.peer == segment.peer)
+        assert whole.start <= segment.start == block < segment.end <= whole.end
+        block = segment.end
     assert block == 8
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from dist_eval import demo
 from dist_eval.distributed.collectives import process_group
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ModelOutputError
 from dist_eval.inference.window import Window
 from dist_eval.model.base_model_spec import read_base_config
@@ -43,17 +43,17 @@ def first_checkpoint(config: TuningConfig) -> TunedCheckpoint:
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Any:
     data = tokenized_digits(tmp_path, rows=12, classes=len(NAMES))
-    launch = Launch()
+    topology = Topology()
 
     def make(updates: int = 4, **options: Any) -> Trainer:
         config = config_for(**options)
         classifier = load_locally(str(config.model), first_checkpoint(config))
         device = torch.device("cpu")
         return Trainer(
-            config, classifier, data, launch, updates=updates, token_budget=64, window=Window(2), device=device
+            config, classifier, data, topology, updates=updates, token_budget=64, window=Window(2), device=device
         )
 
-    with process_group(launch, Board(launch, "trainer"), 60.0):
+    with process_group(topology, RankStore(topology, "trainer"), 60.0):
         yield make
 
 
@@ -91,8 +91,8 @@ def by_hand(config: TuningConfig, trainer: Trainer, rows: np.ndarray, updates: i
     """The same updates as a loop without our parts: one text at a time, torch's own backward."""
     tuned = first_checkpoint(config)
     tensors = [tensor.clone().requires_grad_() for tensor in (tuned.head, tuned.prompts, tuned.deep_prompts)]  # type: ignore[union-attr]
-    own = replace(tuned, head=tensors[0], prompts=tensors[1], deep_prompts=tensors[2])
-    classifier = Classifier(load_locally(str(config.model), own).backbone, own)
+    scratch_dir = replace(tuned, head=tensors[0], prompts=tensors[1], deep_prompts=tensors[2])
+    classifier = Classifier(load_locally(str(config.model), scratch_dir).backbone, scratch_dir)
     optimizer = torch.optim.AdamW(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
     for update in range(updates):
         optimizer.param_groups[0]["lr"] = config.learning_rate * (updates - update) / updates
@@ -103,7 +103,7 @@ def by_hand(config: TuningConfig, trainer: Trainer, rows: np.ndarray, updates: i
         torch.nn.utils.clip_grad_norm_(tensors, config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-    return snapshot(own)
+    return snapshot(scratch_dir)
 
 
 def assert_close(one: TunedCheckpoint, other: TunedCheckpoint) -> None:
@@ -168,11 +168,11 @@ def test_with_scaled_gradients_updates_are_skipped_but_not_for_ever(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_it_computes_much_the_same(tmp_path: Path, make_trainer: Callable[..., Trainer]) -> None:
-    exact, launch, config = make_trainer(), Launch(), config_for()
+    exact, topology, config = make_trainer(), Topology(), config_for()
     data = tokenized_digits(tmp_path, rows=12, classes=len(NAMES))
     classifier = load_locally(str(config.model), first_checkpoint(config))
     device = torch.device("cuda")
-    there = Trainer(config, classifier, data, launch, updates=4, token_budget=64, window=Window(2), device=device)
+    there = Trainer(config, classifier, data, topology, updates=4, token_budget=64, window=Window(2), device=device)
     ours, theirs = exact.update(np.arange(12)), there.update(np.arange(12))
     assert theirs.loss_sum == pytest.approx(ours.loss_sum, rel=0.02)
     ids, lengths = map(torch.from_numpy, data.padded(np.arange(3)))

@@ -12,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from dist_eval.distributed.collectives import all_gather, giving_way, process_group
+from dist_eval.distributed.collectives import all_gather, explaining_lost_ranks, process_group
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import LostRankError
 
@@ -22,18 +22,18 @@ PATIENCE = 3.0
 
 
 def main() -> None:
-    launch, stop = Launch.from_environment(), Stop()
-    board = Board(launch)
-    progress = Progress(launch, board, 10, stop=stop, patience=PATIENCE)
-    with process_group(launch, board, PATIENCE), progress.shown():
+    topology, stop = Topology.from_environment(), Stop()
+    rank_store = RankStore(topology)
+    progress = Progress(topology, rank_store, 10, stop=stop, patience=PATIENCE)
+    with process_group(topology, rank_store, PATIENCE), progress.shown():
         progress.add(7, batch=2)
         everybody = all_gather(os.getpid())
         progress.wait_for_all(60.0)
-        if launch.rank == 1:
+        if topology.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
             return
         try:
-            with giving_way(launch, board, lambda: stop.reason):
+            with explaining_lost_ranks(topology, rank_store, lambda: stop.reason):
                 all_gather("exchange")
         except LostRankError as error:
             Path(sys.argv[1]).write_text(str(error))

@@ -1,4 +1,4 @@
-"""Run by torchrun: evaluates the first n digits of the embedded example on a running swarm, for several n.
+"""Run by torchrun: evaluates the first n digits of the embedded example, for several n: the most on a running swarm.
 
     world_size_worker.py FOLDER PEERS N...
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dist_eval import demo
 from dist_eval.config import EvaluationConfig
-from dist_eval.distributed.rank_store import Board, Launch
+from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.evaluation.evaluator import evaluate_run
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -23,25 +23,26 @@ TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 def main() -> None:
     silence_libraries()
     folder, peers, sizes = Path(sys.argv[1]), sys.argv[2].split(","), [int(n) for n in sys.argv[3:]]
-    launch = Launch.from_environment()
+    topology = Topology.from_environment()
     lines = demo.TEST_DATA.read_text().splitlines()
     for n in sizes:
         data = folder / f"first-{n}.csv"
-        board = Board(launch, str(n))
-        if launch.is_leader:
+        rank_store = RankStore(topology, str(n))
+        if topology.is_leader:
             data.write_text("\n".join(lines[: n + 1]) + "\n")
-            board.publish("written", "")
-        board.wait_for("written", 400.0)
+            rank_store.publish("written", "")
+        rank_store.wait_for("written", 400.0)
         config = EvaluationConfig(
             model=str(demo.BASE_MODEL),
             checkpoint=str(demo.CHECKPOINT),
             dataset=str(data),
-            initial_peers=peers,
+            initial_peers=peers if n == max(sizes) else [],
+            backend="petals" if n == max(sizes) else "local",
             token_budget=TOKEN_BUDGET,
             output=str(folder / str(n)),
         )
-        with workspace() as own:
-            evaluate_run(config, launch, board, own)
+        with workspace() as scratch_dir:
+            evaluate_run(config, topology, rank_store, scratch_dir)
 
 
 if __name__ == "__main__":
