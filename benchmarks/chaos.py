@@ -57,7 +57,7 @@ class Run:
     """
 
     def __init__(self, dataset: Path, output: Path, scratch_dir: Path, peers: list[str]) -> None:
-        self.output, self._own, self.starts, self.orphans = output, scratch_dir, 0, 0
+        self.output, self._scratch_dir, self.starts, self.orphans = output, scratch_dir, 0, 0
         self.marker = f"CHAOS_{uuid.uuid4().hex}"
         where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
         self._arguments = [
@@ -70,7 +70,7 @@ class Run:
     def start(self, world_size: int) -> subprocess.Popen[bytes]:
         """Starts it (again)."""
         self.starts += 1
-        with (self._own / f"start-{self.starts}.log").open("wb") as log:
+        with (self._scratch_dir / f"start-{self.starts}.log").open("wb") as log:
             self.agent = subprocess.Popen(
                 [sys.executable, *ranks.torchrun(world_size), *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -121,7 +121,7 @@ class Run:
 
     def last_words(self) -> str:
         """Returns what the latest start said about its end."""
-        lines = (self._own / f"start-{self.starts}.log").read_text(errors="replace").splitlines()
+        lines = (self._scratch_dir / f"start-{self.starts}.log").read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("dist_eval: ")), "nothing")[:300]
 
     def predictions(self) -> bytes:

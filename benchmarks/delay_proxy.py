@@ -33,18 +33,18 @@ class DelayProxy:
     """A proxy process, used as a context manager; it ends with the process that started it.
 
     Args:
-        routes: for each port to listen on, the port of the same host to connect to. Until that is open,
+        router: for each port to listen on, the port of the same host to connect to. Until that is open,
             connections are refused.
         host: where both ports are.
     """
 
-    def __init__(self, routes: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
-        self.routes, self.host = list(routes), host
+    def __init__(self, router: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
+        self.router, self.host = list(router), host
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DelayProxy:
         command = [sys.executable, "-m", "benchmarks.delay_proxy", "--host", self.host]
-        command += [f"{listen}:{target}" for listen, target in self.routes]
+        command += [f"{listen}:{target}" for listen, target in self.router]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -169,12 +169,12 @@ class _Orders(asyncio.Protocol):
             sys.stdout.flush()
 
 
-async def _serve(host: str, routes: Sequence[tuple[int, int]]) -> None:
+async def _serve(host: str, router: Sequence[tuple[int, int]]) -> None:
     """Serves all routes; the ports are taken at once, so that one that is in use shows before anything else starts."""
-    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in routes]
+    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in router]
     await asyncio.get_running_loop().connect_read_pipe(lambda: _Orders(delay), sys.stdin)
     await asyncio.gather(
-        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, routes, strict=True))
+        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, router, strict=True))
     )
 
 
@@ -237,7 +237,7 @@ def main() -> None:
         uvloop.install()
     except ImportError:
         pass
-    asyncio.run(_serve(arguments.host, arguments.routes))
+    asyncio.run(_serve(arguments.host, arguments.router))
 
 
 if __name__ == "__main__":

@@ -145,9 +145,9 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
         embeddings = torch.cat([prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
         backbone.model.h(embeddings, prompts=deep)
 
-    def ours(window: Window, routes: Router) -> Load:
+    def ours(window: Window, router: Router) -> Load:
         backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, **settings)
-        backbone.requests.routes = routes
+        backbone.requests.router = router
         return drive(classifier.logits, batches, window, prompt_tokens=PROMPT_TOKENS)
 
     try:
@@ -157,14 +157,14 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
             _add(report, ALONE, ours(Window(_WINDOW), Only(fast)))
             _add(report, PETALS, drive(petals, batches, Window(_WINDOW), prompt_tokens=PROMPT_TOKENS))
             _add(report, BY_LENGTH, ours(Window(_WINDOW), ByLength()))
-            _add(report, MEASURED, ours(Window(_WINDOW), routes := Router()), routes)
+            _add(report, MEASURED, ours(Window(_WINDOW), router := Router()), router)
             _add(report, FREE, ours(Window(), Router()))
     finally:
         classifier.close()
 
 
-def _add(report: harness.Report, name: str, load: Load, routes: Router | None = None) -> None:
-    servers = [] if routes is None else list(routes.servers.values())
+def _add(report: harness.Report, name: str, load: Load, router: Router | None = None) -> None:
+    servers = [] if router is None else list(router.servers.values())
     details = [{"requests": one.requests, "seconds_per_token_and_block": one.seconds_per_work} for one in servers]
     report.add(GROUP, name, load.tokens / load.seconds, details)
 

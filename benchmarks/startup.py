@@ -43,7 +43,7 @@ class Starts:
     """
 
     def __init__(self, model: Model, peers: Sequence[str], scratch_dir: Path) -> None:
-        self._model, self._peers, self._own = model, list(peers), scratch_dir
+        self._model, self._peers, self._scratch_dir = model, list(peers), scratch_dir
         self._dataset = scratch_dir / "rows.csv"
         lines = demo.TEST_DATA.read_text(encoding="utf-8").splitlines()
         self._dataset.write_text("\n".join(lines[: _ROWS + 1]) + "\n", encoding="utf-8")
@@ -56,8 +56,10 @@ class Starts:
         """
         launcher = [] if world_size is None else ranks.torchrun(world_size)
         start, used = time.time(), _cpu_seconds()
-        ranks.run([*launcher, "-m", "benchmarks.startup_client", str(self._own), *self._peers], self._own)
-        files = [self._own / f"client-{rank}.json" for rank in range(world_size or 1)]
+        ranks.run(
+            [*launcher, "-m", "benchmarks.startup_client", str(self._scratch_dir), *self._peers], self._scratch_dir
+        )
+        files = [self._scratch_dir / f"client-{rank}.json" for rank in range(world_size or 1)]
         moments = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         began, connected = (max(one[name] for one in moments) - start for name in ("began", "connected"))
         return began, connected, _cpu_seconds() - used
@@ -68,11 +70,11 @@ class Starts:
         Returns:
             Seconds until the last rank sent its first batch, and the CPU seconds of the whole run.
         """
-        output = self._own / "output"
+        output = self._scratch_dir / "output"
         arguments = ["-m", "dist_eval", "--model", self._model.base, "--checkpoint", self._model.tuned]
         arguments += ["--dataset", self._dataset, "--output", output, "--overwrite", "--initial-peers", *self._peers]
         start, used = time.time(), _cpu_seconds()
-        ranks.run([*ranks.torchrun(world_size), *map(str, arguments)], self._own)
+        ranks.run([*ranks.torchrun(world_size), *map(str, arguments)], self._scratch_dir)
         entries = json.loads((output / "results.json").read_text(encoding="utf-8"))["ranks"]
         began = max(datetime.fromisoformat(entry["began"]).timestamp() for entry in entries)
         return began - start, _cpu_seconds() - used

@@ -90,8 +90,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             classifier.close()
     _, sentence, requests = best
     report.note(f"{coverage.describe()}\n\n{sentence}")
-    report.note(describe_servers(requests.facts()["servers"], spans, requests.routes))
-    report.note(f"{describe_bottleneck(spans, requests.routes, blocks)} Retries in all: {retries}.")
+    report.note(describe_servers(requests.to_dict()["servers"], spans, requests.router))
+    report.note(f"{describe_bottleneck(spans, requests.router, blocks)} Retries in all: {retries}.")
     report.finish()
 
 
@@ -108,16 +108,16 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
         yield swarm.initial_peers
 
 
-def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], routes: Router) -> str:
+def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], router: Router) -> str:
     """Returns a table of what each server did.
 
     Args:
         servers: the list `servers` of `SwarmRequests.facts`.
         spans: the servers' blocks.
-        routes: what was measured.
+        router: what was measured.
     """
     blocks = {str(span.peer): span for span in spans}
-    speeds = {str(peer): server.seconds_per_work for peer, server in routes.servers.items()}
+    speeds = {str(peer): server.seconds_per_work for peer, server in router.servers.items()}
     lines = ["server       blocks    requests  failures   p50 s   p95 s  tokens/s through its blocks"]
     for server in servers:
         peer = server["peer"]
@@ -129,21 +129,21 @@ def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], r
     return "\n".join(lines)
 
 
-def describe_bottleneck(spans: Sequence[Span], routes: Router, blocks: int) -> str:
+def describe_bottleneck(spans: Sequence[Span], router: Router, blocks: int) -> str:
     """Names the blocks whose servers together pass on the fewest tokens.
 
     A server's capacity is what it was measured to do through all of its blocks; replicas add up.
 
     Args:
         spans: the servers' blocks.
-        routes: what was measured.
+        router: what was measured.
         blocks: blocks of the model.
     """
     capacity = []
     for block in range(blocks):
         total = 0.0
         for span in spans:
-            speed = routes.server(span.peer).seconds_per_work
+            speed = router.stats(span.peer).seconds_per_work
             if span.start <= block < span.end and speed:
                 total += 1.0 / (speed * (span.end - span.start))
         capacity.append(total)

@@ -53,16 +53,16 @@ def run_of(
     own = custom_results(custom, inputs, combined).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
     units = Units.single(len(found)) if groups is None else Units.groups(groups)
-    further = statistics_of_functions(custom, found, units)
-    whole = metric_intervals(found, metrics, resamples=99, further=further)
+    extra_statistics = statistics_of_functions(custom, found, units)
+    whole = metric_intervals(found, metrics, resamples=99, extra_statistics=extra_statistics)
     rows = [
-        {**row, "intervals": {name: one.facts() for name, one in of_class.items()}}
+        {**row, "intervals": {name: one.to_dict() for name, one in of_class.items()}}
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()
-    intervals = {name: one.facts() for name, one in whole.items()}
+    intervals = {name: one.to_dict() for name, one in whole.items()}
     facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals, "per_class": rows}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
     run.complete(found, metrics, {**FACTS, **facts, **of_classes, "groups": of_groups or None}, groups)

@@ -143,7 +143,7 @@ class SwarmClient:
         for span in requests.spans():
             assert wait_for(lambda span=span: _answers(classifier, span))
         assert wait_for(
-            lambda: not any(requests.routes.server(s.peer).is_banned(time.monotonic()) for s in requests.spans())
+            lambda: not any(requests.router.stats(s.peer).is_banned(time.monotonic()) for s in requests.spans())
         )
         return classifier
 

@@ -56,7 +56,7 @@ def made_up_run(
     problem: Problem = SINGLE_LABEL,
     ranks: int = 3,
     skill: float = 2.0,
-    view: AnalysisOptions | None = None,
+    analysis_options: AnalysisOptions | None = None,
 ) -> Path:
     """Writes a run's folder as the evaluator does."""
     generator = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def made_up_run(
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
     facts = {
         **FACTS,
-        **analyse(found, metrics, view or AnalysisOptions()),
+        **analyse(found, metrics, analysis_options or AnalysisOptions()),
         "ranks": rank_facts(ranks),
         "coverage": coverage,
     }

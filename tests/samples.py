@@ -29,12 +29,12 @@ def config_for(folder: Path, **options: Any) -> EvaluationConfig:
 
 
 def tokenized_digits(
-    folder: Path, rows: int, classes: int, further: Mapping[str, Callable[[int], str]] | None = None
+    folder: Path, rows: int, classes: int, extra_columns: Mapping[str, Callable[[int], str]] | None = None
 ) -> TokenizedDataset:
     """Texts of several lengths, all different, through the demo's tokenizer; further columns are made of the row."""
     from transformers import AutoTokenizer
 
-    columns = further or {}
+    columns = extra_columns or {}
     cells = [
         [f"{'12/3g'[row % 5] * (row % 7 + 1)}{row}", str(row % classes), *(made(row) for made in columns.values())]
         for row in range(rows)
@@ -49,7 +49,7 @@ def tokenized_digits(
         label_column="label",
         label_names=[chr(ord("a") + number) for number in range(classes)],
         max_length=100,
-        further=list(columns),
+        extra_columns=list(columns),
     )
 
 

@@ -93,8 +93,8 @@ class Runs:
     launcher: Launcher
     captured: pytest.CaptureFixture[str]
 
-    def __call__(self, options: list[str], output: Path, ranks: int, *further: str) -> dict[str, Any]:
-        command = ["-m", "dist_eval", *options, "--output", str(output), *further]
+    def __call__(self, options: list[str], output: Path, ranks: int, *extra_options: str) -> dict[str, Any]:
+        command = ["-m", "dist_eval", *options, "--output", str(output), *extra_options]
         if ranks == 1:
             self.captured.readouterr()
             status, (printed, error) = run_here(*command), self.captured.readouterr()

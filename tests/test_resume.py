@@ -27,10 +27,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def arguments(data: Path, output: Path, *further: str) -> list[str]:
+def arguments(data: Path, output: Path, *extra_options: str) -> list[str]:
     return [
         *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
-        *("--dataset", str(data), "--backend", "local", "--output", str(output), *further),
+        *("--dataset", str(data), "--backend", "local", "--output", str(output), *extra_options),
     ]
 
 

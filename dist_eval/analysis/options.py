@@ -72,7 +72,10 @@ def columns_asked_for(config: EvaluationConfig) -> list[str]:
 
 
 def analyse(
-    predictions: PredictionsLike, metrics: Metrics, view: AnalysisOptions, further: Sequence[Statistic] = ()
+    predictions: PredictionsLike,
+    metrics: Metrics,
+    options: AnalysisOptions,
+    extra_statistics: Sequence[Statistic] = (),
 ) -> dict[str, Any]:
     """Computes those sections of `results.json` that depend on how predictions are looked at.
 
@@ -81,35 +84,37 @@ def analyse(
     Args:
         predictions: in dataset order, at least one.
         metrics: theirs.
-        view: how they are looked at.
-        further: statistics for metrics that `metric_intervals` does not know.
+        options: how they are looked at.
+        extra_statistics: statistics for metrics that `metric_intervals` does not know.
     """
-    groups, names = view.groups(predictions), metrics.label_names
-    intervals = metric_intervals(predictions, metrics, confidence=view.confidence, groups=groups, further=further)
-    of_classes = class_intervals(predictions, metrics, intervals, confidence=view.confidence, groups=groups)
+    groups, names = options.groups(predictions), metrics.label_names
+    intervals = metric_intervals(
+        predictions, metrics, confidence=options.confidence, groups=groups, extra_statistics=extra_statistics
+    )
+    of_classes = class_intervals(predictions, metrics, intervals, confidence=options.confidence, groups=groups)
     calibration = None
     if metrics.problem != REGRESSION.name:
-        bins = calibration_facts(predictions, names, confidence=view.confidence, groups=groups)
+        bins = calibration_facts(predictions, names, confidence=options.confidence, groups=groups)
         calibration = {**{name: metrics.values[name] for name in ("ece", "brier")}, **bins}
     return {
-        "intervals": {name: interval.facts() for name, interval in intervals.items()},
+        "intervals": {name: interval.to_dict() for name, interval in intervals.items()},
         "per_class": [
-            {**row, "intervals": {name: interval.facts() for name, interval in own.items()}}
+            {**row, "intervals": {name: interval.to_dict() for name, interval in own.items()}}
             for row, own in zip(metrics.per_class, of_classes, strict=True)
         ],
-        "groups": _group_facts(view, groups),
+        "groups": _group_facts(options, groups),
         "calibration": calibration,
         "confident_mistakes": confident_mistakes(predictions, names),
         "slices": [
             entry
-            for slicing in view.slicings
-            for entry in slice_facts(predictions, slicing, names, confidence=view.confidence, groups=groups)
+            for slicing in options.slicings
+            for entry in slice_facts(predictions, slicing, names, confidence=options.confidence, groups=groups)
         ],
     }
 
 
-def _group_facts(view: AnalysisOptions, groups: np.ndarray | None) -> dict[str, Any] | None:
+def _group_facts(options: AnalysisOptions, groups: np.ndarray | None) -> dict[str, Any] | None:
     if groups is None:
         return None
     sizes = np.unique(groups, return_counts=True)[1]
-    return {"column": view.group_column, "count": len(sizes), "largest": int(sizes.max())}
+    return {"column": options.group_column, "count": len(sizes), "largest": int(sizes.max())}

@@ -208,7 +208,7 @@ def _figures(
     names = FIGURES[predictions.problem.name]
     if not len(places):
         why = "no example of it has a prediction"
-        nothing = Interval(confidence, reason=why).facts()
+        nothing = Interval(confidence, reason=why).to_dict()
         return {
             "metrics": dict.fromkeys(names),
             "undefined": dict.fromkeys(names, why),
@@ -221,7 +221,7 @@ def _figures(
     return {
         "metrics": metrics.values,
         "undefined": metrics.undefined,
-        "intervals": {name: one.facts() for name, one in intervals.items()},
+        "intervals": {name: one.to_dict() for name, one in intervals.items()},
     }
 
 

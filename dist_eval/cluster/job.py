@@ -179,12 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found is None:
             _say(f"nothing to do: line {options.line} of {options.list} names no run")
             return COMPLETE
-        folder, further = found
+        folder, extra_options = found
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
         is_first = not (options.slurm and slurm.restarts(os.environ))
         if not is_first:  # what this very job has finished is not to be thrown away
-            further = [*further, "--no-overwrite"]
-        job = Job([*options.command, "--output", str(folder), *further], folder, environment)
+            extra_options = [*extra_options, "--no-overwrite"]
+        job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
         before = read_outcome(folder)
         command_status = job.run(options.patience if options.slurm else math.inf)
         if _DOCTOR in options.command:

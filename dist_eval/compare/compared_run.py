@@ -91,7 +91,7 @@ class Run:
             values = {name: found.values[name] for name in statistic.names}
             defined = {name: value for name, value in values.items() if value is not None}
             evidence = gather_evidence(statistic, defined)
-            intervals.update({name: one.interval(level).facts() for name, one in evidence.items()})
+            intervals.update({name: one.interval(level).to_dict() for name, one in evidence.items()})
         sections: dict[str, dict[str, Any]] = {
             "metrics": found.values,
             "undefined": found.undefined,

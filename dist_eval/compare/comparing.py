@@ -218,7 +218,7 @@ def _differences(
         metrics=metrics,
         confidence=confidence,
         groups=first.group,
-        further=list(zip(first.own, other.own, strict=True)),
+        extra_statistics=list(zip(first.own, other.own, strict=True)),
         resamples=resamples,
     )
     for name in metrics - found.keys():

@@ -139,7 +139,7 @@ def tokenize_dataset(
     labels: str = "auto",
     problem: Problem = SINGLE_LABEL,
     strict: bool = False,
-    further: Sequence[str] = (),
+    extra_columns: Sequence[str] = (),
     subset: str | None = None,
     split: str | None = None,
 ) -> TokenizedDataset:
@@ -157,7 +157,7 @@ def tokenize_dataset(
         labels: how the label column is meant (see `LabelReader` and `dist_eval.data.label_columns`).
         problem: what kind of labels they are.
         strict: treat a longer text as an error instead of cutting it.
-        further: columns that are kept as they are (see `TokenizedDataset.column`); no digest depends on them.
+        extra_columns: columns that are kept as they are (see `TokenizedDataset.column`); no digest depends on them.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
 
@@ -168,7 +168,7 @@ def tokenize_dataset(
         DataError: the dataset cannot be read, is empty, or a row has no text, no tokens, no known label, or (with
             `strict`) too many tokens; the message names the row.
     """
-    others = [name for name in dict.fromkeys(further) if name not in (*text_columns, label_column)]
+    others = [name for name in dict.fromkeys(extra_columns) if name not in (*text_columns, label_column)]
     columns = [*text_columns, *others, label_column]
     source = open_rows(dataset, columns, subset=subset, split=split)
     reader = open_labels(problem, source, label_column, label_names, labels)
@@ -179,7 +179,7 @@ def tokenize_dataset(
     with (
         pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
-        ColumnWriter(folder, source.name, list(dict.fromkeys(further))) as kept_columns,
+        ColumnWriter(folder, source.name, list(dict.fromkeys(extra_columns))) as kept_columns,
     ):
         row = 0
         for batch in source.batches:
@@ -212,7 +212,7 @@ def tokenize_dataset(
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
             wordless += _count_wordless(values, offsets, tokenizer)
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
-            kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(further)])
+            kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(extra_columns)])
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
             of_texts.update(_bytes_of(texts))

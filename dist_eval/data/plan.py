@@ -44,7 +44,7 @@ class Plan:
         """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the section `plan` of `results.json`."""
         return {
             "batches": len(self),

@@ -142,11 +142,11 @@ def require_agreement(facts: Mapping[str, str]) -> None:
     """
     everybody = all_gather(dict(facts))
     for name, expected in everybody[0].items():
-        odd = [rank for rank, theirs in enumerate(everybody) if theirs.get(name) != expected]
-        if odd:
+        differing = [rank for rank, theirs in enumerate(everybody) if theirs.get(name) != expected]
+        if differing:
             raise ExactnessError(
                 f"The {name} differs between ranks: rank 0 has {expected[:16]}, "
-                + ", ".join(f"rank {rank} has {str(everybody[rank].get(name))[:16]}" for rank in odd[:5])
+                + ", ".join(f"rank {rank} has {str(everybody[rank].get(name))[:16]}" for rank in differing[:5])
                 + ". All ranks must evaluate the same model on the same data."
             )
 

@@ -49,7 +49,7 @@ class Progress:
         stop: told when another rank is to stop, and asked what to tell the others.
         folder: the run's folder, where a file named STOP is looked for.
         notice: returns what this rank waits for, if anything.
-        patience: seconds without a sign of another rank after which the run stops.
+        stall_timeout: seconds without a sign of another rank after which the run stops.
         stream: where the leader shows the progress; by default stderr.
 
     Attributes:
@@ -66,12 +66,12 @@ class Progress:
         stop: Stop | None = None,
         folder: Path | None = None,
         notice: Callable[[], str] = lambda: "",
-        patience: float = float("inf"),
+        stall_timeout: float = float("inf"),
         stream: TextIO | None = None,
     ) -> None:
-        self._launch, self._board, self._total, self._done_before = topology, rank_store, total, done
+        self._topology, self._rank_store, self._total, self._done_before = topology, rank_store, total, done
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
-        self._stream, self._patience = stream or sys.stderr, max(patience, 2 * _REPORT_SECONDS)
+        self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
@@ -120,34 +120,34 @@ class Progress:
             self._ended.set()
             thread.join(self._report_seconds * 4)
 
-    def wait_for_all(self, patience: float) -> None:
+    def wait_for_all(self, stall_timeout: float) -> None:
         """Waits until all ranks have finished their shards, however long that takes, as long as they get on.
 
         Collectives have a fixed time limit, which would either be too short for a slow rank or hide a dead one.
 
         Args:
-            patience: seconds without a finished example on any other rank after which the late ones are given up.
+            stall_timeout: seconds without a finished example on any other rank after which the late ones are given up.
 
         Raises:
             LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the
                 message names them, their hosts and the batches they had done last.
         """
         self._rounds += 1
-        finished, enough = f"{_FINISHED}-{self._rounds}", min(patience, _BEATS_MISSED_SECONDS)
+        finished, enough = f"{_FINISHED}-{self._rounds}", min(stall_timeout, _BEATS_MISSED_SECONDS)
         if self._cut_off:
             raise LostRankError(self._cut_off)
         with self._connect() as store:
             self._open_counts(store)
             self._report(store)
-            store.add(f"{_ROUND}/{self._launch.rank}", 1)
+            store.add(f"{_ROUND}/{self._topology.rank}", 1)
             store.add(finished, 1)
             counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
-            heard, looked = dict.fromkeys(range(self._launch.world_size), since), since
+            heard, looked = dict.fromkeys(range(self._topology.world_size), since), since
             if self._gone:  # it has been waited for already
                 heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
-            while store.add(finished, 0) < self._launch.world_size:
-                self._board.require_no_failure(store)
-                time.sleep(min(self._board.poll_seconds, self._look_seconds))
+            while store.add(finished, 0) < self._topology.world_size:
+                self._rank_store.require_no_failure(store)
+                time.sleep(min(self._rank_store.poll_seconds, self._look_seconds))
                 if time.monotonic() - looked < self._look_seconds:
                     continue
                 looked = now = time.monotonic()
@@ -158,12 +158,12 @@ class Progress:
                 late = [rank for rank, rounds in enumerate(self._counts(store, _ROUND)) if rounds < self._rounds]
                 silent = [rank for rank in late if now - heard[rank] > enough]
                 if self._stop.requested and silent:
-                    known = self._gone or enough == patience
+                    known = self._gone or enough == stall_timeout
                     raise LostRankError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
-                if late and now - since > patience:
-                    raise LostRankError(self._complaint(store, late, counts, patience) + _LONGER)
+                if late and now - since > stall_timeout:
+                    raise LostRankError(self._complaint(store, late, counts, stall_timeout) + _LONGER)
 
-    def _complaint(self, store: Any, late: list[int], counts: list[int], patience: float) -> str:
+    def _complaint(self, store: Any, late: list[int], counts: list[int], stall_timeout: float) -> str:
         def said(key: str, rank: int, unknown: str) -> str:
             return store.get(f"{key}/{rank}").decode() if store.check([f"{key}/{rank}"]) else unknown
 
@@ -173,48 +173,48 @@ class Progress:
             for rank in late[:_LATE_RANKS_NAMED]
         )
         more = f" and {len(late) - _LATE_RANKS_NAMED} more" if len(late) > _LATE_RANKS_NAMED else ""
-        return f"Rank {self._launch.rank} waits, but for {patience:g} s there was no sign of {named}{more}."
+        return f"Rank {self._topology.rank} waits, but for {stall_timeout:g} s there was no sign of {named}{more}."
 
     def _open_counts(self, store: Any) -> None:
         # reading all at once waits until all exist; if each rank opened those of all, the store would drown
-        keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._launch.world_size)]
-        own = [f"{key}/{self._launch.rank}" for key in (_DONE, _BEAT, _ROUND)]
-        for key in keys if self._launch.is_leader and not store.check(keys) else own:
+        keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._topology.world_size)]
+        own = [f"{key}/{self._topology.rank}" for key in (_DONE, _BEAT, _ROUND)]
+        for key in keys if self._topology.is_leader and not store.check(keys) else own:
             store.add(key, 0)
 
     def _counts(self, store: Any, key: str) -> list[int]:
-        return [int(n) for n in store.multi_get([f"{key}/{rank}" for rank in range(self._launch.world_size)])]
+        return [int(n) for n in store.multi_get([f"{key}/{rank}" for rank in range(self._topology.world_size)])]
 
     def _report(self, store: Any) -> None:
         with self._lock:  # the thread and the waiting rank both report
             delta, failed = self._done - self._reported, self._failed - self._failed_reported
-            store.add(f"{_DONE}/{self._launch.rank}", delta)
+            store.add(f"{_DONE}/{self._topology.rank}", delta)
             self._failed_total = store.add(_FAILED, failed)
             self.failed = self._failed_total - self._failed_before
             self._reported, self._failed_reported = self._reported + delta, self._failed_reported + failed
             if delta or failed:
-                store.set(f"{_BATCH}/{self._launch.rank}", f"batch {self._batch}")
+                store.set(f"{_BATCH}/{self._topology.rank}", f"batch {self._batch}")
 
     def _pass_on(self, store: Any) -> None:
         """Tells the others what this rank knows, and learns what they know."""
-        store.add(f"{_BEAT}/{self._launch.rank}", 1)
+        store.add(f"{_BEAT}/{self._topology.rank}", 1)
         if self._folder is not None:
             self._stop.look_for_file(self._folder)
-        if not self._stop.requested and (failed := self._board.failed_rank(store)):
+        if not self._stop.requested and (failed := self._rank_store.failed_rank(store)):
             self._stop.request(f"{failed} failed")
         if not self._stop.requested and store.check([_STOP]):
             self._stop.request(store.get(_STOP).decode())
         elif self._stop.requested and not store.check([_STOP]):
-            store.set(_STOP, self._stop.reason.replace("this rank", f"rank {self._launch.rank}"))
+            store.set(_STOP, self._stop.reason.replace("this rank", f"rank {self._topology.rank}"))
         notice = self._notice()
         if notice:
             store.set(_NOTICE, notice)
 
     def _connect(self) -> AbstractContextManager[Any]:
-        return self._board.connect(min(self._patience, _ANSWER_SECONDS))
+        return self._rank_store.connect(min(self._stall_timeout, _ANSWER_SECONDS))
 
     def _run(self) -> None:
-        display = _display(self._total, self._done_before, self._stream) if self._launch.is_leader else None
+        display = _display(self._total, self._done_before, self._stream) if self._topology.is_leader else None
         self._answered = time.monotonic()
         while not self._ended.is_set():
             try:
@@ -226,12 +226,12 @@ class Progress:
             display.close()
 
     def _stop_if_cut_off(self, error: Exception) -> None:
-        if self._cut_off or time.monotonic() - self._answered < self._patience:
+        if self._cut_off or time.monotonic() - self._answered < self._stall_timeout:
             return
         leader = self._leader or os.environ.get("MASTER_ADDR", "another host")
         self._cut_off = (
-            f"Rank {self._launch.rank} on {self._launch.host} is cut off from rank 0 on {leader}, for "
-            f"{self._patience:g} s: {first_line(error)}{_LONGER}"
+            f"Rank {self._topology.rank} on {self._topology.host} is cut off from rank 0 on {leader}, for "
+            f"{self._stall_timeout:g} s: {first_line(error)}{_LONGER}"
         )
         self._stop.request(f"this rank is cut off from rank 0 on {leader}")
 
@@ -244,14 +244,14 @@ class Progress:
         for rank, beats in enumerate(self._counts(store, _BEAT)):
             if beats != self._heard.get(rank, (-1, 0.0))[0]:
                 self._heard[rank] = beats, now
-        gone = [rank for rank, (_, moment) in self._heard.items() if now - moment > self._patience]
+        gone = [rank for rank, (_, moment) in self._heard.items() if now - moment > self._stall_timeout]
         if gone and not self._stop.requested:
             self._gone = True
-            self._stop.request(self._complaint(store, gone, self._counts(store, _DONE), self._patience))
+            self._stop.request(self._complaint(store, gone, self._counts(store, _DONE), self._stall_timeout))
 
     def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
         with self._connect() as store:
-            store.set(f"{_HOST}/{self._launch.rank}", self._launch.host)
+            store.set(f"{_HOST}/{self._topology.rank}", self._topology.host)
             self._open_counts(store)
             while True:
                 last = self._ended.wait(self._report_seconds)

@@ -105,12 +105,12 @@ class RankStore:
     """
 
     def __init__(self, topology: Topology, run: str = "run") -> None:
-        self._launch = topology
+        self._topology = topology
         self._prefix = f"dist_eval/{run}/{topology.attempt}"
         self._groups, self._known = 0, False
         self._start = uuid.uuid4().hex  # tells this process from the one that a later start has for the same rank
         self.poll_seconds = max(_POLL_SECONDS, topology.world_size * _SECONDS_FOR_A_RANK)
-        self._own = dist.HashStore() if topology.world_size == 1 else None
+        self._scratch_dir = dist.HashStore() if topology.world_size == 1 else None
         self._is_lost = False
 
     @contextmanager
@@ -144,35 +144,41 @@ class RankStore:
         Where hosts come and go, torchrun may start the ranks of those that stayed again with the same store, and a
         scheduler may start a host again while the others still run.
         """
-        key, rank = f"{_STARTED}/{self._launch.rank}", self._launch.rank
-        if self._own is not None:
+        key, rank = f"{_STARTED}/{self._topology.rank}", self._topology.rank
+        if self._scratch_dir is not None:
             return
         was_known = self._known  # read first: another thread of this rank may be making itself known
         if not store.check([key]):
             if was_known:
                 raise LostRankError(
-                    f"Rank {rank} on {self._launch.host} gave up: its ranks' store was replaced by another start's."
+                    f"Rank {rank} on {self._topology.host} gave up: its ranks' store was replaced by another start's."
                 )
             store.set(key, self._start)
         elif store.get(key).decode() != self._start:
             message = (
-                f"Rank {rank} was started on {self._launch.host} while an earlier start of it was still known to the "
+                f"Rank {rank} was started on {self._topology.host} while an earlier start of it was still known to the "
                 "other ranks. All of them end now: start the same command again on all hosts."
             )
-            reason = {"message": message, "rank": rank, "host": self._launch.host, "transient": True, "coverage": None}
+            reason = {
+                "message": message,
+                "rank": rank,
+                "host": self._topology.host,
+                "transient": True,
+                "coverage": None,
+            }
             if not store.check([_FAILURE]):
                 store.set(_FAILURE, json.dumps(reason))
             raise LostRankError(message)
         self._known = True
 
     def _open(self, timeout: float) -> dist.Store:
-        store: dist.Store = _torchrun_store(timeout) if self._own is None else self._own
+        store: dist.Store = _torchrun_store(timeout) if self._scratch_dir is None else self._scratch_dir
         store.set_timeout(timedelta(seconds=timeout))
         return dist.PrefixStore(self._prefix, store)
 
     def _unanswered(self) -> str:
         self._is_lost = True
-        return f"{_store_in_words()} does not answer rank {self._launch.rank} on {self._launch.host} any more."
+        return f"{_store_in_words()} does not answer rank {self._topology.rank} on {self._topology.host} any more."
 
     def store_of_group(self, timeout: float) -> dist.Store:
         """Returns the store for a process group, under a name that no earlier one of this board had.
@@ -212,14 +218,14 @@ class RankStore:
                 self.require_no_failure(store)
                 time.sleep(self.poll_seconds)
         raise LostRankError(
-            f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s in vain for {key!r} "
+            f"Rank {self._topology.rank} on {self._topology.host} waited {timeout:g} s in vain for {key!r} "
             "from another rank."
         )
 
     def require_no_failure(self, store: LimitedStore) -> None:
         """Raises a `RunError` if a rank has failed; asked of an open connection while waiting for others."""
         if store.check([_FAILURE]):
-            raise RunError(f"Rank {self._launch.rank} gave up, because another rank failed.")
+            raise RunError(f"Rank {self._topology.rank} gave up, because another rank failed.")
 
     @staticmethod
     def failed_rank(store: LimitedStore) -> str:
@@ -261,16 +267,16 @@ class RankStore:
         Raises:
             RunError: a rank has failed, or did not come in time; the message names the missing ones.
         """
-        world_size, deadline = self._launch.world_size, time.monotonic() + timeout
+        world_size, deadline = self._topology.world_size, time.monotonic() + timeout
         with self.connect() as store:
-            store.set(f"{name}/{self._launch.rank}", self._launch.host)
+            store.set(f"{name}/{self._topology.rank}", self._topology.host)
             store.add(name, 1)
             while store.add(name, 0) < world_size:
                 self.require_no_failure(store)
                 if time.monotonic() > deadline:
                     missing = [rank for rank in range(world_size) if not store.check([f"{name}/{rank}"])]
                     raise LostRankError(
-                        f"Rank {self._launch.rank} on {self._launch.host} waited {timeout:g} s for all ranks to be "
+                        f"Rank {self._topology.rank} on {self._topology.host} waited {timeout:g} s for all ranks to be "
                         f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
                     )
                 time.sleep(self.poll_seconds)

@@ -51,7 +51,7 @@ class Timeline:
             cell[1] += done
             cell[2] += failed
 
-    def facts(self) -> dict[str, Any] | None:
+    def to_dict(self) -> dict[str, Any] | None:
         """Returns the timeline ready for JSON, None if nothing was noted.
 
         Returns:

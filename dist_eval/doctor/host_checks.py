@@ -154,11 +154,11 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
         return
     first, differs = known[0], []
     for name in first.versions:
-        odd = [one for one in known if one.versions.get(name) != first.versions[name]]
-        if odd:
+        differing = [one for one in known if one.versions.get(name) != first.versions[name]]
+        if differing:
             differs.append(
-                f"{name} is {first.versions[name]} at {first.place} and {odd[0].versions.get(name)} at {odd[0].place}"
-                + (f" and {len(odd) - 1} more" if len(odd) > 1 else "")
+                f"{name} is {first.versions[name]} at {first.place} and {differing[0].versions.get(name)} at "
+                f"{differing[0].place}" + (f" and {len(differing) - 1} more" if len(differing) > 1 else "")
             )
     if differs:
         yield Finding(

@@ -116,14 +116,14 @@ def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             yield Finding("error", "inputs", f"At {places}: {message}", advice)
     for name in dict.fromkeys(name for one in ranks for name in one.digests):
         known = [one for one in ranks if name in one.digests]
-        odd = [one for one in known if one.digests[name] != known[0].digests[name]]
-        if odd:
+        differing = [one for one in known if one.digests[name] != known[0].digests[name]]
+        if differing:
             faults = True
             yield Finding(
                 "error",
                 "inputs",
-                f"The {name} differs: {known[0].place} has {known[0].digests[name][:12]}, {odd[0].place} has "
-                f"{odd[0].digests[name][:12]}.",
+                f"The {name} differs: {known[0].place} has {known[0].digests[name][:12]}, {differing[0].place} has "
+                f"{differing[0].digests[name][:12]}.",
                 "Copy it again, or give a path on a folder that all hosts share.",
             )
     names = dict.fromkeys(name for one in ranks for name in one.digests)

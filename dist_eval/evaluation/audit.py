@@ -92,7 +92,7 @@ class Findings:
         largest_difference: between logits that count as equal.
         agreed: confirmed opinions, by server.
         disagreed: opinions that were not confirmed, by server.
-        odd: servers that two others agree against.
+        faulty: servers that two others agree against.
         disputes: what could not be settled.
     """
 
@@ -102,7 +102,7 @@ class Findings:
     largest_difference: float = 0.0
     agreed: Counter[str] = field(default_factory=Counter)
     disagreed: Counter[str] = field(default_factory=Counter)
-    odd: frozenset[str] = frozenset()
+    faulty: frozenset[str] = frozenset()
     disputes: list[Dispute] = field(default_factory=list)
 
     @classmethod
@@ -115,7 +115,7 @@ class Findings:
             largest_difference=max((one.largest_difference for one in ranks), default=0.0),
             agreed=sum((one.agreed for one in ranks), Counter()),
             disagreed=sum((one.disagreed for one in ranks), Counter()),
-            odd=frozenset().union(*(one.odd for one in ranks)),
+            faulty=frozenset().union(*(one.faulty for one in ranks)),
             disputes=[dispute for one in ranks for dispute in one.disputes],
         )
 
@@ -123,9 +123,9 @@ class Findings:
         return self != Findings()
 
     def to_notes(self) -> dict[str, Any]:
-        """Returns all but the odd servers, ready for JSON."""
+        """Returns all but the faulty servers, ready for JSON."""
         notes = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
-        del notes["odd"]
+        del notes["faulty"]
         return notes
 
     @classmethod
@@ -138,7 +138,7 @@ class Findings:
         counts = {name: Counter(notes[name]) for name in ("agreed", "disagreed")}
         return cls(**{**notes, **counts, "disputes": disputes})
 
-    def facts(self, fraction: float) -> dict[str, Any]:
+    def to_dict(self, fraction: float) -> dict[str, Any]:
         """Returns the section `audit` of `results.json`.
 
         Args:
@@ -155,9 +155,9 @@ class Findings:
                     "peer": peer,
                     "agreed": self.agreed[peer],
                     "disagreed": self.disagreed[peer],
-                    "odd": peer in self.odd,
+                    "odd": peer in self.faulty,
                 }
-                for peer in sorted({*self.agreed, *self.disagreed, *self.odd})
+                for peer in sorted({*self.agreed, *self.disagreed, *self.faulty})
             ],
             "disputes": len(self.disputes),
             "first_disputes": [asdict(dispute) for dispute in self.disputes[:_DISPUTES_LISTED]],
@@ -169,20 +169,20 @@ class Audit:
 
     Args:
         classifier: it, on a `SwarmBackbone`.
-        on_odd: called with each server that is found odd.
+        on_faulty: called with each server that is found odd.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
     """
 
     def __init__(
         self,
         classifier: Classifier,
-        on_odd: Callable[[str], None] = lambda server: None,
+        on_faulty: Callable[[str], None] = lambda server: None,
         tolerance: float | None = None,
     ) -> None:
         if not isinstance(classifier.backbone, SwarmBackbone):
             raise TypeError("only a classifier on a swarm can be audited")
         self._classifier, self._backbone, self._tolerance = classifier, classifier.backbone, tolerance
-        self._requests, self._on_odd = classifier.backbone.requests, on_odd
+        self._requests, self._on_odd = classifier.backbone.requests, on_faulty
 
     @property
     def num_labels(self) -> int:
@@ -229,10 +229,10 @@ class Audit:
             return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
         if _covers_twice(route) or _covers_twice(other.route):
             return self._by_halves(input_ids, lengths)
-        odd, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
-        for server in odd - self._requests.excluded:
+        faulty, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
+        for server in faulty - self._requests.excluded:
             self._on_odd(server)
-        self.exclude(odd)
+        self.exclude(faulty)
         # another batch may have shown meanwhile that one of these servers is odd
         if not self._requests.excluded.isdisjoint(peer for peer, *_ in (*route, *other.route)):
             return None
@@ -262,7 +262,7 @@ class Audit:
         self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
         """Walks two ways side by side, and asks third servers where they part."""
-        spans, odd = self._requests.spans(), set[str]()
+        spans, faulty = self._requests.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
         parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
         cuts = sorted({block for _, start, end in parts for block in (start, end)})
@@ -272,20 +272,22 @@ class Audit:
                 answer = self._ask(spans, one, start, end, hidden)
                 opposite = answer if one == another else self._ask(spans, another, start, end, hidden)
             except SwarmError as error:
-                return odd, Dispute((one, another), (start, end), difference, f"one did not answer again: {error}")
+                return faulty, Dispute((one, another), (start, end), difference, f"one did not answer again: {error}")
             apart, tolerated = largest_difference(answer, opposite), self._tolerated((one, another))
             if apart <= tolerated:
                 hidden = answer
                 continue
             likes, judge = self._third_opinion(spans, start, end, hidden, {one: answer, another: opposite}, tolerated)
             if judge is None:
-                return odd, Dispute((one, another), (start, end), apart, "no third server agrees with only one of them")
-            odd.add(another if likes == one else one)
+                return faulty, Dispute(
+                    (one, another), (start, end), apart, "no third server agrees with only one of them"
+                )
+            faulty.add(another if likes == one else one)
             hidden = judge
-        if odd:
-            return odd, None
+        if faulty:
+            return faulty, None
         peers = tuple(_who_parted(route, other))
-        return odd, Dispute(peers, (cuts[0], cuts[-1]), difference, "asked again part by part, they agreed")
+        return faulty, Dispute(peers, (cuts[0], cuts[-1]), difference, "asked again part by part, they agreed")
 
     def _third_opinion(
         self,

@@ -57,7 +57,7 @@ class Comparison:
             left=sum(part.left for part in parts),
         )
 
-    def facts(self, folder: Path) -> dict[str, Any]:
+    def to_dict(self, folder: Path) -> dict[str, Any]:
         """Returns the section `backends` of `results.json`; more changes than stand there are written to a file.
 
         Args:

@@ -67,12 +67,12 @@ def combine(
     """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
     local, failed, findings = work.collect(batches)
     totals = Totals.of(local)
-    facts = {**work.facts(topology), "traffic": classifier.traffic(), **totals.facts(local.problem)}
+    facts = {**work.to_dict(topology), "traffic": classifier.traffic(), **totals.to_dict(local.problem)}
     timelines = {
         "rank": topology.rank,
         "host": topology.host,
-        "batches": work.timeline.facts(),
-        "servers": {peer: timeline.facts() for peer, timeline in classifier.timelines().items()},
+        "batches": work.timeline.to_dict(),
+        "servers": {peer: timeline.to_dict() for peer, timeline in classifier.timelines().items()},
     }
     reduced: CombinedMetrics = {}
     if any(metric.reduction for metric in custom_metrics):

@@ -62,21 +62,21 @@ def rescore_complete(
     looks_anew = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
     if custom_metrics or looks_anew:
         predictions = _predictions(folder)
-        view = AnalysisOptions.of(config, data)
+        options = AnalysisOptions.of(config, data)
         metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
-        further = statistics_of_functions(custom_metrics, predictions, view.units(predictions))
+        extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
         intervals: dict[str, Any] = {}
         if custom_metrics:
             inputs = Inputs.of(predictions)
             reduced = reduce_batches(custom_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
             custom = custom_results(custom_metrics, inputs, reduced)
-            intervals = _intervals_of(custom, metrics, predictions, view, further)
+            intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
             _revise_metrics(folder, config, custom_metrics, custom, intervals)
         shown, lines = dict(custom.values), []
         if looks_anew:
-            facts = analyse(predictions, metrics, view)
+            facts = analyse(predictions, metrics, options)
             results = _merge_analysis(folder.results(), facts, config, custom.values)
-            folder.revise(results, predictions, view.groups(predictions))
+            folder.revise(results, predictions, options.groups(predictions))
             lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
             intervals = results["intervals"]
             names = figures_shown(metrics.problem, metrics.values, custom.values)
@@ -109,13 +109,15 @@ def _intervals_of(
     custom: CustomResults,
     metrics: Metrics,
     predictions: PredictionsLike,
-    view: AnalysisOptions,
-    further: Sequence[Statistic],
+    options: AnalysisOptions,
+    extra_statistics: Sequence[Statistic],
 ) -> dict[str, Any]:
     alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
-    groups = view.groups(predictions)
-    found = metric_intervals(predictions, alone, confidence=view.confidence, groups=groups, further=further)
-    return {name: interval.facts() for name, interval in found.items()}
+    groups = options.groups(predictions)
+    found = metric_intervals(
+        predictions, alone, confidence=options.confidence, groups=groups, extra_statistics=extra_statistics
+    )
+    return {name: interval.to_dict() for name, interval in found.items()}
 
 
 def _revise_metrics(
@@ -149,7 +151,7 @@ def _merge_analysis(
     options = {name: getattr(config, name) for name in _OPTIONS}
     same = all(results["config"][name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
-    unknown = Interval(config.confidence, reason=later).facts()
+    unknown = Interval(config.confidence, reason=later).to_dict()
     of_custom = {
         name: one if same or name in revised else unknown
         for name, one in results["intervals"].items()

@@ -96,8 +96,10 @@ def evaluate_run(
         custom_metrics = find_metrics(config, tuned)
         peers, check = stack.enter_context(open_swarm(config, base, topology, rank_store))
         if topology.is_host_leader:
-            further = columns_asked_for(config)
-            rank_store.publish(f"data/{topology.node}", str(prepare_data(config, base, tuned, scratch_dir, further)))
+            extra_columns = columns_asked_for(config)
+            rank_store.publish(
+                f"data/{topology.node}", str(prepare_data(config, base, tuned, scratch_dir, extra_columns))
+            )
         prepared = open_plan(base, tuned, topology, rank_store) if topology.is_leader else None
         if prepared is not None:
             is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
@@ -109,7 +111,7 @@ def evaluate_run(
             return rescore_complete(folder, config, custom_metrics, *prepared) if prepared else None
         local = load_on_host(base, tuned, topology) if config.compare_backends else None
         data, plan = prepared or open_plan(base, tuned, topology, rank_store)
-        view = (
+        analysis_options = (
             AnalysisOptions.of(config, data) if topology.is_leader else AnalysisOptions()
         )  # now: what is wrong with it shows at once
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
@@ -130,12 +132,12 @@ def evaluate_run(
                 stop=stop,
                 folder=folder.path,
                 notice=classifier.notice,
-                patience=config.collective_timeout,
+                stall_timeout=config.collective_timeout,
             )
             failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
             work = BatchWorker(
                 *(audit or classifier, data, plan, journal, progress, window, stop),
-                grace=config.stop_grace,
+                drain_timeout=config.stop_grace,
                 failures=failures,
                 audited=audited_batches(len(plan), config.audit),
             )
@@ -158,25 +160,25 @@ def evaluate_run(
         metrics = compute_metrics(combined.predictions, tuned.label_names)
         if custom_metrics:
             metrics = with_custom_metrics(metrics, custom_metrics, combined)
-        further_metrics = statistics_of_functions(
-            custom_metrics, combined.predictions, view.units(combined.predictions)
+        extra_statistics = statistics_of_functions(
+            custom_metrics, combined.predictions, analysis_options.units(combined.predictions)
         )
         facts = {
-            **analyse(combined.predictions, metrics, view, further_metrics),
+            **analyse(combined.predictions, metrics, analysis_options, extra_statistics),
             "coverage": asdict(coverage),
             "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
             "data": asdict(data.facts),
-            "model": base.facts(tuned),
-            "plan": plan.facts(),
+            "model": base.to_dict(tuned),
+            "plan": plan.to_dict(),
             "ranks": combined.ranks,
             "spread": spread(combined.ranks, metrics),
             "throughput": throughput(combined.ranks),
             "swarm": swarm,
-            "audit": combined.audit.facts(config.audit) if config.audit or combined.audit else None,
-            "backends": backends.facts(folder.path) if backends else None,
+            "audit": combined.audit.to_dict(config.audit) if config.audit or combined.audit else None,
+            "backends": backends.to_dict(folder.path) if backends else None,
         }
         folder.save_timelines(combined.timelines)
-        folder.complete(combined.predictions, metrics, facts, view.groups(combined.predictions))
+        folder.complete(combined.predictions, metrics, facts, analysis_options.groups(combined.predictions))
         rank_store.publish(_REPORTED, "")
         report_on(folder.path, config.report)
         print(format_results(metrics, facts, folder.path), flush=True)
@@ -231,7 +233,7 @@ def window_for(config: RunConfig, base: BaseModelSpec, topology: Topology) -> Wi
 
 
 def prepare_data(
-    config: RunConfig, base: BaseModelSpec, tuned: EvalTarget, folder: Path, further: Sequence[str] = ()
+    config: RunConfig, base: BaseModelSpec, tuned: EvalTarget, folder: Path, extra_columns: Sequence[str] = ()
 ) -> Path:
     """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
     from transformers import AutoTokenizer
@@ -266,7 +268,7 @@ def prepare_data(
             labels=config.labels,
             problem=tuned.problem,
             strict=config.strict,
-            further=further,
+            extra_columns=extra_columns,
             subset=config.subset,
             split=config.split,
         )

@@ -80,7 +80,7 @@ class Journal:
         self._places: dict[int, _Place] = {}
         self._odd: frozenset[str] = frozenset()
 
-    def odd_servers(self) -> frozenset[str]:
+    def faulty_servers(self) -> frozenset[str]:
         """Returns the servers whose answers do not count.
 
         Raises:
@@ -113,7 +113,7 @@ class Journal:
         Raises:
             RunError: a file cannot be read.
         """
-        self._places, self._odd = {}, self.odd_servers()
+        self._places, self._odd = {}, self.faulty_servers()
         with _readable(self._folder):
             for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
                 for offset, outcome in _records(path):

@@ -124,7 +124,7 @@ class BatchWorker:
         progress: told of each batch that is done.
         window: how many batches of this rank may be under way at a time.
         stop: asked whether to go on.
-        grace: seconds for batches under way once the run is to stop.
+        drain_timeout: seconds for batches under way once the run is to stop.
         failures: what becomes of examples that get no prediction.
         audited: numbers of the batches that need a second opinion.
 
@@ -142,20 +142,20 @@ class BatchWorker:
         window: Window,
         stop: Stop,
         *,
-        grace: float,
+        drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
     ) -> None:
         self._classifier, self._data, self._plan, self._journal = classifier, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
-        self._grace, self._failures, self._audited = grace, failures, audited
+        self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
         self._done: list[int] = []
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
         self.timeline = Timeline()
 
-    def run(self, topology: Topology, patience: float) -> np.ndarray:
+    def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
         """Does what nobody has finished yet; every rank calls it.
 
         If an audit has found a server odd by then, what that server had a hand in counts as never done, and the ranks
@@ -163,7 +163,7 @@ class BatchWorker:
 
         Args:
             topology: where this process stands.
-            patience: seconds without a finished example on any other rank after which the late ones are given up.
+            stall_timeout: seconds without a finished example on any other rank after which the late ones are given up.
 
         Returns:
             The batches that this rank brings to the combination.
@@ -172,13 +172,13 @@ class BatchWorker:
             RunStopped: the run was asked to stop before its end; on all ranks.
             EvaluationError: see `do` and `Progress.wait_for_all`.
         """
-        odd, assigned_batches = None, np.empty(0, dtype=np.int64)
+        faulty, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
-            odd_before, odd = odd, frozenset[str]().union(*all_gather(self._journal.odd_servers()))
-            if odd == odd_before:
+            faulty_before, faulty = faulty, frozenset[str]().union(*all_gather(self._journal.faulty_servers()))
+            if faulty == faulty_before:
                 return assigned_batches
-            self._classifier.exclude(odd)
-            for server in odd:  # hosts may have folders of their own
+            self._classifier.exclude(faulty)
+            for server in faulty:  # hosts may have folders of their own
                 self._journal.exclude(server)
             found = np.zeros(len(self._plan), dtype=bool)
             if topology.is_host_leader:
@@ -186,12 +186,12 @@ class BatchWorker:
             counted = self._progress.counted()
             share, done = share_out(found, self._plan, topology)
             assigned_batches = np.concatenate([share.resumed, share.shard])
-            if odd_before is None:
+            if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
             self._progress.begin(done, counted)
             count, self._failed = len(self._done), 0
             left = self.do(share.shard)
-            self._progress.wait_for_all(patience)
+            self._progress.wait_for_all(stall_timeout)
             tried = int(self._plan.sizes[self._done[count:]].sum())
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
@@ -218,7 +218,7 @@ class BatchWorker:
             window=self._window,
             skip_failed=self._failures.skip,
             stopping=lambda: self._stop.requested,
-            grace=self._grace,
+            drain_timeout=self._drain_timeout,
             audited=self._audited,
             timeline=self.timeline,
         ):
@@ -234,7 +234,7 @@ class BatchWorker:
         self._seconds += time.monotonic() - start
         return left
 
-    def facts(self, topology: Topology) -> dict[str, Any]:
+    def to_dict(self, topology: Topology) -> dict[str, Any]:
         """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here."""
         return {
             "rank": topology.rank,
@@ -258,7 +258,7 @@ class BatchWorker:
         problem = problem_of(self._data.labels.dtype)
         collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels, problem)
         failed: list[tuple[int, str]] = []
-        findings = [Findings(odd=self._journal.odd_servers())]
+        findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]

@@ -52,7 +52,7 @@ def predict_batches(
     window: Window,
     skip_failed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
-    grace: float = 0.0,
+    drain_timeout: float = 0.0,
     audited: Container[int] = (),
     timeline: Timeline | None = None,
 ) -> Iterator[BatchOutcome]:
@@ -67,7 +67,7 @@ def predict_batches(
         skip_failed: examples that have no answer are marked instead of raising an error. A swarm that misses blocks is
             an error even so: it would fail all.
         stopping: whether no further batch is to be sent.
-        grace: seconds that batches under way then have to come back; later ones are dropped.
+        drain_timeout: seconds that batches under way then have to come back; later ones are dropped.
         audited: numbers of the batches that need a second opinion.
         timeline: takes down when batches were under way, and how many examples were done.
 
@@ -89,7 +89,12 @@ def predict_batches(
         return outcome
 
     return map_in_flight(
-        outcome_of, batch_numbers, window, retries=lambda: classifier.retries, stopping=stopping, grace=grace
+        outcome_of,
+        batch_numbers,
+        window,
+        retries=lambda: classifier.retries,
+        stopping=stopping,
+        drain_timeout=drain_timeout,
     )
 
 

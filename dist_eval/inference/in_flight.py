@@ -22,7 +22,7 @@ def map_in_flight(
     *,
     retries: Callable[[], int] = lambda: 0,
     stopping: Callable[[], bool] = lambda: False,
-    grace: float = 0.0,
+    drain_timeout: float = 0.0,
 ) -> Generator[Result, None, None]:
     """Calls a function with each item, in threads, and yields each result as soon as it is there, in any order.
 
@@ -32,7 +32,7 @@ def map_in_flight(
         window: how many calls may be under way at a time; it is told of every one that came back.
         retries: requests that had to be repeated so far, in all.
         stopping: whether no further item is to be taken.
-        grace: seconds that calls under way then have to come back; later ones are dropped.
+        drain_timeout: seconds that calls under way then have to come back; later ones are dropped.
 
     Yields:
         What the function returned.
@@ -51,7 +51,7 @@ def map_in_flight(
     try:
         while time.monotonic() < deadline:
             if deadline == float("inf") and stopping():
-                deadline, left = time.monotonic() + grace, iter(())
+                deadline, left = time.monotonic() + drain_timeout, iter(())
             while len(pending) < window.size:
                 try:
                     item = next(left)

@@ -75,7 +75,7 @@ class Totals:
             errors=errors,
         )
 
-    def facts(self, problem: Problem) -> dict[str, float | int | None]:
+    def to_dict(self, problem: Problem) -> dict[str, float | int | None]:
         """Returns what they say of one rank's examples, for the section `ranks` of `results.json`."""
         samples, correct = self.counts.tolist()
         return {

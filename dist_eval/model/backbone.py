@@ -123,7 +123,7 @@ class SwarmBackbone:
 
     def traffic(self) -> dict[str, Any]:
         """See `Backbone.traffic`."""
-        return self.requests.facts()
+        return self.requests.to_dict()
 
     def timelines(self) -> dict[str, Timeline]:
         """See `Backbone.timelines`."""

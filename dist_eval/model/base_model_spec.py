@@ -100,7 +100,7 @@ class BaseModelSpec:
                 digest.update(sample)
         return digest.hexdigest()
 
-    def facts(self, tuned: EvalTarget) -> dict[str, Any]:
+    def to_dict(self, tuned: EvalTarget) -> dict[str, Any]:
         """Returns the section `model` of `results.json`."""
         return {
             "base": self.name,

@@ -239,9 +239,9 @@ def _ranks(results: dict[str, Any]) -> str:
 def _audit(audit: dict[str, Any] | None) -> str:
     if not audit:
         return ""
-    odd = [server["peer"] for server in audit["servers"] if server["odd"]]
+    faulty = [server["peer"] for server in audit["servers"] if server["odd"]]
     words = f"{audit['batches']} batches sent twice, {audit['disputes']} disputes"
-    return words + (f"; others agree against {', '.join(odd)}" if odd else "")
+    return words + (f"; others agree against {', '.join(faulty)}" if faulty else "")
 
 
 def _hash(source: str) -> str:

@@ -124,7 +124,7 @@ def _bin_facts(confidences: Confidences, confidence: float, units: Units | None)
             "n": int(bins.count[number]),
             "mean_confidence": float(bins.confidence[number] / bins.count[number]) if bins.count[number] else None,
             "accuracy": float(bins.hits[number] / bins.count[number]) if bins.count[number] else None,
-            "interval": intervals[number].facts(),
+            "interval": intervals[number].to_dict(),
         }
         for number in range(BINS)
     ]

@@ -36,7 +36,7 @@ class Interval:
     resamples: int | None = None
     reason: str | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the attributes by name, for `results.json`."""
         return asdict(self)
 

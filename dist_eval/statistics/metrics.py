@@ -52,7 +52,7 @@ def metric_intervals(
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
-    further: Sequence[Statistic] = (),
+    extra_statistics: Sequence[Statistic] = (),
     resamples: int | None = None,
     most: int | None = None,
     seed: int = SEED,
@@ -68,7 +68,7 @@ def metric_intervals(
             (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L. Miller
             (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
-        further: statistics for metrics that this module does not know.
+        extra_statistics: statistics for metrics that this module does not know.
         resamples: their number (see `gather_evidence`).
         most: a number of them that is enough.
         seed: of the resamples.
@@ -96,7 +96,7 @@ def metric_intervals(
                 low, high = wilson(round(values[name] * trials), trials, confidence)
                 found[name] = Interval(confidence, low, high, "wilson")
     drawn = None if groups is None else Units.groups(groups)
-    for statistic in (*statistics_of(predictions, drawn), *further):
+    for statistic in (*statistics_of(predictions, drawn), *extra_statistics):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
         if wanted:
             evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)

@@ -137,7 +137,7 @@ def paired_differences(
     metrics: Collection[str] | None = None,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
-    further: Sequence[tuple[Statistic, Statistic]] = (),
+    extra_statistics: Sequence[tuple[Statistic, Statistic]] = (),
     resamples: int | None = None,
     seed: int = SEED,
 ) -> dict[str, PairedDifference]:
@@ -155,8 +155,8 @@ def paired_differences(
         metrics: names of the metrics to compare, by default all.
         confidence: level of the intervals.
         groups: what examples belong together (see `metric_intervals`).
-        further: statistics for metrics that this module does not know, the first and the second model's, of the units
-            that `Units.single` or `Units.groups` makes.
+        extra_statistics: statistics for metrics that this module does not know, the first and the second model's, of
+            the units that `Units.single` or `Units.groups` makes.
         resamples: their number (see `gather_evidence`).
         seed: of the resamples.
 
@@ -182,7 +182,7 @@ def paired_differences(
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
     undefined = Interval(confidence, reason="the metric is undefined for one of the two")
     found: dict[str, PairedDifference] = {}
-    for pair in (*_statistics_of_both(first, second, groups), *further):
+    for pair in (*_statistics_of_both(first, second, groups), *extra_statistics):
         difference = Difference(*pair)
         if metrics is not None and not set(metrics) & set(difference.names):
             continue

@@ -54,11 +54,11 @@ def join_swarm(
     import hivemind
 
     probe_before_dialing(initial_peers)
-    deadline, patience = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
+    deadline, wait = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
     reason = "nothing listens there"
     while listening := wait_until_listening(initial_peers, deadline, check=check):
         dht = None
-        within = max(1.0, min(patience, deadline - time.monotonic()))
+        within = max(1.0, min(wait, deadline - time.monotonic()))
         try:
             with helpers_die_with_us(), forking_without_warnings():
                 dht = hivemind.DHT(
@@ -78,7 +78,7 @@ def join_swarm(
                 _end(dht)
         # a server that listens already may need a moment more to answer; and a node, which is forked, can get stuck in
         # a lock that another thread of this process held
-        patience *= 2
+        wait *= 2
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
         time.sleep(_RETRY_SECONDS)
@@ -103,9 +103,9 @@ def wait_until_listening(
     """
     while time.monotonic() < deadline:
         check()
-        patience = max(_LEAST_PROBE_SECONDS, min(_PROBE_SECONDS, deadline - time.monotonic()))
+        wait = max(_LEAST_PROBE_SECONDS, min(_PROBE_SECONDS, deadline - time.monotonic()))
         with concurrent.futures.ThreadPoolExecutor(_PROBES_AT_ONCE) as pool:
-            answers = list(pool.map(functools.partial(may_listen, timeout=patience), initial_peers))
+            answers = list(pool.map(functools.partial(may_listen, timeout=wait), initial_peers))
         if any(answers):
             return list(itertools.compress(initial_peers, answers))
         time.sleep(_POLL_SECONDS)
@@ -136,22 +136,22 @@ async def _greet(addresses: list[str], dht: Any, node: Any) -> None:
                 node.blacklist.register_success(peer)
 
 
-def leave_swarm(dht: Any, routes: Any = None) -> None:
+def leave_swarm(dht: Any, sequence_manager: Any = None) -> None:
     """Ends this process' DHT node, the p2p daemon behind it, and a model's routing, also when no peer answers any more.
 
     Args:
         dht: the node.
-        routes: the `RemoteSequenceManager` of a model that used the node. Its connection to the daemon is closed on the
-            loop that opened it: anywhere else its end prints tracebacks.
+        sequence_manager: the `RemoteSequenceManager` of a model that used the node. Its connection to the daemon is
+            closed on the loop that opened it: anywhere else its end prints tracebacks.
     """
-    if routes is not None:
+    if sequence_manager is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         async def close() -> None:
-            await routes.state.p2p.shutdown()
+            await sequence_manager.state.p2p.shutdown()
             await asyncio.sleep(0)  # its cancelled tasks end in the loop's next round
 
-        _within(_LEAVE_SECONDS, routes.shutdown)  # waits for a look-up that may be under way
+        _within(_LEAVE_SECONDS, sequence_manager.shutdown)  # waits for a look-up that may be under way
         with contextlib.suppress(concurrent.futures.TimeoutError):
             RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
     _within(_LEAVE_SECONDS, dht.shutdown)

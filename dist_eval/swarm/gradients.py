@@ -101,7 +101,7 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
         return requests.transport.send(segment, inputs), work
 
     try:
-        segment, answer = await requests.answered(question, start, end, tokens, at_once=True)
+        segment, answer = await requests.send_with_retries(question, start, end, tokens, at_once=True)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
         answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]

@@ -110,19 +110,19 @@ def serve(arguments: argparse.Namespace) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-def peers_to_join(peers: list[str], name: str, patience: float = _FOUNDING_SECONDS) -> list[str]:
+def peers_to_join(peers: list[str], name: str, wait: float = _FOUNDING_SECONDS) -> list[str]:
     """Returns the peers that a server joins the swarm by; none if it is the one that starts it.
 
     Args:
         peers: addresses of all servers of the swarm.
         name: this server's peer id.
-        patience: seconds in which the first of the peers looks for the others before it starts the swarm.
+        wait: seconds in which the first of the peers looks for the others before it starts the swarm.
     """
     from dist_eval.swarm.client import wait_until_listening
 
     others = [peer for peer in peers if not peer.endswith(f"/p2p/{name}")]
     if others and peers[0] not in others:
-        return wait_until_listening(others, time.monotonic() + patience)
+        return wait_until_listening(others, time.monotonic() + wait)
     return others
 
 

@@ -1,6 +1,6 @@
 """Requests to a swarm: from hidden states before the first block to those after the last one.
 
-Petals' own way is made for training. This one is for many forwards: routes by measured speed (`routes.py`), small
+Petals' own way is made for training. This one is for many forwards: routes by measured speed (`router.py`), small
 requests (`transport.py`), and no retry without an end.
 """
 
@@ -49,7 +49,7 @@ class SwarmRequests:
         rejoin: called now and then while waiting for such servers.
 
     Attributes:
-        routes: chooses servers, and knows how they did.
+        router: chooses servers, and knows how they did.
         outage: waits for servers, and says so.
         retries: requests that had to be repeated.
         halved: requests that servers found too large, and that were sent in halves.
@@ -68,7 +68,7 @@ class SwarmRequests:
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.routes, self.retries, self.halved = Router(seed), 0, 0
+        self.router, self.retries, self.halved = Router(seed), 0, 0
         self.excluded: set[str] = set()
         self.outage = Outage(outage_timeout, rejoin)
         self._manager, self._attempts = sequence_manager, max_retries
@@ -144,11 +144,11 @@ class SwarmRequests:
         spans = [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
         return [span for span in spans if str(span.peer) not in self.excluded]
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns what was sent so far, for the section `ranks` of `results.json`."""
         return {
             "compression": self._compression,
-            "round_trips": sum(server.requests for server in self.routes.servers.values()),
+            "round_trips": sum(server.requests for server in self.router.servers.values()),
             "retries": self.retries,
             "halved": self.halved,
             "bytes_sent": self.transport.bytes_sent,
@@ -162,13 +162,13 @@ class SwarmRequests:
                     "token_blocks": server.work,
                     **_percentiles(server.latencies),
                 }
-                for peer, server in self.routes.servers.items()
+                for peer, server in self.router.servers.items()
             ],
         }
 
     def timelines(self) -> dict[str, Timeline]:
         """Returns the requests of each server over time."""
-        return {str(peer): server.timeline for peer, server in self.routes.servers.items()}
+        return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
     async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
         while block < self.num_blocks:
@@ -208,7 +208,7 @@ class SwarmRequests:
             EvaluationError: see `forward`.
         """
         tokens = tokens_in(hidden)
-        return await self.answered(
+        return await self.send_with_retries(
             lambda segment: (self.transport.send(segment, hidden), tokens * (segment.end - segment.start)),
             block,
             self.num_blocks,
@@ -216,7 +216,7 @@ class SwarmRequests:
             avoided,
         )
 
-    async def answered(
+    async def send_with_retries(
         self,
         question: RequestFactory,
         block: int,
@@ -250,13 +250,15 @@ class SwarmRequests:
             spans: Sequence[Span] = without(self.spans(), avoided)
             if at_once:
                 spans = self._holding_all(spans, block, end, now)
-            segment = self.routes.next_segment(spans, block, end, tokens, now)
+            segment = self.router.next_segment(spans, block, end, tokens, now)
             error: Exception | None = None
             if segment is not None:
                 try:
                     request, work = question(segment)
-                    patience = min(self.timeout, self._patience(segment, spans, now, bool(avoided)) * 2**attempts)
-                    return segment, await self._measured(request, segment, work, patience)
+                    stall_timeout = min(
+                        self.timeout, self._stall_timeout(segment, spans, now, bool(avoided)) * 2**attempts
+                    )
+                    return segment, await self._measured(request, segment, work, stall_timeout)
                 except Exception as reason:  # whatever the daemon, the connection or the server raised
                     error = reason
             self._require_node()
@@ -280,12 +282,12 @@ class SwarmRequests:
                 peers.append(segment.peer)
             others = [span for span in spans if span.peer not in peers]
             is_believed = len(peers) >= _REFUSALS_BELIEVED and (
-                len({*peers}) > 1 or self.routes.next_segment(others, block, end, tokens, now) is None
+                len({*peers}) > 1 or self.router.next_segment(others, block, end, tokens, now) is None
             )
             if failure is Failure.WRONG and is_believed:
                 if len({*peers}) > 1:
                     for peer in {*peers}:
-                        self.routes.server(peer).excuse()
+                        self.router.stats(peer).excuse()
                 raise ModelOutputError("servers answered with " + "; ".join(complaints)) from error
             if failure is Failure.REFUSED and is_believed:
                 raise RefusedError("servers refused it, " + "; ".join(complaints)) from error
@@ -313,35 +315,35 @@ class SwarmRequests:
     ) -> None:
         """Returns at once if there are servers that were not tried yet, otherwise after a while."""
         now = time.monotonic()
-        usable = [span for span in self.spans() if not self.routes.server(span.peer).is_banned(now)]
-        if self.routes.next_segment(usable, *way, tokens, now) is not None:
+        usable = [span for span in self.spans() if not self.router.stats(span.peer).is_banned(now)]
+        if self.router.next_segment(usable, *way, tokens, now) is not None:
             return
         why = "no server online holds it, or a block after it" if error is None else first_line(error)
         if self.excluded:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found odd)"
         await self.outage.wait(f"{part}: {why}", since)
 
-    def _patience(self, segment: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
+    def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
         """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
-        latencies = list(self.routes.server(segment.peer).latencies)[-_LATENCIES_LOOKED_AT:]
+        latencies = list(self.router.stats(segment.peer).latencies)[-_LATENCIES_LOOKED_AT:]
         if not latencies:
             return self.timeout
         others = [
-            span for span in spans if span.peer != segment.peer and not self.routes.server(span.peer).is_banned(now)
+            span for span in spans if span.peer != segment.peer and not self.router.stats(span.peer).is_banned(now)
         ]
-        if not is_optional and self.routes.next_segment(others, segment.start, segment.end, 1, now) is None:
+        if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
             return self.timeout
         return max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies))
 
     def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
         found = [span for span in spans if span.start <= block and span.end >= end]
-        return [span for span in found if not self.routes.server(span.peer).is_banned(now)] or spans
+        return [span for span in found if not self.router.stats(span.peer).is_banned(now)] or spans
 
-    async def _measured(self, request: Awaitable[Answer], segment: Span, work: int, patience: float) -> Answer:
-        server, sent_at = self.routes.server(segment.peer), time.monotonic()
+    async def _measured(self, request: Awaitable[Answer], segment: Span, work: int, stall_timeout: float) -> Answer:
+        server, sent_at = self.router.stats(segment.peer), time.monotonic()
         server.sent(work)
         try:
-            answer = await asyncio.wait_for(request, patience)
+            answer = await asyncio.wait_for(request, stall_timeout)
         except PeerUnreachable:
             server.not_sent(work, time.monotonic())
             raise

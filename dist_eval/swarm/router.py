@@ -103,7 +103,7 @@ def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span
 
 
 @dataclass
-class Server:
+class ServerStats:
     """What is known of a server.
 
     Attributes:
@@ -229,12 +229,12 @@ class Router:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.servers: dict[Any, Server] = {}
+        self.servers: dict[Any, ServerStats] = {}
         self._random = random.Random(seed)
 
-    def server(self, peer: Any) -> Server:
+    def stats(self, peer: Any) -> ServerStats:
         """Returns what is known of a server."""
-        return self.servers.setdefault(peer, Server())
+        return self.servers.setdefault(peer, ServerStats())
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first hop of the route from block `start` to `end` that should be fastest.
@@ -252,11 +252,11 @@ class Router:
         Returns:
             The server and the blocks that it should run; None if there is no way.
         """
-        healthy = [span for span in spans if not self.server(span.peer).is_banned(now)]
+        healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
 
     def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        rates = [server.seconds_per_work for server in map(self.server, {span.peer: None for span in spans})]
+        rates = [server.seconds_per_work for server in map(self.stats, {span.peer: None for span in spans})]
         unknown = min((rate for rate in rates if rate is not None), default=1.0)
         points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
         cost: dict[int, float] = {end: 0.0}
@@ -268,7 +268,7 @@ class Router:
                 noise = 1.0 + _JITTER * self._random.random()
                 for stop in points:
                     if point < stop <= span.end and stop in cost:
-                        server = self.server(span.peer)
+                        server = self.stats(span.peer)
                         total = server.seconds(tokens, stop - point, now, unknown) * noise + cost[stop]
                         if total < cost.get(point, math.inf):
                             cost[point], first[point] = total, Span(span.peer, point, stop, span.dtype)

@@ -26,7 +26,7 @@ def evaluate_classifier(
     topology: Topology,
     window: Window,
     stop: Stop,
-    grace: float,
+    drain_timeout: float,
     *,
     stopping: Callable[[], bool],
 ) -> Metrics | None:
@@ -39,7 +39,7 @@ def evaluate_classifier(
         topology: where this process stands.
         window: how many batches may be under way at a time.
         stop: why to stop, if so.
-        grace: seconds that batches under way have to come back once it is to stop.
+        drain_timeout: seconds that batches under way have to come back once it is to stop.
         stopping: asked whether to stop.
 
     Returns:
@@ -50,7 +50,9 @@ def evaluate_classifier(
         EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
     """
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
-    outcomes = predict_batches(classifier, data, plan, numbers, window=window, stopping=stopping, grace=grace)
+    outcomes = predict_batches(
+        classifier, data, plan, numbers, window=window, stopping=stopping, drain_timeout=drain_timeout
+    )
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)

@@ -174,9 +174,16 @@ class Epochs:
         plan = plan_batches(
             self.evaluation.lengths, token_budget=self.base.token_budget, prefix=present.tuned.pre_seq_len
         )
-        window, grace = self._window(), self.config.stop_grace
+        window, drain_timeout = self._window(), self.config.stop_grace
         return evaluate_classifier(
-            present, self.evaluation, plan, self.topology, window, self.stop, grace, stopping=self._looks_to_stop
+            present,
+            self.evaluation,
+            plan,
+            self.topology,
+            window,
+            self.stop,
+            drain_timeout,
+            stopping=self._looks_to_stop,
         )
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
@@ -231,7 +238,7 @@ class Epochs:
             "best": best,
             "data": asdict(self.train.facts),
             "evaluation_data": asdict(self.evaluation.facts) if self.evaluation else None,
-            "model": self.base.facts(tuned),
+            "model": self.base.to_dict(tuned),
             "swarm": self.swarm,
         }
 

@@ -169,7 +169,7 @@ class Trainer:
         classifier.backbone.move(device)
         self.tuned = replace(classifier.tuned, **self._named)
         self._classifier = Classifier(classifier.backbone, self.tuned)
-        self._data, self._launch, self._token_budget, self._window = data, topology, token_budget, window
+        self._data, self._topology, self._token_budget, self._window = data, topology, token_budget, window
         self._max_norm, self._device = config.max_grad_norm, device
         self.precision = precision_of(config, device)
         self._dtype = _DTYPES.get(self.precision)
@@ -196,7 +196,7 @@ class Trainer:
             ModelOutputError: a loss or gradient is not finite.
             SwarmError: a part of the batch got no answer.
         """
-        mine = rows[self._launch.rank :: self._launch.world_size]
+        mine = rows[self._topology.rank :: self._topology.world_size]
         gradient, loss_sum = self._gradient(mine)
         facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
         *_, loss_sum, examples, stops = (total := sum_vectors(torch.cat([gradient, facts])))[-3:].tolist()

@@ -42,8 +42,8 @@ def echo_port() -> Iterator[int]:
 
 
 @contextmanager
-def delayed(routes: list[tuple[int, int]]) -> Iterator[DelayProxy]:
-    with DelayProxy(routes) as proxy:
+def delayed(router: list[tuple[int, int]]) -> Iterator[DelayProxy]:
+    with DelayProxy(router) as proxy:
         proxy.set_round_trip(ROUND_TRIP)
         yield proxy
 

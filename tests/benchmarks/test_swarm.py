@@ -15,11 +15,11 @@ from dist_eval.swarm.router import Router, Span
 
 
 def measured(**seconds_per_work: float) -> Router:
-    routes = Router()
+    router = Router()
     for peer, seconds in seconds_per_work.items():
-        routes.server(peer).sent(1000)
-        routes.server(peer).answered(1000, 0.0, 1000 * seconds)
-    return routes
+        router.stats(peer).sent(1000)
+        router.stats(peer).answered(1000, 0.0, 1000 * seconds)
+    return router
 
 
 def test_it_tells_what_a_running_swarm_sustains(launcher: Launcher, demo_swarm: PrivateSwarm, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_the_bottleneck_is_where_replicas_together_do_least() -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_every_server_that_answered_is_listed(gone: bool) -> None:
-    routes = measured(a=0.001)
+    router = measured(a=0.001)
     servers = [{"peer": "a", "requests": 1, "failures": 2, "latency_p50": 0.5, "latency_p95": 0.7}]
-    line = describe_servers(servers, [] if gone else [Span("a", 0, 4)], routes).splitlines()[1].split()
+    line = describe_servers(servers, [] if gone else [Span("a", 0, 4)], router).splitlines()[1].split()
     assert line[:4] == ["...a", "gone" if gone else "0:4", "1", "2"]
     assert line[4:] == ["0.500", "0.700", "?" if gone else "250"]

@@ -97,7 +97,7 @@ def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: 
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
     assert mine.value == pytest.approx(built_in.value)
     assert mine.p_value == built_in.p_value  # the same groups are drawn
-    assert mine.interval.facts() == pytest.approx(built_in.interval.facts())
+    assert mine.interval.to_dict() == pytest.approx(built_in.interval.to_dict())
 
 
 def test_a_figure_of_the_runs_own_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:

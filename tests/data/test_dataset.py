@@ -406,8 +406,8 @@ def test_further_columns_are_kept_and_change_no_digest(kind: str, tmp_path: Path
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     plain, kept = (
-        tokenized(str(path), tmp_path / name, further=further)
-        for name, further in (("a", []), ("b", ["score", "source", "label", "score"]))
+        tokenized(str(path), tmp_path / name, extra_columns=extra_columns)
+        for name, extra_columns in (("a", []), ("b", ["score", "source", "label", "score"]))
     )
     assert plain.facts == kept.facts
     assert kept.column("source").to_pylist() == [row["source"] for row in rows]

@@ -132,7 +132,7 @@ def test_once_stopping_a_rank_that_is_not_heard_of_is_not_waited_for(
 
 def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(two_ranks: MakeProgress) -> None:
     stops = Stop(), Stop()
-    silent, third = two_ranks(1), two_ranks(0, stop=stops[0], patience=1.5)
+    silent, third = two_ranks(1), two_ranks(0, stop=stops[0], stall_timeout=1.5)
     with silent.shown():
         silent.add(4, batch=9)
         time.sleep(1.2)
@@ -145,7 +145,7 @@ def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(tw
 
 def test_ranks_that_are_slow_but_alive_are_not_taken_for_gone(two_ranks: MakeProgress) -> None:
     stops = Stop(), Stop()
-    with shown(*(two_ranks(rank, stop=stop, patience=1.5) for rank, stop in enumerate(stops))):
+    with shown(*(two_ranks(rank, stop=stop, stall_timeout=1.5) for rank, stop in enumerate(stops))):
         time.sleep(3.5)
     assert not any(stop.requested for stop in stops)
 
@@ -154,7 +154,7 @@ def test_a_rank_that_is_cut_off_says_from_whom(
     two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stop = Stop()
-    cut_off = two_ranks(1, stop=stop, patience=1.5)
+    cut_off = two_ranks(1, stop=stop, stall_timeout=1.5)
     with two_ranks(0).shown(), cut_off.shown():
         assert wait_for(lambda: cut_off._leader)
         real = progress.Progress._pass_on

@@ -18,7 +18,7 @@ def test_nothing_is_lost_however_long_it_takes(calls: list[tuple[float, float, i
     timeline = Timeline(most)
     for began, seconds, done, failed in calls:
         timeline.add(began, began + seconds, done=done, failed=failed)
-    facts = timeline.facts()
+    facts = timeline.to_dict()
     assert facts is not None
     assert len(facts["busy"]) == len(facts["done"]) == len(facts["failed"]) <= most
     assert sum(facts["done"]) == sum(done for _, _, done, _ in calls)
@@ -34,7 +34,7 @@ def test_it_tells_how_many_were_under_way_and_when_they_ended() -> None:
     whole = 10.0 - timeline_offset(10.0)
     timeline.add(whole, whole + 2)
     timeline.add(whole, whole + 1, done=0, failed=1)
-    facts = timeline.facts()
+    facts = timeline.to_dict()
     assert facts is not None
     bins = round(1 / facts["bin_seconds"])
     assert facts["busy"] == pytest.approx([2.0] * bins + [1.0] * bins + [0.0], abs=1e-2)
@@ -46,7 +46,7 @@ def timeline_offset(moment: float) -> float:
     """How far a moment of the monotonic clock is behind the beginning of its bin."""
     probe = Timeline()
     probe.add(moment, moment + 1e-6)
-    facts = probe.facts()
+    facts = probe.to_dict()
     assert facts is not None
     from dist_eval.distributed import timeline
 
@@ -54,4 +54,4 @@ def timeline_offset(moment: float) -> float:
 
 
 def test_without_a_call_there_is_none() -> None:
-    assert Timeline().facts() is None
+    assert Timeline().to_dict() is None

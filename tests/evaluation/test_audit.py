@@ -50,9 +50,9 @@ def test_what_ranks_found_is_joined() -> None:
     dispute = Dispute(("a", "b"), (0, 2), 0.5, "no third server")
     ranks = [
         Findings(batches=2, largest_difference=1e-6, agreed=Counter(a=2, b=1)),
-        Findings(batches=1, alone=3, disagreed=Counter(a=1), odd=frozenset("a"), disputes=[dispute] * 30),
+        Findings(batches=1, alone=3, disagreed=Counter(a=1), faulty=frozenset("a"), disputes=[dispute] * 30),
     ]
-    facts = Findings.merged(ranks).facts(0.1)
+    facts = Findings.merged(ranks).to_dict(0.1)
     assert facts["servers"] == [
         {"peer": "a", "agreed": 2, "disagreed": 1, "odd": True},
         {"peer": "b", "agreed": 1, "disagreed": 0, "odd": False},
@@ -61,7 +61,7 @@ def test_what_ranks_found_is_joined() -> None:
     assert (facts["disputes"], len(facts["first_disputes"])) == (30, 20)
     for one in ranks:
         again = Findings.of_notes(json.loads(json.dumps(one.to_notes())))
-        assert dataclasses.replace(again, odd=one.odd) == one
+        assert dataclasses.replace(again, faulty=one.faulty) == one
     assert Findings.merged(ranks)
     assert not Findings()
 
@@ -106,7 +106,7 @@ def swarm(other_weights: Path) -> Iterator[SwarmWithLiar]:
 def connect(client: SwarmClient, swarm: PrivateSwarm) -> tuple[Classifier, SwarmRequests]:
     swarm.model = str(demo.BASE_MODEL)
     classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
-    requests_of(classifier).routes.servers.clear()  # or one that is a little slower might not be asked for minutes
+    requests_of(classifier).router.servers.clear()  # or one that is a little slower might not be asked for minutes
     return classifier, requests_of(classifier)
 
 
@@ -133,7 +133,7 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
         found.append(routing.findings)
         number += 1
-    facts = Findings.merged(found).facts(1.0)
+    facts = Findings.merged(found).to_dict(1.0)
     assert told == [swarm.liar]
     assert facts["batches"] == number
     assert swarm.liar not in {server["peer"] for server in facts["servers"]}
@@ -186,7 +186,7 @@ def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar,
     audit = Audit(classifier)
     routing = Routing(audited=True)
     audit.logits(*batch(0), routing)
-    facts = routing.findings.facts(1.0)
+    facts = routing.findings.to_dict(1.0)
     assert (facts["batches"], facts["disputes"]) == (1, 1)
     [dispute] = facts["first_disputes"]
     assert {*dispute["peers"]} == {swarm.liar, honest}

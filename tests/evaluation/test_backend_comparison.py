@@ -74,7 +74,7 @@ def test_every_changed_prediction_is_told_once(rows: int, tmp_path: Path) -> Non
     assert found.largest_difference == pytest.approx(
         max(np.abs(np.subtract(one["swarm"]["logits"], one["local"]["logits"])).max() for one in found.changed)
     )
-    facts = found.facts(tmp_path)
+    facts = found.to_dict(tmp_path)
     assert (facts["changed"], facts["file"]) == (len(indices), None)
 
 
@@ -82,7 +82,7 @@ def test_many_changes_go_to_a_file(tmp_path: Path) -> None:
     data = tokenized_digits(tmp_path, 60, CLASSES)
     plan = plan_batches(data.lengths, token_budget=50)
     negated = journaled(tmp_path, data, plan, lambda rows, logits: np.negative(logits, out=logits) is None or {})
-    facts = compare_backends(Local(), data, plan, negated, np.arange(len(plan))).facts(tmp_path)
+    facts = compare_backends(Local(), data, plan, negated, np.arange(len(plan))).to_dict(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / facts["file"]).read_text().splitlines()]
     assert facts["changed"] == len(lines) == 60
     assert lines[:20] == facts["examples"]

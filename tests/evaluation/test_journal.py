@@ -155,22 +155,22 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
 
 
 def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -> None:
-    routes = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
-    for batch, route in routes.items():
+    router = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
+    for batch, route in router.items():
         write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))
     _, journal = found_in(tmp_path)
-    assert journal.odd_servers() == frozenset()
+    assert journal.faulty_servers() == frozenset()
     journal.exclude("b")
     journal.exclude("b")
     finished, later = found_in(tmp_path)
     assert finished == [1, 4]
-    assert later.odd_servers() == {"b"}
+    assert later.faulty_servers() == {"b"}
     journal.append(BatchOutcome(3, whole(3, 7.0).logits, [("a", 0, 4)]))  # done again by a rank that knew the old one
     assert [float(outcome.logits[0, 0]) for outcome in journal.outcomes([3])] == [7.0]
     journal.close()
     assert found_in(tmp_path)[0] == [1, 3, 4]
     forget_journal(tmp_path)
-    assert found_in(tmp_path)[1].odd_servers() == frozenset()
+    assert found_in(tmp_path)[1].faulty_servers() == frozenset()
 
 
 def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
     older.exclude("a")
     older.close()
     assert not Journal(tmp_path, SIZES, LABELS, run="newer").read().any()
-    assert Journal(tmp_path, SIZES, LABELS, run="newer").odd_servers() == frozenset()
+    assert Journal(tmp_path, SIZES, LABELS, run="newer").faulty_servers() == frozenset()
     assert Journal(tmp_path, SIZES, LABELS, run="older").read()[3]
 
 

@@ -75,7 +75,7 @@ def work_of(
     rank_store, stop = RankStore(ALONE), stop or Stop()
     progress = Progress(ALONE, rank_store, len(data), stop=stop, stream=io.StringIO())
     parts = classifier, data, plan, journal, progress, Window(1), stop
-    return BatchWorker(*parts, grace=5.0, failures=FailurePolicy())
+    return BatchWorker(*parts, drain_timeout=5.0, failures=FailurePolicy())
 
 
 @pytest.mark.parametrize("verdict_at", [2, 7, 20])
@@ -92,14 +92,14 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
     with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
-        assigned_batches = own.run(ALONE, patience=60.0)
+        assigned_batches = own.run(ALONE, stall_timeout=60.0)
     predictions, failed, findings = own.collect(assigned_batches)
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(predictions.index.tolist()) == list(range(ROWS))
     assert (predictions.logits == 1.0).all(), "a false answer counts"
-    assert (failed, findings.odd) == ([], {ODD})
+    assert (failed, findings.faulty) == ([], {ODD})
     assert classifier.calls > len(plan) - 2
-    facts = own.facts(ALONE)
+    facts = own.to_dict(ALONE)
     assert facts["resumed"] == plan.sizes[:2].sum()
     assert facts["samples"] > ROWS - facts["resumed"]
     journal.close()
@@ -109,7 +109,7 @@ def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, 
     journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
-        work_of(Classifier(journal, 0), data, plan, journal, stop).run(ALONE, patience=60.0)
+        work_of(Classifier(journal, 0), data, plan, journal, stop).run(ALONE, stall_timeout=60.0)
     assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
 
 

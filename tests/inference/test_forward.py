@@ -377,7 +377,7 @@ def test_once_stopping_no_batch_is_sent_and_those_under_way_come_back(dataset: T
             time.sleep(0.3)
 
     classifier = Classifier(during)
-    found = run(classifier, dataset, plan, 3, stopping=stop.is_set, grace=PATIENCE)
+    found = run(classifier, dataset, plan, 3, stopping=stop.is_set, drain_timeout=PATIENCE)
     assert len(classifier.lengths) == len(found) == 3
 
 
@@ -390,7 +390,7 @@ def test_after_the_grace_time_batches_under_way_are_dropped(dataset: TokenizedDa
             release.wait(PATIENCE)
 
     start = time.monotonic()
-    found = run(Classifier(during), dataset, plan, 1, stopping=stop.is_set, grace=0.1)
+    found = run(Classifier(during), dataset, plan, 1, stopping=stop.is_set, drain_timeout=0.1)
     assert sorted(found) == [0, 1]
     assert time.monotonic() - start < PATIENCE / 2
     release.set()

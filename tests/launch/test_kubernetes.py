@@ -492,8 +492,8 @@ def test_policies_know_the_exit_statuses_of_a_run(launch: Path) -> None:
 def test_pods_have_the_time_that_a_stop_takes(objects: list[Object]) -> None:
     torchrun_waits = 30.0  # until it kills its ranks
     template, _ = ranks_of(objects)
-    grace = EvaluationConfig(dataset="d", checkpoint="c", swarm="public").stop_grace
-    assert grace < torchrun_waits < template["spec"]["terminationGracePeriodSeconds"]
+    drain_timeout = EvaluationConfig(dataset="d", checkpoint="c", swarm="public").stop_grace
+    assert drain_timeout < torchrun_waits < template["spec"]["terminationGracePeriodSeconds"]
 
 
 def test_containers_may_do_no_more_than_they_need(objects: list[Object]) -> None:

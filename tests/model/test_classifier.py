@@ -122,8 +122,8 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
         exported = TunedCheckpoint.load(tmp_path / "export")
         assert exported.digest() == tuned.digest()
     finally:
-        routes = theirs.transformer.h.sequence_manager
-        leave_swarm(routes.dht, routes)
+        router = theirs.transformer.h.sequence_manager
+        leave_swarm(router.dht, router)
 
 
 def test_a_request_that_takes_the_streaming_path_equals_the_local_model(

@@ -217,7 +217,7 @@ def test_further_metrics_take_part() -> None:
     errors = (predictions.probabilities[:, 1] - predictions.label) ** 2
     metrics.values.update({"squares": float(errors.mean()), "unheard_of": 1.0})
     squares: Statistic = OfRows(Units.single(80), {"squares": lambda rows: float(errors[rows].mean())})
-    intervals = metric_intervals(predictions, metrics, further=[squares])
+    intervals = metric_intervals(predictions, metrics, extra_statistics=[squares])
     assert intervals["squares"].method == "percentile"
     assert "could be resampled" in (intervals["unheard_of"].reason or "")
 

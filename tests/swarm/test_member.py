@@ -52,8 +52,8 @@ def test_identities_stay_when_servers_are_added(tmp_path: Path, capsys: pytest.C
 def test_only_the_first_server_may_start_a_swarm() -> None:
     (port,) = free_ports("127.0.0.1", 1)
     peers = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{name}" for name in NAMES]
-    assert peers_to_join(peers, NAMES[0], patience=0.1) == []
-    assert peers_to_join(peers, NAMES[1], patience=0.1) == peers[:1]
+    assert peers_to_join(peers, NAMES[0], stall_timeout=0.1) == []
+    assert peers_to_join(peers, NAMES[1], stall_timeout=0.1) == peers[:1]
     assert peers_to_join([], NAMES[0]) == []
 
 
@@ -62,7 +62,7 @@ def test_the_first_server_joins_the_others_if_they_are_there() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         peers = [f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}", f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}/p2p/{NAMES[1]}"]
-        assert peers_to_join(peers, NAMES[0], patience=5.0) == peers[1:]
+        assert peers_to_join(peers, NAMES[0], stall_timeout=5.0) == peers[1:]
 
 
 def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_stayed(

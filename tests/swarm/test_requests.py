@@ -59,7 +59,7 @@ def test_activations_travel_in_the_servers_dtype_and_no_bit_changes(
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, as_petals_does_it(classifier, ids))
-    facts = requests_of(classifier).facts()
+    facts = requests_of(classifier).to_dict()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
     assert facts["bytes_sent"] == 2 * (2 * NUMBERS + prompts)
     assert facts["bytes_received"] == 2 * 2 * NUMBERS
@@ -73,7 +73,7 @@ def test_float32_servers_get_float32_and_prompts_once(
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, as_petals_does_it(classifier, ids))
-    assert requests_of(classifier).facts()["bytes_sent"] == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
+    assert requests_of(classifier).to_dict()["bytes_sent"] == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
 def test_compression_makes_both_ways_smaller(
@@ -85,7 +85,7 @@ def test_compression_makes_both_ways_smaller(
     smaller = classifier.logits(ids, lengths)
     assert not torch.equal(smaller, exact)
     assert (smaller - exact).abs().max() < 0.01 * exact.abs().max()
-    facts = requests_of(classifier).facts()
+    facts = requests_of(classifier).to_dict()
     assert facts["bytes_sent"] == facts["bytes_received"] == 2 * NUMBERS * 2
 
 
@@ -112,11 +112,11 @@ def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> I
 
 
 def failures(requests: SwarmRequests) -> int:
-    return sum(server["failures"] for server in requests.facts()["servers"])
+    return sum(server["failures"] for server in requests.to_dict()["servers"])
 
 
 def is_banned(requests: SwarmRequests, span: Span) -> bool:
-    return requests.routes.server(span.peer).is_banned(time.monotonic())
+    return requests.router.stats(span.peer).is_banned(time.monotonic())
 
 
 def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
     assert requests.retries == 2
     later = time.monotonic() + 1.5
-    assert not any(requests.routes.server(span.peer).is_banned(later) for span in requests.spans())
+    assert not any(requests.router.stats(span.peer).is_banned(later) for span in requests.spans())
     assert requests.forward(hidden, None).shape == hidden.shape
 
 
@@ -160,7 +160,7 @@ def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them
     requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
     with pytest.raises(ModelOutputError, match=r"values that are not finite; blocks 0:4 \(peer"):
         requests.forward(torch.full_like(hidden, torch.nan), None)
-    servers = requests.routes.servers.values()
+    servers = requests.router.servers.values()
     assert [server.wrong_answers for server in servers] == [0] * len(servers)
     assert not any(server.is_banned(time.monotonic()) for server in servers)
 
@@ -175,7 +175,7 @@ def test_a_replica_that_hangs_does_not_hold_requests_up(
     before = classifier.logits(ids, lengths)
     for _ in range(20):  # the usual latency is known by then: the first one, of a new connection, can be seconds
         classifier.logits(ids, lengths)
-    assert len(requests.routes.servers) == 3
+    assert len(requests.router.servers) == 3
     hanging = three_replicas.servers[2].pid
     os.killpg(hanging, signal.SIGSTOP)
     try:
@@ -236,7 +236,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
     before = classifier.logits(ids, lengths)
     for _ in range(5):
         assert torch.equal(classifier.logits(ids, lengths), before)
-    assert (requests.retries, len(requests.routes.servers)) == (0, 3)
+    assert (requests.retries, len(requests.router.servers)) == (0, 3)
     failures_before = failures(requests)
 
     swarm.kill_server(1)

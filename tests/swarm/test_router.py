@@ -35,7 +35,7 @@ def simulate(
     Returns:
         Seconds until the last answer, requests to each server, and the routes.
     """
-    routes, generator = Router(seed), random.Random(seed)
+    router, generator = Router(seed), random.Random(seed)
     free_at = dict.fromkeys(rates, 0.0)
     now, left, counts = 0.0, requests, Counter[str]()
     events: list[tuple[float, int, float, Span]] = []
@@ -46,11 +46,11 @@ def simulate(
             chosen = generator.choices(here, [span.end - span.start for span in here])[0]
             segment = Span(chosen.peer, block, chosen.end)
         else:
-            found = routes.next_segment(spans, block, blocks, TOKENS, now)
+            found = router.next_segment(spans, block, blocks, TOKENS, now)
             assert found is not None
             segment = found
         work = TOKENS * (segment.end - segment.start)
-        routes.server(segment.peer).sent(work)
+        router.stats(segment.peer).sent(work)
         counts[segment.peer] += 1
         free_at[segment.peer] = max(free_at[segment.peer], now + travel / 2) + work * rates[segment.peer]
         heapq.heappush(
@@ -62,13 +62,13 @@ def simulate(
         left -= 1
     while events:
         now, _, sent_at, segment = heapq.heappop(events)
-        routes.server(segment.peer).answered(TOKENS * (segment.end - segment.start), sent_at, now)
+        router.stats(segment.peer).answered(TOKENS * (segment.end - segment.start), sent_at, now)
         if segment.end < blocks:
             send(segment.end)
         elif left:
             send(0)
             left -= 1
-    return now, counts, routes
+    return now, counts, router
 
 
 @pytest.mark.parametrize("travel", [0.0, 0.2])
@@ -106,12 +106,12 @@ def test_equal_replicas_are_told_apart_differently_on_each_rank() -> None:
 
 
 def test_requests_under_way_count_before_anything_is_measured() -> None:
-    spans, routes = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
+    spans, router = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
     sent = []
     for _ in range(6):
-        segment = routes.next_segment(spans, 0, 4, TOKENS, 0.0)
+        segment = router.next_segment(spans, 0, 4, TOKENS, 0.0)
         assert segment is not None
-        routes.server(segment.peer).sent(4 * TOKENS)
+        router.stats(segment.peer).sent(4 * TOKENS)
         sent.append(segment.peer)
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
@@ -123,23 +123,23 @@ def test_nothing_known_means_few_hops() -> None:
 
 
 def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
-    routes = Router()
+    router = Router()
     for peer, seconds in (("slow", 4.0), ("fast", 0.1)):
-        routes.server(peer).sent(4 * TOKENS)
-        routes.server(peer).answered(4 * TOKENS, 0.0, seconds)
+        router.stats(peer).sent(4 * TOKENS)
+        router.stats(peer).answered(4 * TOKENS, 0.0, seconds)
     spans = [Span("slow", 0, 6), Span("fast", 2, 8)]
-    segment = routes.next_segment(spans, 0, 8, TOKENS, 5.0)
+    segment = router.next_segment(spans, 0, 8, TOKENS, 5.0)
     assert segment == Span("slow", 0, 2)
-    assert routes.next_segment(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
+    assert router.next_segment(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
 
 
 def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -> None:
-    spans, routes = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
-    bad, lengths, now = routes.server("bad"), [], 0.0
+    spans, router = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
+    bad, lengths, now = router.stats("bad"), [], 0.0
     for _ in range(3):
         bad.sent(TOKENS)
         bad.failed(TOKENS, now)
-        assert all(routes.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
+        assert all(router.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
         start = now
         while bad.is_banned(now):
             now += 0.1
@@ -153,21 +153,21 @@ def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -
 
 
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
-    routes = Router()
-    routes.server("only").sent(TOKENS)
-    routes.server("only").failed(TOKENS, 0.0)
-    assert routes.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
+    router = Router()
+    router.stats("only").sent(TOKENS)
+    router.stats("only").failed(TOKENS, 0.0)
+    assert router.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
 
 
 def test_a_server_once_slow_is_tried_again() -> None:
-    routes = Router()
+    router = Router()
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
-        routes.server(peer).sent(TOKENS)
-        routes.server(peer).answered(TOKENS, 0.0, seconds)
+        router.stats(peer).sent(TOKENS)
+        router.stats(peer).answered(TOKENS, 0.0, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
-    routes.server("fast").sent(TOKENS)  # one waits there already
-    assert routes.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
-    assert routes.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
+    router.stats("fast").sent(TOKENS)  # one waits there already
+    assert router.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
+    assert router.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
 
 
 def test_blocks_without_a_server_have_no_route() -> None:
@@ -186,15 +186,15 @@ spans_of_eight = st.lists(
 def test_hops_lead_to_the_end_whenever_there_is_a_way(
     drawn: list[tuple[str, int, int]], start: int, seconds: dict[str, float]
 ) -> None:
-    spans, routes = [Span(*span) for span in drawn], Router()
+    spans, router = [Span(*span) for span in drawn], Router()
     for peer, taken in seconds.items():
-        routes.server(peer).sent(TOKENS)
-        routes.server(peer).answered(TOKENS, 0.0, taken)
+        router.stats(peer).sent(TOKENS)
+        router.stats(peer).answered(TOKENS, 0.0, taken)
     holders = {block for span in spans for block in range(span.start, span.end)}
     reachable = holders >= set(range(start, 8))
     block = start
     while block < 8:
-        segment = routes.next_segment(spans, block, 8, TOKENS, 1e4)
+        segment = router.next_segment(spans, block, 8, TOKENS, 1e4)
         assert (segment is not None) == reachable
         if segment is None:
             return
