@@ -13,7 +13,7 @@ from pathlib import Path
 import pdoc
 
 import dist_eval
-from dist_eval.config import flag
+from dist_eval.options.config import flag
 
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
 

@@ -17,8 +17,8 @@ from benchmarks.combine_rank import LABELS, share_of
 from benchmarks.ranks import Meter
 from dist_eval import demo
 from dist_eval.data.plan import plan_batches
-from dist_eval.evaluation.journal import Journal
 from dist_eval.metrics.predictions import BatchOutcome, prove_coverage
+from dist_eval.runs.journal import Journal
 
 _PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 _LENGTHS = (10, 60)

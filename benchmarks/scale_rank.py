@@ -18,15 +18,15 @@ import torch
 
 from benchmarks.ranks import Meter
 from dist_eval.__main__ import run
-from dist_eval.cli.commandline import parse_args
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.evaluation import combination, evaluator, journal, work
+from dist_eval.evaluation import combination, evaluator, work
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
+from dist_eval.options.commandline import parse_args
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.runs import run_folder
+from dist_eval.runs import journal, run_folder
 from dist_eval.swarm.router import Routing
 
 PHASES = {

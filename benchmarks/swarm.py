@@ -31,7 +31,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options: the command line.
         scratch_dir: this process' folder.
     """
-    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)

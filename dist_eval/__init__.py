@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from dist_eval.api.evaluate import evaluate
     from dist_eval.api.petals_classifier import open_petals_classifier
     from dist_eval.api.pipeline import PetalsPipeline
-    from dist_eval.config import EvaluationConfig
     from dist_eval.errors import EvaluationError
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
     from dist_eval.model.checkpoint import TunedCheckpoint
+    from dist_eval.options.config import EvaluationConfig
     from dist_eval.swarm.private import PrivateSwarm
 
 # Petals pins a transformers that uses names which torch has since deprecated: its users can do nothing about that
@@ -33,7 +33,7 @@ for _name in ("utils._pytree._register_pytree_node", "jit.script"):
 
 _HOMES = {
     "Coverage": "metrics.predictions",
-    "EvaluationConfig": "config",
+    "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
     "Metrics": "metrics.computing",
     "PetalsPipeline": "api.pipeline",

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
-from dist_eval.cli.commandline import parse_args
-from dist_eval.config import EvaluationConfig
 from dist_eval.distributed.stop import Stop
+from dist_eval.options.commandline import parse_args
+from dist_eval.options.config import EvaluationConfig
 
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder

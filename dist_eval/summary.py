@@ -20,8 +20,9 @@ from typing import Any
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError, RunError
+from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
-from dist_eval.runs.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
+from dist_eval.runs.outcome import Outcome, read_outcome
 
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")

@@ -319,7 +319,7 @@ def run_here(*command: str) -> int:
     """
     from dist_eval import __main__ as evaluation
     from dist_eval.cli import program
-    from dist_eval.cli.commandline import parse_args
+    from dist_eval.options.commandline import parse_args
     from dist_eval.tuning import __main__ as tuning
 
     flag, module, *options = command

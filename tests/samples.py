@@ -12,10 +12,10 @@ import numpy as np
 from dist_eval import demo
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"

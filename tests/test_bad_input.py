@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
 from dist_eval.__main__ import run
-from dist_eval.cli.commandline import parse_args
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import parse_args
 
 README = Path(__file__).parents[1] / "README.md"
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"

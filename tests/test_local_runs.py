@@ -20,7 +20,7 @@ from sklearn import metrics as sk
 
 from dist_eval import demo
 from dist_eval.__main__ import run
-from dist_eval.config import EvaluationConfig
+from dist_eval.options.config import EvaluationConfig
 
 ROWS = 41
 SOURCES = ["web", "book", "", "web"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternatives.common import Result, Spec, main, timed
-from dist_eval.config import MAX_TOKEN_BUDGET
 from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
+from dist_eval.options.config import MAX_TOKEN_BUDGET
 
 
 def evaluate(spec: Spec, scratch_dir: Path) -> Result:

@@ -13,12 +13,12 @@ import numpy as np
 
 from dist_eval.analysis.mistakes import confident_mistakes
 from dist_eval.analysis.slices import LENGTH, Slicing, slice_facts
-from dist_eval.config import EvaluationConfig
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.statistics import Statistic, Units, calibration_facts, class_intervals, metric_intervals
 
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
 from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
 from dist_eval.process.logging_setup import silence_petals
+from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
 
 @contextmanager

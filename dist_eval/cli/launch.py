@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dist_eval.cli import commandline
-from dist_eval.cli.commandline import Command, OptionParser, end_for_wrong_options, parse_args
 from dist_eval.errors import ConfigError
+from dist_eval.options import commandline
+from dist_eval.options.commandline import Command, OptionParser, end_for_wrong_options, parse_args
 
 _OPTIONS = {
     "nproc-per-node": ("N", "processes (ranks) to start on this host (default: 1)"),

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.runs.outcome import WRONG_OPTIONS
+from dist_eval.process.exit_status import WRONG_OPTIONS
 
 if TYPE_CHECKING:
     import argparse
 
-    from dist_eval.cli.commandline import Command
+    from dist_eval.options.commandline import Command
 
 NAME = "dist-eval"
 
@@ -39,7 +39,7 @@ class Program:
 
 
 COMMANDS = {
-    "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.cli.commandline:EVALUATION"),
+    "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.options.commandline:EVALUATION"),
     "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.tuning.config:COMMAND"),
     "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
     "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),

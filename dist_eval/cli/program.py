@@ -16,14 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from dist_eval.cli.commandline import end_for_wrong_options
-from dist_eval.config import RunConfig
 from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
+from dist_eval.options.commandline import end_for_wrong_options
+from dist_eval.options.config import RunConfig
+from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.runs.outcome import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder

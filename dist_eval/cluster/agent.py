@@ -24,8 +24,8 @@ from typing import Any
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.errors import first_line
+from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
-from dist_eval.runs.outcome import FAILED, STOPPED, WRONG_OPTIONS
 
 _SIGNALLED = 128
 

@@ -24,7 +24,8 @@ from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.distributed.stop import SIGNALS, STOP_FILE
 from dist_eval.errors import ConfigError, EvaluationError, RunError
-from dist_eval.runs.outcome import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, Outcome, read_outcome
+from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
+from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _PATIENCE_SECONDS, _NEWS_SECONDS = 0.5, 90.0, 10.0
 _DOCTOR = "dist_eval.doctor"

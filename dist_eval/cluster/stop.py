@@ -9,9 +9,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from dist_eval.cli.commandline import EVALUATION, parse_args
 from dist_eval.distributed.stop import STOP_FILE
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import EVALUATION, parse_args
 
 _RESULTS = "results.json"
 

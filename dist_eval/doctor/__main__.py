@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dist_eval.cli.commandline import end_for_wrong_options, parse_args
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import end_for_wrong_options, parse_args
+from dist_eval.process.exit_status import INTERRUPTED
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.runs.outcome import INTERRUPTED
 
 
 def examine(config: DoctorConfig) -> int:

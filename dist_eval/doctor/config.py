@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.cli.commandline import WHERE, Command
-from dist_eval.config import EvaluationConfig, option
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import WHERE, Command
+from dist_eval.options.config import EvaluationConfig, option
 
 PROGRAM = "dist-eval doctor"
 _LONGEST_CHECK = 3600.0

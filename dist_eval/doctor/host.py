@@ -51,7 +51,7 @@ def _limit_of_torchrun() -> int | None:
 
 def collect_versions(facts: RankFacts) -> None:
     """Notes the versions of Python and of the libraries that results depend on."""
-    from dist_eval.evaluation.environment import environment
+    from dist_eval.runs.environment import environment
 
     found = environment()
     facts.versions = {"python": found["python"], **found["packages"], "dist_eval source": source_digest()}

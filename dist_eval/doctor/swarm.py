@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dist_eval.config import RunConfig
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.options.config import RunConfig
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 

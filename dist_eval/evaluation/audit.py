@@ -12,8 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ import torch
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier
+from dist_eval.swarm.findings import Dispute, Findings
 from dist_eval.swarm.router import RouteSegment, Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
@@ -31,7 +31,7 @@ over tens of blocks, computed on other hardware, the sum stays well below these 
 or quantises blocks is far above them.
 """
 
-_MOST_ROUNDS, _DISPUTES_LISTED, _ROUNDING = 10, 20, 1e-9
+_MOST_ROUNDS, _ROUNDING = 10, 1e-9
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
@@ -62,106 +62,6 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     one, other = one.to(torch.float64), other.to(torch.float64)
     longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp_min(least)
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
-
-
-@dataclass(frozen=True)
-class Dispute:
-    """Servers that differ, where nobody can tell which one is right.
-
-    Attributes:
-        peers: their names.
-        blocks: first block, and one past the last block.
-        difference: of their answers (see `largest_difference`).
-        why: that it cannot be settled.
-    """
-
-    peers: tuple[str, ...]
-    blocks: tuple[int, int]
-    difference: float
-    why: str
-
-
-@dataclass
-class Findings:
-    """What an audit has found.
-
-    Attributes:
-        batches: that got a second opinion.
-        alone: batches without one, because no other server held any of the blocks.
-        unanswered: batches without one, because the other servers failed.
-        largest_difference: between logits that count as equal.
-        agreed: confirmed opinions, by server.
-        disagreed: opinions that were not confirmed, by server.
-        faulty: servers that two others agree against.
-        disputes: what could not be settled.
-    """
-
-    batches: int = 0
-    alone: int = 0
-    unanswered: int = 0
-    largest_difference: float = 0.0
-    agreed: Counter[str] = field(default_factory=Counter)
-    disagreed: Counter[str] = field(default_factory=Counter)
-    faulty: frozenset[str] = frozenset()
-    disputes: list[Dispute] = field(default_factory=list)
-
-    @classmethod
-    def merged(cls, ranks: Sequence[Findings]) -> Findings:
-        """Joins what several ranks have found."""
-        return cls(
-            batches=sum(one.batches for one in ranks),
-            alone=sum(one.alone for one in ranks),
-            unanswered=sum(one.unanswered for one in ranks),
-            largest_difference=max((one.largest_difference for one in ranks), default=0.0),
-            agreed=sum((one.agreed for one in ranks), Counter()),
-            disagreed=sum((one.disagreed for one in ranks), Counter()),
-            faulty=frozenset().union(*(one.faulty for one in ranks)),
-            disputes=[dispute for one in ranks for dispute in one.disputes],
-        )
-
-    def __bool__(self) -> bool:
-        return self != Findings()
-
-    def to_notes(self) -> dict[str, Any]:
-        """Returns all but the faulty servers, ready for JSON."""
-        notes = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
-        del notes["faulty"]
-        return notes
-
-    @classmethod
-    def of_notes(cls, notes: Mapping[str, Any]) -> Findings:
-        """Makes findings of what `to_notes` returned."""
-        disputes = [
-            Dispute(tuple(one["peers"]), tuple(one["blocks"]), one["difference"], one["why"])
-            for one in notes["disputes"]
-        ]
-        counts = {name: Counter(notes[name]) for name in ("agreed", "disagreed")}
-        return cls(**{**notes, **counts, "disputes": disputes})
-
-    def to_dict(self, fraction: float) -> dict[str, Any]:
-        """Returns the section `audit` of `results.json`.
-
-        Args:
-            fraction: share of the batches that were to be audited.
-        """
-        return {
-            "fraction": fraction,
-            "batches": self.batches,
-            "alone": self.alone,
-            "unanswered": self.unanswered,
-            "largest_difference": self.largest_difference,
-            "servers": [
-                {
-                    "peer": peer,
-                    "agreed": self.agreed[peer],
-                    "disagreed": self.disagreed[peer],
-                    "odd": peer in self.faulty,
-                }
-                for peer in sorted({*self.agreed, *self.disagreed, *self.faulty})
-            ],
-            "disputes": len(self.disputes),
-            "first_disputes": [asdict(dispute) for dispute in self.disputes[:_DISPUTES_LISTED]],
-        }
 
 
 class Audit:

@@ -20,10 +20,10 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
-from dist_eval.evaluation.journal import Journal
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import CHANGES
+from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 
 _LISTED = 20

@@ -15,9 +15,7 @@ from dist_eval.data.problems import REGRESSION
 from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
-from dist_eval.evaluation.audit import Findings
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
-from dist_eval.evaluation.journal import Journal
 from dist_eval.evaluation.work import BatchWorker, require_complete
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.metrics.computing import Metrics, Totals
@@ -26,6 +24,8 @@ from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_result
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.runs.journal import Journal
+from dist_eval.swarm.findings import Findings
 
 _COMPARISON_SECONDS = 6 * 3600.0
 """Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""

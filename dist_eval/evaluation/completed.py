@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
-from dist_eval.config import EvaluationConfig
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
 from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
 from dist_eval.runs.files import PREDICTIONS

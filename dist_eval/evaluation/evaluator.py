@@ -14,7 +14,6 @@ import psutil
 import torch
 
 from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
-from dist_eval.config import EvaluationConfig, RunConfig
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_agreement
@@ -31,7 +30,6 @@ from dist_eval.evaluation.combination import (
     with_custom_metrics,
 )
 from dist_eval.evaluation.completed import rescore_complete, with_recorded_analysis
-from dist_eval.evaluation.journal import Fingerprint, Journal
 from dist_eval.evaluation.work import BatchWorker, FailurePolicy
 from dist_eval.inference.window import Window, largest_window
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
@@ -42,8 +40,10 @@ from dist_eval.model.backends import load_classifier, load_on_host, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, target_of
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
+from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results
+from dist_eval.runs.journal import Fingerprint, Journal
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics.custom import statistics_of_functions
 

@@ -22,11 +22,11 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.evaluation.audit import Findings
-from dist_eval.evaluation.journal import Journal
 from dist_eval.inference.forward import TextClassifier, predict_batches
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import Collector, Coverage, Predictions
+from dist_eval.runs.journal import Journal
+from dist_eval.swarm.findings import Findings
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dist_eval.config import RunConfig
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
+from dist_eval.options.config import RunConfig
 
 
 @contextmanager

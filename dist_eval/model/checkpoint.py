@@ -18,6 +18,7 @@ import torch
 
 from dist_eval.data.problems import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 from dist_eval.errors import CheckpointError
+from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -26,8 +27,6 @@ HEAD = "score.weight"
 PROMPTS = "prompt_embeddings.weight"
 DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
 _TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
-BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
-"""What stands before the names of the prompts in a Petals model of each family."""
 
 _FIELD_TYPES = {
     "model_type": str,

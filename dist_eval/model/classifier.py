@@ -199,7 +199,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
     Raises:
         SwarmError: a block has no server.
     """
-    from dist_eval.config import EvaluationConfig
+    from dist_eval.options.config import EvaluationConfig
     from dist_eval.swarm.requests import SwarmRequests
 
     base, config = model.transformer, model.config

@@ -10,8 +10,8 @@ from dist_eval.analysis.slices import FIGURES as FIGURES_OF_SLICES
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.regression import FIGURES
-from dist_eval.report.figures import RELIABILITY, figure_name
 from dist_eval.report.footnotes import Footnotes
+from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.resampling import FEW_UNITS
 

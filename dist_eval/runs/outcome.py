@@ -1,4 +1,4 @@
-"""How a run ended: exit statuses, and what its folder says to a scheduler or a script.
+"""How a run ended: what its folder says to a scheduler or a script.
 
 torchrun ends with 1 whatever its ranks say, so that the status of a whole run follows from `results.json` (of a tuning:
 `tuning.json`). Knows no scheduler, and needs no large library.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMPLETE, FAILED, WRONG_OPTIONS, STOPPED_BY_A_PERSON, STOPPED, INTERRUPTED = 0, 1, 2, 3, 75, 130
-"""Exit statuses; 75 is what sysexits.h has for "try again", which after 3 is for whoever stopped the run to decide."""
+from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
+
 
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")

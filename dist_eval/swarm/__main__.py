@@ -94,7 +94,7 @@ def start(arguments: argparse.Namespace) -> None:
     The first part tells the others its addresses at once, in a file beside `--peers-file`; that one is written when all
     parts together cover the model.
     """
-    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
     from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
@@ -184,7 +184,7 @@ def status(arguments: argparse.Namespace) -> bool:
     Returns:
         Whether every block of every model looked for has a server.
     """
-    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as scratch_dir, temporary_files_in(scratch_dir):

@@ -12,8 +12,8 @@ import argparse
 import time
 from pathlib import Path
 
-from dist_eval.config import read_peers
 from dist_eval.errors import ConfigError
+from dist_eval.options.config import read_peers
 
 _WATCH_SECONDS, _FOUNDING_SECONDS = 0.5, 5.0
 PEERS = "peers.txt"
@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace) -> None:
         ConfigError: an option makes no sense.
         SwarmError: the server has ended; the message has its last words.
     """
-    from dist_eval.model.base_model_spec import default_dht_prefix, read_base_config
+    from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
 
     require_address(arguments.host)

@@ -20,7 +20,7 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.swarm.failures import Failure
 
 if TYPE_CHECKING:
-    from dist_eval.evaluation.audit import Findings
+    from dist_eval.swarm.findings import Findings
 
 _MEMORY_REQUESTS = 10.0
 """How many requests the estimate of a server's speed looks back on."""

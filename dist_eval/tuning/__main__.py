@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
-from dist_eval.cli.commandline import parse_args
+from dist_eval.options.commandline import parse_args
 from dist_eval.tuning.config import COMMAND, TuningConfig
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.cli.commandline import WHERE, Command
-from dist_eval.config import RunConfig, flag, option
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import WHERE, Command
+from dist_eval.options.config import RunConfig, flag, option
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from dist_eval.errors import CheckpointError, EvaluationError
-from dist_eval.runs.outcome import COMPLETE, FAILED
+from dist_eval.process.exit_status import COMPLETE, FAILED
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.model.base_model_spec import read_base_config
 from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.swarm.families import read_base_config
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
 _ROLES = {

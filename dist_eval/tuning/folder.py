@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import RunError
-from dist_eval.evaluation.environment import now
-from dist_eval.evaluation.journal import FOLDER as JOURNAL
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.runs.environment import now
 from dist_eval.runs.files import RESULTS as EVALUATION_RESULTS
+from dist_eval.runs.journal import FOLDER as JOURNAL
 from dist_eval.runs.run_folder import RunFolder
 
 RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"

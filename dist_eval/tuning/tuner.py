@@ -17,11 +17,12 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.evaluator import prepare_data
-from dist_eval.evaluation.journal import Fingerprint
 from dist_eval.model.backends import load_classifier, open_swarm
-from dist_eval.model.base_model_spec import BaseModelSpec, read_base_config
+from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
+from dist_eval.runs.journal import Fingerprint
+from dist_eval.swarm.families import read_base_config
 from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.epochs import Epochs

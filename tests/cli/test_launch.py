@@ -9,8 +9,8 @@ import pytest
 from conftest import Launcher, results_of
 
 from dist_eval import demo
-from dist_eval.cli.commandline import EVALUATION
 from dist_eval.cli.launch import start_ranks
+from dist_eval.options.commandline import EVALUATION
 
 CLI = ("-m", "dist_eval.cli.main")
 DEMO = (

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from conftest import TIMEOUT, wait_for
 
-from dist_eval.cli.commandline import EVALUATION, parse_args
 from dist_eval.cluster.job import judge
+from dist_eval.options.commandline import EVALUATION, parse_args
 from dist_eval.runs.outcome import Outcome
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM

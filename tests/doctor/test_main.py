@@ -14,12 +14,12 @@ import pytest
 from conftest import Launcher
 
 from dist_eval import demo
-from dist_eval.cli.commandline import parse_args
 from dist_eval.doctor.__main__ import main
 from dist_eval.doctor.config import DOCTOR
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.doctor.shared_folder import Probe
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import parse_args
 from dist_eval.swarm.private import PrivateSwarm
 
 LOCAL = ["--demo", "--backend", "local"]

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
-from dist_eval.evaluation.audit import Audit, Dispute, Findings, audited_batches, largest_difference
+from dist_eval.evaluation.audit import Audit, audited_batches, largest_difference
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.swarm.findings import Dispute, Findings
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Routing

@@ -17,8 +17,8 @@ from dist_eval import demo
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
-from dist_eval.evaluation.journal import Journal
 from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.runs.journal import Journal
 from dist_eval.swarm.private import PrivateSwarm
 
 CLASSES = 3

@@ -18,10 +18,10 @@ from conftest import Launcher, SwarmClient, results_of, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.__main__ import run
-from dist_eval.config import EvaluationConfig
 from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.swarm.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")

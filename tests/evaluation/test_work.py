@@ -21,10 +21,10 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import work
-from dist_eval.evaluation.journal import Journal
 from dist_eval.evaluation.work import BatchWorker, FailurePolicy, share_out
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 
 ROWS, CLASSES, ODD = 40, 3, "odd"

@@ -20,11 +20,11 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from dist_eval.cli.commandline import parse_args
-from dist_eval.config import EvaluationConfig
 from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
-from dist_eval.runs.outcome import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
+from dist_eval.options.commandline import parse_args
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.process.exit_status import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 from dist_eval.swarm.__main__ import main as swarm_main
 from dist_eval.swarm.__main__ import parse_args as parse_swarm
 

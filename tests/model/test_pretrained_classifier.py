@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import VOCABULARY
 
-from dist_eval.config import EvaluationConfig
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
+from dist_eval.options.config import EvaluationConfig
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -17,7 +17,7 @@ from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.errors import RunError
-from dist_eval.evaluation.journal import Fingerprint, Journal
+from dist_eval.runs.journal import Fingerprint, Journal
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import BatchOutcome, Predictions
@@ -212,7 +212,7 @@ def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp_path: Path) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from dist_eval.config import EvaluationConfig;"
+        "import sys, time; from pathlib import Path; from dist_eval.options.config import EvaluationConfig;"
         "from dist_eval.runs.run_folder import RunFolder;"
         "RunFolder(EvaluationConfig(dataset='d', checkpoint='c', backend='local', output=sys.argv[1])).open();"
         "print('open', flush=True); time.sleep(600)"

@@ -22,7 +22,7 @@ import pytest
 from conftest import results_of
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.config import EvaluationConfig
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.schema import SCHEMA_VERSION, results_schema
 

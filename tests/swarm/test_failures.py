@@ -8,7 +8,7 @@ import pytest
 from hivemind.p2p import P2PDaemonError, P2PHandlerError
 
 from dist_eval.swarm.failures import Failure, WrongAnswer, classify
-from dist_eval.swarm.router import Server
+from dist_eval.swarm.router import ServerStats
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_errors_are_told_apart(error: Exception, failure: Failure) -> None:
 
 
 def banned_for(failure: Failure, times: int = 1) -> float:
-    server = Server()
+    server = ServerStats()
     for _ in range(times):
         server.sent(1)
         server.failed(1, 0.0, failure)

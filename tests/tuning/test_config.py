@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dist_eval.cli.commandline import build_parser, parse_args
 from dist_eval.errors import ConfigError
+from dist_eval.options.commandline import build_parser, parse_args
 from dist_eval.tuning.config import COMMAND, TuningConfig
 
 LOCAL: dict[str, Any] = {"model": "base", "dataset": "data/train.csv", "backend": "local"}

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from dist_eval import demo
-from dist_eval.config import EvaluationConfig
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.evaluation.evaluator import evaluate_run
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.errors import RunError
-from dist_eval.evaluation.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
+from dist_eval.runs.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
 from dist_eval.metrics.predictions import BatchOutcome
 
 BATCHES, LABELS = 12, 3

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from dist_eval.config import EvaluationConfig, RunConfig, flag
 from dist_eval.errors import ConfigError
-from dist_eval.runs.outcome import WRONG_OPTIONS
+from dist_eval.options.config import EvaluationConfig, RunConfig, flag
+from dist_eval.process.exit_status import WRONG_OPTIONS
 
 Config = TypeVar("Config", bound=RunConfig)
 

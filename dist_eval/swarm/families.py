@@ -1,0 +1,89 @@
+"""The families of base models that Petals serves: their configs, names in a swarm, and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dist_eval.errors import CheckpointError, first_line
+
+_PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
+
+BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
+"""What stands before the names of the prompts in a Petals model of each family."""
+
+
+def default_dht_prefix(model: str, base: Any) -> str:
+    """Returns the name under which Petals announces a model when nobody says otherwise.
+
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, where Petals has
+    no rule, its name.
+    """
+    if Path(model).is_dir():
+        return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
+    if base.model_type == "bloom":
+        return (model + "-petals").replace(".", "-")
+    name = model.split("/")[-1].replace(".", "-")
+    return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
+
+
+def read_base_config(model: str) -> Any:
+    """Reads a base model's config and checks that Petals can serve such a model.
+
+    Args:
+        model: folder or hub name.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: there is no such model, or Petals cannot serve it.
+    """
+    config = read_config(model, "base model")
+    if config.model_type not in BASE_PREFIX:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
+            f"{', '.join(sorted(BASE_PREFIX))}."
+        )
+    if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
+        raise CheckpointError(
+            f"Petals cannot serve {model}: Falcon models with multi_query and the older decoder (7B) fail inside its "
+            "servers. Falcon models with new_decoder_architecture (40B, 180B) work."
+        )
+    return config
+
+
+def read_config(model: str, what: str) -> Any:
+    """Reads a model's config.
+
+    Args:
+        model: folder or hub name.
+        what: what the model is, for messages.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(f"There is no folder {model} with a {what}.")
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
+        where = "folder" if Path(model).exists() else "folder or hub model"
+        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
+
+
+def max_request_tokens(config: Any) -> int:
+    """Returns how many tokens a Petals server accepts in one request unless its owner set another limit.
+
+    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
+    """
+    if config.model_type == "falcon":
+        key_value_heads = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
+    else:
+        key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
