@@ -37,9 +37,9 @@ def test_the_example_of_own_metrics_runs_as_written(
     (tmp_path / "my_metrics.py").write_text(module[1])
     (tmp_path / "dist_eval").symlink_to(ROOT / "dist_eval")
     words = shlex.split(command[1].replace("\\\n", " "))
-    assert words[:4] == ["uv", "run", "torchrun", "--nproc_per_node=2"]
+    assert words[:6] == ["uv", "run", "dist-eval", "run", "--nproc-per-node", "2"]
     monkeypatch.chdir(tmp_path)
-    process = launcher.run(*words[4:], ranks=2)
+    process = launcher.run("-m", "dist_eval", *words[6:], ranks=2)
     assert process.returncode == 0, process.stderr
     results = results_of(tmp_path / "runs" / "metrics")
     assert results["custom_metrics"] == ["worst_recall", "TopTwo"]

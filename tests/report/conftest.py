@@ -35,7 +35,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("there is no Chromium here (on Debian: apt-get install chromium)")
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.topology(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         yield browser
         browser.close()
 

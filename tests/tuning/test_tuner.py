@@ -149,7 +149,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
     return process
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "STOP"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGUSR1", marks=pytest.mark.slow), "STOP"])
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     how: str,
     alone: Path,
@@ -182,6 +182,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert not launcher.leftovers()
 
 
+@pytest.mark.slow
 def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:

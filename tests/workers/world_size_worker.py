@@ -40,6 +40,7 @@ def main() -> None:
             backend="petals" if n == max(sizes) else "local",
             token_budget=TOKEN_BUDGET,
             output=str(folder / str(n)),
+            report="none",
         )
         with workspace() as scratch_dir:
             evaluate_run(config, topology, rank_store, scratch_dir)
