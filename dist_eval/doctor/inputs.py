@@ -17,7 +17,7 @@ from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
-"""What a rank and a server use besides weights: measured, see the README's "Speed"."""
+"""What a rank and a server use besides weights: measured, see benchmarks/README.md."""
 
 
 def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
