@@ -15,7 +15,6 @@ from typing import Any
 
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 
-
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")
 """Files in `journal/` that grow or change whenever something is finished."""

@@ -21,18 +21,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from dist_eval.options.config import RunConfig
+from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
 from dist_eval.errors import RunError, RunStopped, print_error
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Coverage, Predictions, PredictionsLike
+from dist_eval.options.config import RunConfig
+from dist_eval.process.files import write_atomically
 from dist_eval.runs.environment import environment, now
+from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
+from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
 from dist_eval.runs.folder_lock import take_lock
 from dist_eval.runs.journal import FOLDER as JOURNAL
 from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
-from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Coverage, Predictions, PredictionsLike
-from dist_eval.process.files import write_atomically
-from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
-from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
 from dist_eval.runs.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.errors import RunError
-from dist_eval.runs.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
 from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.runs.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
 
 BATCHES, LABELS = 12, 3
 SIZES = np.arange(1, BATCHES + 1)

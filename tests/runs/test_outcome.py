@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for
 
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.outcome import read_outcome
+from dist_eval.runs.run_folder import RunFolder
 
 
 def begun(folder: Path) -> RunFolder:

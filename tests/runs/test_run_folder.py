@@ -17,10 +17,10 @@ from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.errors import RunError
-from dist_eval.runs.journal import Fingerprint, Journal
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import BatchOutcome, Predictions
+from dist_eval.runs.journal import Fingerprint, Journal
+from dist_eval.runs.run_folder import RunFolder
 from dist_eval.schema import SCHEMA_VERSION
 
 

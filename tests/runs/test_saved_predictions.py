@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from samples import predictions_of
 
-from dist_eval.analysis.slices import Slicing
 from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.analysis.slices import Slicing
 from dist_eval.data.problems import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
