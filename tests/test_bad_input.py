@@ -1,4 +1,4 @@
-"""Bad input of many kinds: what the program says, how it ends, and that nothing is lost. The README has the table."""
+"""Bad input of many kinds: what the program says, how it ends, and that nothing is lost. A README has the table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dist_eval.__main__ import run
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import parse_args
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[1] / "dist_eval" / "data" / "README.md"
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 ROWS = "12/3g,1\n45/ab,7\n"
 
@@ -485,7 +485,9 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
 
 def test_the_readme_has_the_table() -> None:
     rows = [f"| {kind.name} | `{kind.says}` | {kind.status} |" for kind in KINDS]
-    assert "\n".join(rows) in README.read_text(), "the table should be:\n" + "\n".join(rows)
+    readme = README.read_text(encoding="utf-8")
+    assert "\n".join(rows) in readme, "the table should be:\n" + "\n".join(rows)
+    assert f"What it says to {len(KINDS)} kinds of awkward input" in readme
 
 
 def test_the_kinds_are_many_and_different() -> None:

@@ -1,25 +1,61 @@
-"""The README's programs and commands, run as they stand there."""
+"""The programs and commands of all READMEs, run as they stand there; their links."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from conftest import Launcher, results_of, run_here
 
-from dist_eval import demo
+from dist_eval import demo, evaluate
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README.split("## In your own program\n")[1], re.MULTILINE | re.DOTALL)
-"""What they print stands behind them."""
+FILES = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*README.md"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
+TEXTS = {file: (ROOT / file).read_text(encoding="utf-8") for file in FILES if (ROOT / file).exists()}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.rsplit("import ", 1)[-1].splitlines()[0])
-def test_a_program_prints_what_the_readme_says(program: str, launcher: Launcher) -> None:
-    expected = re.findall(r"print\(.*\)  # (.*)$", program, re.MULTILINE)
+def blocks(file: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXTS[file], re.MULTILINE | re.DOTALL)
+
+
+EXAMPLES = {(file, number): code for file in TEXTS for number, code in enumerate(blocks(file, "python"))}
+"""All Python code, by its file and its place among the examples there."""
+
+PROGRAMS = {place: code for place, code in EXAMPLES.items() if "PrivateSwarm(" in code}
+"""Programs that need nothing but this repository: they start a swarm of their own."""
+
+LOOP, METRICS, READERS = ("README.md", 0), ("dist_eval/metrics/README.md", 0), ("dist_eval/report/README.md", 0)
+"""Examples that a test below gives what they need."""
+
+
+def documented(code: str) -> list[str]:
+    """Returns what a program prints according to the comments behind its calls of print."""
+    return re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
+
+
+def test_every_example_is_tested() -> None:
+    assert {"README.md", "dist_eval/api/README.md", "launch/README.md"} <= {*TEXTS}
+    assert len(PROGRAMS) >= 2
+    assert {*EXAMPLES} == {*PROGRAMS, LOOP, METRICS, READERS}
+    assert sum(text.count("```py") for text in TEXTS.values()) == len(EXAMPLES), "one is fenced in another way"
+
+
+@pytest.mark.parametrize("place", PROGRAMS, ids=lambda place: f"{Path(place[0]).parent.name}-{place[1]}")
+def test_a_program_prints_what_the_readme_says(place: tuple[str, int], launcher: Launcher) -> None:
+    program = PROGRAMS[place]
+    expected = documented(program)
     assert expected, "it prints nothing that could be compared"
     done = launcher.run("-c", program, preloaded=False)
     assert done.returncode == 0, done.stderr
@@ -28,15 +64,34 @@ def test_a_program_prints_what_the_readme_says(program: str, launcher: Launcher)
     assert not launcher.leftovers()
 
 
+def test_the_training_loop_evaluates_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    class Classifier(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            logits = super().forward(x)
+            loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+            return SimpleNamespace(loss=loss, logits=logits)
+
+    torch.manual_seed(0)
+    model = Classifier(2, 2)
+    x = torch.randn(40, 2)
+    batches = [{"x": part, "labels": (part[:, 0] > 0).long()} for part in x.split(8)]
+    names = {"train_dataloader": batches, "eval_dataloader": batches, "model": model}
+    exec(EXAMPLES[LOOP], {**names, "optimizer": torch.optim.SGD(model.parameters(), lr=10.0)})
+    assert model.training
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
+    final = evaluate(model, batches)
+    assert final["accuracy"] > 0.9
+    assert lines[1] == f"epoch 1: accuracy {final['accuracy']:.4f}, macro F1 {final['f1_macro']:.4f}"
+
+
 def test_the_example_of_own_metrics_runs_as_written(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section = README.split("### Metrics\n")[1].split("\n### ")[0]
-    module, command = (re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL) for kind in ("python", "bash"))
-    assert module and command
-    (tmp_path / "my_metrics.py").write_text(module[1])
+    command = blocks(METRICS[0], "bash")[0]
+    (tmp_path / "my_metrics.py").write_text(EXAMPLES[METRICS])
     (tmp_path / "dist_eval").symlink_to(ROOT / "dist_eval")
-    words = shlex.split(command[1].replace("\\\n", " "))
+    words = shlex.split(command.replace("\\\n", " "))
     assert words[:6] == ["uv", "run", "dist-eval", "run", "--nproc-per-node", "2"]
     monkeypatch.chdir(tmp_path)
     process = launcher.run("-m", "dist_eval", *words[6:], ranks=2)
@@ -52,13 +107,34 @@ def test_pandas_and_duckdb_read_the_predictions_as_the_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("duckdb")
-    section = README.split("### Looking at results, and keeping them\n")[1].split("\n### ")[0]
-    program = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert program
-    expected = re.findall(r"\)  # (.*)$", program[1], re.MULTILINE)
+    program = EXAMPLES[READERS]
+    expected = documented(program)
+    assert expected
     monkeypatch.chdir(tmp_path)
     options = [f"--{name}={value}" for name, value in demo.OPTIONS.items()]
     assert run_here("-m", "dist_eval", *options, "--backend", "local", "--output", "runs/demo") == 0
     capfd.readouterr()
-    exec(program[1], {})
+    exec(program, {})
     assert capfd.readouterr().out.splitlines() == expected
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """Returns what GitHub lets links name: the headings in lower case, without punctuation, with dashes for spaces."""
+    headings = re.findall(r"^#+ (.*)$", without_code(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("file", TEXTS)
+def test_links_lead_somewhere(file: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(TEXTS[file])):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = ((ROOT / file).parent / name).resolve() if name else ROOT / file
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), target

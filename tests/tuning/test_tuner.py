@@ -213,9 +213,9 @@ def rank_of(launcher: Launcher, rank: int) -> int:
 
 @pytest.mark.slow
 def test_the_readmes_command_learns_digits(launcher: Launcher, tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    [line] = re.findall(r"uv run torchrun --nproc_per_node=2 (-m dist_eval\.tuning .*?)\n```", text, re.DOTALL)
-    run(launcher, *line.replace("\\\n", " ").split(), "--output", str(tmp_path), ranks=2)
+    text = (Path(__file__).parents[2] / "dist_eval" / "tuning" / "README.md").read_text(encoding="utf-8")
+    [options] = re.findall(r"uv run dist-eval tune --nproc-per-node 2 (.*?)\n```", text, re.DOTALL)
+    run(launcher, "-m", "dist_eval.tuning", *options.replace("\\\n", " ").split(), "--output", str(tmp_path), ranks=2)
     assert noted(tmp_path)["best"]["value"] >= 0.95
     assert not launcher.leftovers()
 
