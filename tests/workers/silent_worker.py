@@ -24,7 +24,7 @@ PATIENCE = 3.0
 def main() -> None:
     topology, stop = Topology.from_environment(), Stop()
     rank_store = RankStore(topology)
-    progress = Progress(topology, rank_store, 10, stop=stop, patience=PATIENCE)
+    progress = Progress(topology, rank_store, 10, stop=stop, stall_timeout=PATIENCE)
     with process_group(topology, rank_store, PATIENCE), progress.shown():
         progress.add(7, batch=2)
         everybody = all_gather(os.getpid())
