@@ -16,7 +16,7 @@ _MOST_FILES = 1 << 16
 
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces `path` when the context ends without an error: readers see all or nothing."""
+    """Opens a temporary file that replaces `path` atomically when the context ends without an error."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with temporary.open("wb") as file:
