@@ -1,6 +1,6 @@
-"""What the files in `launch/` call on a cluster: torchrun on hosts and in pods, batch jobs, lists of runs.
+"""Helpers for clusters, called by the files in `launch/`: torchrun on hosts and in pods, batch jobs, lists of runs.
 
-`hosts` finds this host's place among several, `agent` is torchrun with an exit status to act on, `job` runs an
-evaluation as a batch job and `slurm` talks to Slurm, `sweep` reads a list of runs, `stop` passes on that a run should
-end. A run itself needs none of them.
+`hosts` finds this host's node rank and address, `agent` is torchrun with a meaningful exit status, `job` runs an
+evaluation as a batch job, `slurm` queries Slurm, `sweep` reads a list of runs, `stop` asks a run to stop. A run itself
+needs none of them.
 """

@@ -1,8 +1,7 @@
 """`python -m dist_eval.cluster.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
 
-What a script that starts torchrun on several hosts has to know, and what names alone do not tell: on many hosts their
-own name leads to a loopback address, which means another host everywhere else. Knows nothing of runs, and imports no
-large library.
+For scripts that start torchrun on several hosts. Host names alone are not enough: many resolve their own name to a
+loopback address, which is a different host everywhere else. Independent of runs; imports no large library.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from dist_eval.errors import EvaluationError, RunError
 
 _ELSEWHERE = "192.0.2.1"
-"""An address that no host has (RFC 5737): the way to it is the way out."""
+"""An address that no host has (RFC 5737): its route is the default route."""
 
 Interfaces = Mapping[str, Sequence[str]]
 """IP addresses by the name of the network interface."""
@@ -28,7 +27,7 @@ class Place:
     """Which host this one is.
 
     Attributes:
-        node_rank: its position in the list of hosts; the first one, 0, is where all meet.
+        node_rank: its position in the list of hosts; the first one, 0, hosts the rendezvous.
         address: the IP address at which the others reach it.
         interface: the network interface with that address.
         head: IP address of the first host.
@@ -41,12 +40,12 @@ class Place:
 
 
 def is_loopback(address: str) -> bool:
-    """Returns whether an IP address leads to whichever host uses it."""
+    """Returns whether an IP address is a loopback address."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Returns the interfaces of this host that are up, with their IP addresses but those of a single link (IPv6)."""
+    """Returns the interfaces of this host that are up, with their IP addresses except link-local ones."""
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -60,7 +59,7 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def resolve(name: str) -> list[str]:
-    """Returns the IP addresses that a host's name has here, none if it is unknown."""
+    """Returns the IP addresses to which a host's name resolves here, none if it is unknown."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -68,15 +67,15 @@ def resolve(name: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]).split("%")[0] for entry in found))
 
 
-def interface_of(address: str, own: Interfaces) -> str | None:
+def interface_of(address: str, local: Interfaces) -> str | None:
     """Returns the interface that has an address, None if this host does not have it."""
-    return next((name for name, addresses in own.items() if address in addresses), None)
+    return next((name for name, addresses in local.items() if address in addresses), None)
 
 
 def address_towards(target: str) -> str | None:
-    """Returns the address of this host that packets to another one carry, None if there is no way to it.
+    """Returns the source address of packets from this host to another one, None if there is no route to it.
 
-    Nothing is sent: the system is asked which way it would choose.
+    Nothing is sent: only the routing table is consulted.
 
     Args:
         target: an IP address.
@@ -90,38 +89,40 @@ def address_towards(target: str) -> str | None:
         return None
 
 
-def address_among(head: str, own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> str | None:
-    """Returns the address at which the other hosts of a group reach this one, where its own name does not tell.
+def address_among(head: str, local: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> str | None:
+    """Returns the address at which the other hosts of a group reach this one, if its name resolves to loopback.
 
     Args:
-        head: name or IP address of the host where all meet.
-        own: the interfaces of this host.
-        addresses_of: finds the IP addresses of a name.
+        head: name or IP address of the host of the rendezvous.
+        local: the interfaces of this host.
+        addresses_of: resolves a name to IP addresses.
 
     Returns:
-        The address of this host on the way to the head. On the head itself, where its name leads to a loopback address,
-        its only address, or that on the way out; None if it has none.
+        The address of this host towards the head. On the head itself, whose name resolves to loopback, its only
+        address, or that of the default route; None if it has none.
     """
     targets = [target for target in addresses_of(head) if not is_loopback(target)]
-    candidates = [address for addresses in outward(own).values() for address in addresses]
+    candidates = [address for addresses in outward(local).values() for address in addresses]
     if targets:
         return address_towards(targets[0])
     return candidates[0] if len(candidates) == 1 else address_towards(_ELSEWHERE) if candidates else None
 
 
-def find_place(hosts: Sequence[str], own: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve) -> Place:
+def find_place(
+    hosts: Sequence[str], local: Interfaces, addresses_of: Callable[[str], Sequence[str]] = resolve
+) -> Place:
     """Finds this host in a list of hosts.
 
     Args:
         hosts: names or IP addresses, in the same order on all hosts.
-        own: the interfaces of this host.
-        addresses_of: finds the IP addresses of a name.
+        local: the interfaces of this host.
+        addresses_of: resolves a name to IP addresses.
 
     Returns:
-        Where it stands.
+        Its position and its address.
 
     Raises:
-        RunError: it is not in the list, or more than once, or a name leads nowhere or to a loopback address.
+        RunError: it is not in the list, or more than once, or a name does not resolve, or resolves to loopback.
     """
     found = {host: list(addresses_of(host)) for host in hosts}
     for host, addresses in found.items():
@@ -129,40 +130,40 @@ def find_place(hosts: Sequence[str], own: Interfaces, addresses_of: Callable[[st
             raise RunError(f"The host {host} is unknown here: give its IP address instead.")
         if len(hosts) > 1 and all(map(is_loopback, addresses)):
             raise RunError(
-                f"Here the name {host} leads to {addresses[0]}, which is another host everywhere else: give its IP "
-                f"address instead. This host has {_listed(own)}."
+                f"Here the name {host} resolves to {addresses[0]}, which is another host everywhere else: give its IP "
+                f"address instead. This host has {_listed(local)}."
             )
     mine = [
         (number, address)
         for number, host in enumerate(hosts)
-        for address in [a for a in found[host] if interface_of(a, own)][:1]
+        for address in [a for a in found[host] if interface_of(a, local)][:1]
     ]
     if not mine:
-        raise RunError(f"This host is none of {', '.join(hosts)}: it has {_listed(own)}.")
+        raise RunError(f"This host is none of {', '.join(hosts)}: it has {_listed(local)}.")
     if len(mine) > 1:
         raise RunError(f"This host is in the list more than once: {', '.join(hosts[number] for number, _ in mine)}.")
     (number, address), head = mine[0], found[hosts[0]]
     if number:
         head = [a for a in head if not is_loopback(a)]
-    return Place(number, address, str(interface_of(address, own)), address if number == 0 else head[0])
+    return Place(number, address, str(interface_of(address, local)), address if number == 0 else head[0])
 
 
-def _listed(own: Interfaces) -> str:
-    outward = [f"{a} ({name})" for name, addresses in own.items() for a in addresses if not is_loopback(a)]
+def _listed(local: Interfaces) -> str:
+    outward = [f"{a} ({name})" for name, addresses in local.items() for a in addresses if not is_loopback(a)]
     return ", ".join(outward) or "no address but loopback"
 
 
-def outward(own: Interfaces) -> dict[str, list[str]]:
+def outward(local: Interfaces) -> dict[str, list[str]]:
     """Returns the interfaces, and their addresses, at which other hosts may reach this one."""
-    reachable = {name: [a for a in addresses if not is_loopback(a)] for name, addresses in own.items()}
+    reachable = {name: [a for a in addresses if not is_loopback(a)] for name, addresses in local.items()}
     return {name: addresses for name, addresses in reachable.items() if addresses}
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Prints where this host stands, in one line that a shell can `read`.
+    """Prints this host's position and addresses, in one line that a shell can `read`.
 
     Returns:
-        The exit status: 1 if that cannot be said.
+        The exit status: 1 if they cannot be determined.
     """
     parser = argparse.ArgumentParser(
         prog="python -m dist_eval.cluster.hosts",

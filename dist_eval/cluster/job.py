@@ -1,8 +1,8 @@
 """`python -m dist_eval.cluster.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
 
-Starts the command that evaluates (or tunes), asks the run to stop in good order when the scheduler sends a signal, and
-ends with a status that says what became of it. With `--slurm` it also tells torchrun where to meet, and has the job
-started again when that is worth it. Needs no large library, and knows nothing of what the command does but its folder.
+Starts the command that evaluates (or tunes), asks the run to stop gracefully when the scheduler sends a signal, and
+exits with a status that reflects the outcome. With `--slurm` it also sets torchrun's rendezvous, and requeues the job
+if that helps. Needs no large library, and all it knows of the command is the run's folder.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.runs.outcome import Outcome, read_outcome
 
-_POLL_SECONDS, _PATIENCE_SECONDS, _NEWS_SECONDS = 0.5, 90.0, 10.0
+_POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
 _DOCTOR = "dist_eval.doctor"
-"""Looks only: its own status says what it has found."""
+"""It evaluates nothing: its exit status is passed on."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command-line parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
-        "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop in good order.",
-        epilog="Exit status: 0 the run is complete; 75 it is not, and the same job would go on where it was; 2 an "
-        "option is wrong; 1 it failed, and would again.",
+        "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop gracefully.",
+        epilog="Exit status: 0 the run is complete; 75 it is not, and the same job would resume it; 2 an option is "
+        "wrong; 1 it failed, and would fail again.",
         allow_abbrev=False,
     )
     parser.add_argument("--output", required=True, type=Path, metavar="RUN", help="the run's folder; with --list the "
@@ -52,15 +52,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--slurm",
         action="store_true",
-        help="this is the batch script of a Slurm job: set torchrun's PET_* variables so that its nodes meet on a free "
-        "port of the first one, and requeue the job after SIGUSR1, or if it ended early but got further",
+        help="this is the batch script of a Slurm job: set torchrun's PET_* variables so that the rendezvous is on a "
+        "free port of the first node, and requeue the job after SIGUSR1, or if it ended early but made progress",
     )
     parser.add_argument(
         "--patience",
         type=float,
-        default=_PATIENCE_SECONDS,
+        default=_DRAIN_SECONDS,
         metavar="SECONDS",
-        help=f"with --slurm: requeue this long after SIGUSR1, whatever the run does (default: {_PATIENCE_SECONDS:g})",
+        help=f"with --slurm: requeue this long after SIGUSR1, whatever the run does (default: {_DRAIN_SECONDS:g})",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
@@ -68,61 +68,67 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one start of a run.
+    """The outcome of one start of a run.
 
     Attributes:
         exit_status: 0, 1 or 75.
-        goes_on: whether the job should be started again at once.
-        words: what there is to say.
+        requeue: whether to requeue the job.
+        message: for the user.
     """
 
     exit_status: int
-    goes_on: bool
-    words: str
+    requeue: bool
+    message: str
 
 
 def judge(
-    before: Outcome, after: Outcome, command_status: int | None, asked: int | None, *, is_first: bool = True
+    before: Outcome, after: Outcome, command_status: int | None, stop_signal: int | None, *, is_first: bool = True
 ) -> Verdict:
-    """Judges a start of a run by what its folder said before and after.
+    """Judges a start of a run by the state of its folder before and after.
 
     Args:
-        before: what the folder said before the start.
-        after: what it says now.
+        before: state of the folder before the start.
+        after: its state now.
         command_status: exit status of the command; None if it did not end in time.
-        asked: the signal by which the job was asked to stop, if it was.
+        stop_signal: the signal that asked the job to stop, if any.
         is_first: whether this was the first start of the job.
 
     Returns:
-        A start goes on only if it finished something: otherwise the next one would end as it did. After SIGUSR1, which
-        comes before a time limit, a first start goes on in any case; after other signals whoever sent them decides.
+        The verdict. The job is requeued only if it made progress: otherwise the next start would end the same way.
+        After SIGUSR1, which comes before a time limit, a first start is requeued in any case; after other signals it is
+        not.
     """
-    told = asked is not None
-    if asked == signal.SIGUSR1 and not is_first and after.progress == before.progress and after.status != "complete":
-        words = f"{after.folder} got no further within the time limit, for the second time: give the job a longer one"
-        return Verdict(FAILED, False, words)
+    was_asked = stop_signal is not None
+    if (
+        stop_signal == signal.SIGUSR1
+        and not is_first
+        and after.progress == before.progress
+        and after.status != "complete"
+    ):
+        message = f"{after.folder} made no progress within the time limit, twice in a row: give the job a longer one"
+        return Verdict(FAILED, False, message)
     ended = "did not end in time" if command_status is None else f"ended with status {command_status}"
     if after.version == before.version and command_status != 0:
-        if told:
-            return Verdict(STOPPED, asked == signal.SIGUSR1, f"stopped before it opened {after.folder}")
-        return Verdict(FAILED, False, f"the command {ended} before it opened {after.folder}; its own words are above")
+        if was_asked:
+            return Verdict(STOPPED, stop_signal == signal.SIGUSR1, f"stopped before it opened {after.folder}")
+        return Verdict(FAILED, False, f"the command {ended} before it opened {after.folder}; its output is above")
     if after.status == "missing":
         return Verdict(FAILED, False, f"the command ended, but {after.reason}: does it evaluate at all?")
     if after.status == "complete":
         return Verdict(COMPLETE, False, f"{after.folder} is complete")
-    why = f": {after.reason}" if after.reason else ", and nobody said why"
-    words = f"{after.folder} is {'not complete' if after.status == 'running' else after.status}{why}"
+    why = f": {after.reason}" if after.reason else ", for an unknown reason"
+    message = f"{after.folder} is {'not complete' if after.status == 'running' else after.status}{why}"
     if after.exit_status == FAILED:
-        return Verdict(FAILED, False, words)
-    if told or not after.transient:
-        return Verdict(STOPPED, asked == signal.SIGUSR1, words)
+        return Verdict(FAILED, False, message)
+    if was_asked or not after.transient:
+        return Verdict(STOPPED, stop_signal == signal.SIGUSR1, message)
     if after.progress == before.progress:
-        return Verdict(FAILED, False, f"{words} (the command {ended}, nothing was finished since its start)")
-    return Verdict(STOPPED, True, words)
+        return Verdict(FAILED, False, f"{message} (the command {ended}, and made no progress)")
+    return Verdict(STOPPED, True, message)
 
 
 class Job:
-    """The command under way, and what it was asked by signals.
+    """The running command, and the signal that asked it to stop.
 
     Args:
         command: what to run.
@@ -132,22 +138,22 @@ class Job:
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self._command, self._folder, self._environment = command, folder, environment
-        self.asked: int | None = None
+        self.stop_signal: int | None = None
 
-    def run(self, patience: float) -> int | None:
+    def run(self, drain_timeout: float) -> int | None:
         """Runs the command to its end.
 
         Args:
-            patience: seconds that it has to end after SIGUSR1.
+            drain_timeout: seconds that it has to end after SIGUSR1.
 
         Returns:
-            Its exit status, None if it still runs.
+            Its exit status, None if it is still running.
 
         Raises:
             ConfigError: it cannot be started.
         """
         for number in SIGNALS:
-            signal.signal(number, self._note)
+            signal.signal(number, self._on_signal)
         try:
             process = subprocess.Popen(self._command, env=dict(self._environment))
         except OSError as error:
@@ -156,18 +162,18 @@ class Job:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
-            if self.asked is None:
+            if self.stop_signal is None:
                 continue
-            self._ask()
-            deadline = deadline or time.monotonic() + patience
-            if self.asked == signal.SIGUSR1 and time.monotonic() > deadline:
+            self._request_stop()
+            deadline = deadline or time.monotonic() + drain_timeout
+            if self.stop_signal == signal.SIGUSR1 and time.monotonic() > deadline:
                 return None
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = self.asked or number
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_signal = self.stop_signal or number
 
-    def _ask(self) -> None:
-        # again and again: a run that is just starting removes the file, which may be from an earlier one
+    def _request_stop(self) -> None:
+        # repeatedly: a run that is just starting removes the file, which may be from an earlier one
         with suppress(OSError):
             (self._folder / STOP_FILE).touch()
 
@@ -178,12 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = _run_of(options)
         if found is None:
-            _say(f"nothing to do: line {options.line} of {options.list} names no run")
+            _print(f"nothing to do: line {options.line} of {options.list} names no run")
             return COMPLETE
         folder, extra_options = found
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
         is_first = not (options.slurm and slurm.restarts(os.environ))
-        if not is_first:  # what this very job has finished is not to be thrown away
+        if not is_first:  # keep what earlier starts of this job have finished
             extra_options = [*extra_options, "--no-overwrite"]
         job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
         before = read_outcome(folder)
@@ -191,50 +197,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _DOCTOR in options.command:
             return FAILED if command_status is None else command_status
         verdict = judge(
-            before, _read_news(folder, before, command_status), command_status, job.asked, is_first=is_first
+            before,
+            _read_new_outcome(folder, before, command_status),
+            command_status,
+            job.stop_signal,
+            is_first=is_first,
         )
-        _say(verdict.words)
-        if options.slurm and verdict.goes_on:
-            for number in SIGNALS:  # requeueing ends this very script
+        _print(verdict.message)
+        if options.slurm and verdict.requeue:
+            for number in SIGNALS:  # requeueing kills this script
                 signal.signal(number, signal.SIG_IGN)
-            _say(_requeued())
+            _print(_try_requeue())
     except EvaluationError as error:
-        _say(str(error))
+        _print(str(error))
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return verdict.exit_status
 
 
-def _read_news(folder: Path, before: Outcome, command_status: int | None) -> Outcome:
-    """Reads what became of the run: of another host's writing a network folder may tell some seconds later."""
-    deadline = time.monotonic() + _NEWS_SECONDS
+def _read_new_outcome(folder: Path, before: Outcome, command_status: int | None) -> Outcome:
+    """Reads the state of the run; on a network file system another host's writes may show some seconds later."""
+    deadline = time.monotonic() + _FILE_SYSTEM_SECONDS
     after = read_outcome(folder)
-    is_news_due = command_status == COMPLETE and before.status != "complete"
-    while is_news_due and after.version == before.version and time.monotonic() < deadline:
+    is_change_expected = command_status == COMPLETE and before.status != "complete"
+    while is_change_expected and after.version == before.version and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         after = read_outcome(folder)
     return after
 
 
 def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
-    """Returns the run's folder and its own options, None for a line without a run."""
+    """Returns the run's folder and its options from the list, None for a line without a run."""
     if (options.list is None) != (options.line is None):
-        raise ConfigError("--list and --line go together: the file, and which of its lines this job is about.")
+        raise ConfigError("--list and --line go together: the file, and which of its lines is this job's run.")
     if options.list is None:
         return options.output, []
     entry = read_sweep(options.list).at(options.line)
     return (options.output / entry.name, entry.options) if entry else None
 
 
-def _requeued() -> str:
+def _try_requeue() -> str:
     try:
         slurm.requeue(os.environ)
-    except RunError as error:  # it is forbidden, or Slurm was faster, because it preempts the job or lost a node
+    except RunError as error:  # it is forbidden, or Slurm has already done so, after a preemption or a lost node
         return f"not requeued by this script: {error}"
     return "requeued"
 
 
-def _say(words: str) -> None:
-    print(f"dist-eval job: {words}", file=sys.stderr, flush=True)
+def _print(message: str) -> None:
+    print(f"dist-eval job: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

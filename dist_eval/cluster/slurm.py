@@ -1,6 +1,6 @@
-"""What a job must know of Slurm: where its nodes meet, which part of a step a task is, how it is started again.
+"""Slurm: the rendezvous of a job's nodes, the index and address of a task, and requeueing.
 
-Reads the variables that Slurm sets, and asks `scontrol`; nothing is guessed where they are missing.
+Reads the variables that Slurm sets, and calls `scontrol`; nothing is guessed where they are missing.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Mapping
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.process.ports import free_ports
 
-_ASKING_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Finds out where torchrun meets on the nodes of a job, on the first of which this process runs.
+    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs.
 
     Args:
         environment: of a batch script.
 
     Returns:
-        Variables that torchrun reads (PET_ and the name of an option). The port is free at the moment, on this node;
-        the id keeps out what is left of an earlier start of the job, or of another one.
+        Variables that torchrun reads (PET_ and the name of an option). The port is currently free on this node; the id
+        excludes processes left from an earlier start of the job, or from another one.
 
     Raises:
-        ConfigError: this is no batch script of Slurm.
+        ConfigError: this is not a batch script of Slurm.
         RunError: Slurm does not say which node is the first one.
     """
     nodes = _scontrol("show", "hostnames", _variable(environment, "SLURM_JOB_NODELIST")).split()
@@ -42,12 +42,12 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """Returns which task of a step this process is (from 1), of how many, and its node's address, or a name for it.
+    """Returns this task's number in its step (from 1), the number of tasks, and its node's address, or a name for it.
 
-    The address is the one that Slurm itself uses (NodeAddr): the node's name may lead to loopback on the node.
+    The address is the one that Slurm itself uses (NodeAddr): on the node its name may resolve to loopback.
 
     Raises:
-        ConfigError: this is no task that srun started.
+        ConfigError: this is not a task started by srun.
         RunError: Slurm does not say where the node is.
     """
     number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
@@ -59,12 +59,12 @@ def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
 
 
 def restarts(environment: Mapping[str, str]) -> int:
-    """Returns how often a job has been started again."""
+    """Returns how often a job has been restarted."""
     return int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
 def requeue(environment: Mapping[str, str]) -> None:
-    """Has this job started again; Slurm ends its processes, this one included.
+    """Requeues this job; Slurm ends its processes, including this one.
 
     Raises:
         RunError: Slurm refuses, for example because requeueing is forbidden.
@@ -73,7 +73,7 @@ def requeue(environment: Mapping[str, str]) -> None:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Returns what names this job alone: the id of an array's last task is also that of the whole array."""
+    """Returns an id that is only this job's: the id of an array's last task is also that of the whole array."""
     if "SLURM_ARRAY_TASK_ID" in environment:
         return f"{_variable(environment, 'SLURM_ARRAY_JOB_ID')}_{environment['SLURM_ARRAY_TASK_ID']}"
     return _variable(environment, "SLURM_JOB_ID")
@@ -87,15 +87,15 @@ def _variable(environment: Mapping[str, str], name: str, program: str = "sbatch"
 
 def _scontrol(*words: str) -> str:
     try:
-        asked = subprocess.run(
+        finished = subprocess.run(
             ["scontrol", *words],
             capture_output=True,
             text=True,
-            timeout=_ASKING_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunError(f"scontrol {' '.join(words)} failed: {error}.") from error
-    if asked.returncode:
-        raise RunError(f"scontrol {' '.join(words)} failed: {asked.stderr.strip() or asked.returncode}.")
-    return asked.stdout
+    if finished.returncode:
+        raise RunError(f"scontrol {' '.join(words)} failed: {finished.stderr.strip() or finished.returncode}.")
+    return finished.stdout

@@ -1,6 +1,6 @@
-"""`python -m dist_eval.cluster.stop` and the options of a run: stops that run in good order, on all of its hosts.
+"""`python -m dist_eval.cluster.stop` and the options of a run: stops that run gracefully, on all of its hosts.
 
-For scripts that are told to end and must pass it on: where the run's folder is follows from its options.
+For scripts that receive a signal to end and must forward it: the run's folder follows from its options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Asks the run to stop.
 
     Returns:
-        The exit status: 0 if it has been asked, 1 if no such run is under way, 2 if an option is wrong.
+        The exit status: 0 if it has been asked, 1 if no such run is in progress, 2 if an option is wrong.
     """
     try:
         folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder

@@ -1,10 +1,10 @@
-"""A list of runs that differ in some options: one on each line of a file, as a job array takes them.
+"""A list of runs that differ in some options, one per line of a file, for a job array.
 
     # name    options of this run
     epoch-1   --checkpoint tuned/epoch-1
     epoch-2   --checkpoint "tuned/epoch 2"
 
-Quotes are those of a shell. Lines count from 1, empty ones and comments included, so that `grep -c ''` counts them.
+Quoting is that of a shell. Lines count from 1, including empty ones and comments, so that `grep -c ''` counts them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Entry:
 
     Attributes:
         name: of the run, and of its folder.
-        options: its own options.
+        options: of this run.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Sweep:
 
     Attributes:
         path: the file.
-        entries: the run of each line that has one, by number of the line.
+        entries: runs by line number.
         lines: number of lines.
     """
 
@@ -61,7 +61,7 @@ def read_sweep(path: Path) -> Sweep:
     """Reads a list of runs.
 
     Raises:
-        ConfigError: it cannot be read, a line is wrong, or a name stands there twice; the message names the line.
+        ConfigError: it cannot be read, a line is malformed, or a name is repeated; the message names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,1 +1,1 @@
-"""A rank's share of the batches through the model: the window of requests in flight, and the passage of each batch."""
+"""Inference on a rank's batches: the window of requests in flight, and the forward of each batch."""

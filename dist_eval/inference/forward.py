@@ -1,4 +1,4 @@
-"""A shard's batches through the classifier, a window of them in flight at a time."""
+"""Sends a shard's batches through the classifier, with a window of them in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_NAMED = 5
 
 
 class TextClassifier(Protocol):
-    """What a shard is sent through (see `dist_eval.model.classifier.Classifier`)."""
+    """A classifier that batches are sent through (see `dist_eval.model.classifier.Classifier`)."""
 
     @property
     def num_labels(self) -> int:
@@ -39,7 +39,7 @@ class TextClassifier(Protocol):
         ...
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Asks servers no more."""
+        """Sends no further requests to servers, given by peer id."""
         ...
 
 
@@ -56,23 +56,23 @@ def predict_batches(
     audited: Container[int] = (),
     timeline: Timeline | None = None,
 ) -> Iterator[BatchOutcome]:
-    """Sends batches through the classifier; each comes as soon as it is back, in any order.
+    """Sends batches through the classifier; yields each outcome as soon as it is there, in any order.
 
     Args:
         classifier: the model.
         dataset: the tokenized examples.
         plan: all batches of the run.
         batch_numbers: the batches to send.
-        window: how many batches may be under way at a time; it is told of every batch that comes back.
-        skip_failed: examples that have no answer are marked instead of raising an error. A swarm that misses blocks is
-            an error even so: it would fail all.
-        stopping: whether no further batch is to be sent.
-        drain_timeout: seconds that batches under way then have to come back; later ones are dropped.
-        audited: numbers of the batches that need a second opinion.
-        timeline: takes down when batches were under way, and how many examples were done.
+        window: limits the batches in flight; it is updated with every batch that completes.
+        skip_failed: mark examples without an answer as failed instead of raising an error. An outage of the swarm is
+            still an error: all examples would fail.
+        stopping: returns whether to send no further batches.
+        drain_timeout: seconds that batches in flight then have to complete; later ones are dropped.
+        audited: numbers of the batches to audit.
+        timeline: records when batches were in flight, and how many examples were done.
 
     Returns:
-        What became of the batches, rows in each batch's order.
+        The outcomes of the batches, with rows in each batch's order.
 
     Raises:
         ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
@@ -102,13 +102,13 @@ def _predict_batch(
     classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
     logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", routing)
-    return BatchOutcome(number, logits, routing.route, audit=_notes_of(routing))
+    return BatchOutcome(number, logits, routing.route, audit=_audit_of(routing))
 
 
 def _salvage_batch(
     classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
-    """Does the same, and where that fails halves the batch until it is known which examples it is."""
+    """Does the same, but on failure bisects the batch to find the examples that cause it."""
     rows = plan.batch(number)
     logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
     failed: dict[int, str] = {}
@@ -129,10 +129,10 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, logits, routing.route, failed, _notes_of(routing))
+    return BatchOutcome(number, logits, routing.route, failed, _audit_of(routing))
 
 
-def _notes_of(routing: Routing) -> Mapping[str, Any] | None:
+def _audit_of(routing: Routing) -> Mapping[str, Any] | None:
     return routing.findings.to_notes() if routing.findings else None
 
 
@@ -146,7 +146,7 @@ def _logits(
         logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
-    except Exception as error:  # whatever Petals and hivemind raise once their retries are used up
+    except Exception as error:  # any of Petals and hivemind
         reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
         raise SwarmError(f"{name} got no answer: {reason}") from error
     if logits.shape[0] != len(rows):

@@ -1,4 +1,4 @@
-"""Calls that wait for a network, several at a time."""
+"""Concurrent calls that wait for the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dist_eval.inference.window import Window
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_STOP_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 def map_in_flight(
@@ -29,16 +29,16 @@ def map_in_flight(
     Args:
         call: the function.
         items: read one by one, in this thread, when there is room in the window.
-        window: how many calls may be under way at a time; it is told of every one that came back.
-        retries: requests that had to be repeated so far, in all.
-        stopping: whether no further item is to be taken.
-        drain_timeout: seconds that calls under way then have to come back; later ones are dropped.
+        window: limits the calls in flight; it is updated with every one that returns.
+        retries: returns the total number of repeated requests so far.
+        stopping: returns whether to take no further items.
+        drain_timeout: seconds that calls in flight then have to return; later ones are dropped.
 
     Yields:
-        What the function returned.
+        The function's results.
 
     Raises:
-        Exception: what it raised; the calls that did not begin are given up.
+        Exception: any that the function raised; calls that have not started are cancelled.
     """
 
     def timed(item: Item) -> tuple[Result, float]:
@@ -60,11 +60,11 @@ def map_in_flight(
                 pending.add(pool.submit(timed, item))
             if not pending:
                 return
-            done, pending = wait(pending, timeout=_STOP_LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 result, seconds = future.result()
                 window.finished(seconds, retries())
                 yield result
     finally:
-        # on an error the rest is given up: a request under way cannot be called back
+        # on an error the rest is dropped: a request in flight cannot be cancelled
         pool.shutdown(wait=False, cancel_futures=True)

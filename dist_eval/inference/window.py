@@ -1,11 +1,10 @@
-"""How many batches a rank keeps under way: a number that finds itself. Knows neither the model nor the network.
+"""The adaptive number of batches that a rank keeps in flight. Does no I/O.
 
-Too few leave the servers idle while answers travel; too many only stand in queues, use memory and come close to the
-servers' time limits. What tells them apart is time: with nothing in the way a batch takes some least time, and what it
-takes longer, it waited in a queue. So the number that wait is `size * (1 - least / usual)`; the window grows while few
-of its batches wait and shrinks when many do. The method is that of TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas:
-end to end congestion avoidance on a global Internet"). While batches wait, the servers are never idle, and more of
-them would not raise the throughput.
+Too few leave the servers idle while answers travel; too many only wait in queues, use memory and come close to the
+servers' timeouts. Latency tells which: the minimum is that of a batch that did not queue, and the excess is queueing.
+So the number of queued batches is `size * (1 - minimum / median)`; the window grows while few of its batches queue and
+shrinks when many do, as in TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas: end to end congestion avoidance on a
+global Internet"). While batches queue, the servers are never idle, and more batches would not raise the throughput.
 """
 
 from __future__ import annotations
@@ -14,37 +13,37 @@ import statistics
 from collections import deque
 
 FIRST_SIZE, LARGEST_SIZE = 4, 64
-_FEW_WAIT, _MANY_WAIT = 2.0, 6.0
-_LEAST_OF = 200
-"""Batches among which the least time is looked for; older ones tell of another network."""
+_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0
+_MINIMUM_OVER = 200
+"""Batches over which the minimum latency is taken; older ones may reflect other network conditions."""
 _SHARE_OF_TIMEOUT = 0.25
 _COPIES = 6
-"""Tensors of a batch's size that are in memory for each batch under way: activations, packed, in and out."""
+"""Tensors of a batch's size in memory for each batch in flight: activations and their serialized form, in and out."""
 _SHARE_OF_MEMORY = 0.25
 
 
 class Window:
-    """The number of batches that may be under way at a time.
+    """The number of batches that may be in flight.
 
     Args:
-        fixed: the size, if it is not to change.
-        largest: the most that it may grow to.
-        timeout: seconds after which a server's answer is given up; batches should take a quarter of that at most.
+        fixed: a constant size; by default the size is adaptive.
+        largest: maximum size.
+        timeout: of a request, in seconds; the window keeps batches below a quarter of it.
     """
 
     def __init__(self, fixed: int | None = None, *, largest: int = LARGEST_SIZE, timeout: float = 60.0) -> None:
         self.largest = fixed or largest
         self.size = fixed or min(FIRST_SIZE, largest)
         self._fixed, self._limit = fixed is not None, timeout * _SHARE_OF_TIMEOUT
-        self._recent: deque[float] = deque(maxlen=_LEAST_OF)
+        self._recent: deque[float] = deque(maxlen=_MINIMUM_OVER)
         self._since_change, self._retries, self._starting = 0, 0, True
 
     def finished(self, seconds: float, retries: int) -> None:
-        """Takes note of a batch that came back, and sets the size.
+        """Records a batch that completed, and adapts the size.
 
         Args:
             seconds: time from sending the batch to its answer.
-            retries: requests of this rank that had to be repeated so far, in all.
+            retries: total number of repeated requests of this rank so far.
         """
         self._recent.append(seconds)
         self._since_change += 1
@@ -54,16 +53,16 @@ class Window:
         if failed:
             self._shrink_to(self.size // 2)
             return
-        # a change shows only in the batches sent after it; at the start, one more with every answer
+        # a change only affects batches sent after it; at the start, the window grows with every answer
         if self._since_change < (1 if self._starting else self.size):
             return
         usual = statistics.median(list(self._recent)[-max(3, self.size) :])
-        waiting = self.size * (1.0 - min(self._recent) / usual) if usual > 0 else 0.0
+        queued = self.size * (1.0 - min(self._recent) / usual) if usual > 0 else 0.0
         if usual > self._limit:
             self._shrink_to(int(self.size * self._limit / usual))
-        elif waiting > _MANY_WAIT:
+        elif queued > _MANY_QUEUED:
             self._shrink_to(self.size - 1)
-        elif waiting < _FEW_WAIT and self.size < self.largest:
+        elif queued < _FEW_QUEUED and self.size < self.largest:
             self.size, self._since_change = self.size + 1, 0
         else:
             self._starting = False
@@ -78,7 +77,7 @@ def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:
     Args:
         tokens: of a batch, counting padding and prompts.
         hidden_size: width of the activations, which are float32.
-        available_bytes: memory that this rank may count on.
+        available_bytes: memory available to this rank.
 
     Returns:
         At least 1, at most `LARGEST_SIZE`.

@@ -1,5 +1,5 @@
-"""The classifier: prompts and head on this host, the blocks of the base model in a swarm or here.
+"""The classifier: prompts and head run in this process, the base model's blocks on a swarm or in this process.
 
-`base` and `checkpoint` read what a person names, `tuned_model` holds the tuned weights; `backbone`, `classifier` and
-`full_model` compute, `backends` chooses; `forward` sends batches through, as many at a time as the `window` lets.
+`base_model_spec` and `checkpoint` read what the options name; `backbone`, `classifier` and `pretrained_classifier`
+compute, `backends` chooses between them. `tuned_model` and `user_model` are for Petals models of other programs.
 """

@@ -33,7 +33,7 @@ class Backbone(Protocol):
             input_ids: int64 of shape [batch, length].
             prompts: float32 of shape [pre_seq_len, hidden], or None.
             deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-            routing: takes down the way through a swarm.
+            routing: records the route through a swarm.
 
         Returns:
             Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
@@ -51,7 +51,7 @@ class Backbone(Protocol):
         ...
 
     def traffic(self) -> dict[str, Any] | None:
-        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
         ...
 
     def timelines(self) -> dict[str, Timeline]:
@@ -64,11 +64,11 @@ class Backbone(Protocol):
         ...
 
     def notice(self) -> str:
-        """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
+        """Returns a message about what the model waits for; empty if it does not wait."""
         ...
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Asks servers no more."""
+        """Sends no further requests to servers, given by peer id."""
         ...
 
     def move(self, device: torch.device) -> None:
@@ -76,7 +76,7 @@ class Backbone(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of connections and processes."""
+        """Closes connections and processes."""
         ...
 
 
@@ -86,7 +86,7 @@ class SwarmBackbone:
     Args:
         model: a Petals `Distributed*Model`.
         dht: the DHT node it uses.
-        requests: the way to the swarm.
+        requests: sends to the swarm.
     """
 
     def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
@@ -190,11 +190,11 @@ class LocalBackbone:
         embeddings = _prompted(self.word_embeddings, input_ids, prompts)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
-                hooks.callback(block.register_forward_pre_hook(_adding(prompt), with_kwargs=True).remove)
+                hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
     def traffic(self) -> dict[str, Any] | None:
-        """See `Backbone.traffic`: there is none."""
+        """See `Backbone.traffic`: None."""
         return None
 
     def timelines(self) -> dict[str, Timeline]:
@@ -207,7 +207,7 @@ class LocalBackbone:
         return 0
 
     def notice(self) -> str:
-        """See `Backbone.notice`: nothing does."""
+        """See `Backbone.notice`: empty."""
         return ""
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -219,7 +219,7 @@ class LocalBackbone:
         self._norm.to(device)
 
     def close(self) -> None:
-        """Does nothing: there is nothing to let go of."""
+        """Does nothing: there is nothing to close."""
 
 
 def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
@@ -229,7 +229,7 @@ def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tenso
     return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
 
 
-def _adding(deep_prompt: torch.Tensor) -> Callable[..., Any]:
+def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
     length = deep_prompt.shape[0]
 
     def hook(

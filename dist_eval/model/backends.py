@@ -1,4 +1,4 @@
-"""Where the base model's blocks run: a swarm that is started, one that is joined, or this process."""
+"""Where the base model's blocks run: on a swarm that is started or joined, or in this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dist_eval.options.config import RunConfig
 def open_swarm(
     config: RunConfig, base: BaseModelSpec, topology: Topology, rank_store: RankStore
 ) -> Iterator[tuple[list[str], Callable[[], None]]]:
-    """Names the swarm's peers; for an embedded swarm the leader starts it and tells the others.
+    """Returns the swarm's peers; an embedded swarm is started by the leader, which publishes its peers to other ranks.
 
     Yields:
-        Addresses of peers (none for the local backend and, because Petals knows them, for the public swarm), and a
+        Addresses of peers (none for the local backend, nor for the public swarm, whose peers Petals has), and a
         function that raises a `SwarmError` when a server of an embedded swarm has ended.
 
     Raises:
@@ -52,7 +52,7 @@ def open_swarm(
             try:
                 yield swarm.initial_peers, swarm.require_alive
             except SwarmError:
-                swarm.require_alive()  # if a server of ours ended, that is the reason
+                swarm.require_alive()  # if one of our servers ended, that is the root cause
                 raise
 
 
@@ -66,14 +66,14 @@ def load_classifier(
     *,
     topology: Topology,
 ) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
-    """Builds the classifier, for a swarm after waiting until all blocks have a server.
+    """Builds the classifier; on a swarm, waits first until all blocks have a server.
 
     Returns:
         The classifier and the section `swarm` of `results.json`.
 
     Raises:
         SwarmError: the swarm does not answer or misses blocks.
-        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
     """
     if config.backend == "local" or isinstance(tuned, PretrainedClassifier):
         return load_on_host(base, tuned, topology), None
@@ -115,7 +115,7 @@ def load_on_host(base: BaseModelSpec, tuned: EvalTarget, topology: Topology) -> 
     """Builds the classifier in this process, on a GPU of this host if there is one.
 
     Raises:
-        CheckpointError: weights are missing or others than the checkpoint was tuned on.
+        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
     """
     device = local_device(topology.local_rank)
     if isinstance(tuned, PretrainedClassifier):

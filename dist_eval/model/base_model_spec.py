@@ -1,4 +1,4 @@
-"""What is evaluated, before it is loaded: what it is, whether Petals can serve it, and what fits into a request."""
+"""What is evaluated, before it is loaded: its config, whether Petals can serve it, and the limits of a request."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _POSITIONS_AFTER_PAD = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-"""Types of models that count positions from the padding id on (`create_position_ids_from_input_ids`)."""
+"""Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)."""
 
 EvalTarget = TunedCheckpoint | PretrainedClassifier
-"""What is evaluated: a base model with tuned tensors, or a model that is complete in itself."""
+"""What is evaluated: tuned tensors for a base model, or a complete pretrained classifier."""
 
 
 def target_of(config: EvaluationConfig) -> EvalTarget:
-    """Finds what is to be evaluated.
+    """Reads the evaluation target that the options name.
 
     Raises:
         CheckpointError: there is no such checkpoint or model, or it is damaged.
@@ -40,14 +40,14 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
 
 @dataclass(frozen=True)
 class BaseModelSpec:
-    """The base model's name and what it allows.
+    """The base model's name, config and limits.
 
     Attributes:
         name: folder or hub name.
         config: its `transformers` config.
         dht_prefix: name under which a swarm announces it.
-        max_length: most tokens of a text.
-        token_budget: most tokens of a request.
+        max_length: maximum tokens of a text.
+        token_budget: maximum tokens of a request.
     """
 
     name: str
@@ -58,9 +58,9 @@ class BaseModelSpec:
 
     @classmethod
     def of(cls, config: RunConfig, tuned: EvalTarget) -> BaseModelSpec:
-        """Finds the base model and checks, before anything is sent, that it fits the checkpoint and the options.
+        """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
-        A model that is complete in itself is its own base.
+        A complete pretrained classifier is its own base.
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
@@ -85,10 +85,10 @@ class BaseModelSpec:
         )
 
     def digest(self) -> str:
-        """Returns a hash of what the base model is.
+        """Returns a hash of the base model.
 
-        That is its config, without where it was found and what wrote it, and evenly spaced pieces of its weights where
-        they lie in a folder.
+        It covers its config, without its path and the version that wrote it, and evenly spaced samples of its weights
+        if it is a folder.
         """
         values = self.config.to_dict()
         for name in ("_name_or_path", "transformers_version", "torch_dtype"):
@@ -136,6 +136,6 @@ def _max_length(config: RunConfig, tuned: EvalTarget, base: Any, accepted: int |
 
 
 def _require_safetensors(model: str) -> None:
-    # before a server of ours would read them
+    # before a private server reads them
     if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
-        raise CheckpointError(f"The model {model} has no weights as safetensors, the only kind that is read.")
+        raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")

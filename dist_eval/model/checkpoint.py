@@ -1,8 +1,8 @@
-"""A tuned checkpoint on disk: the classification head and the soft prompts, nothing of the base model.
+"""A tuned checkpoint on disk: the classification head and the soft prompts, without the base model.
 
 The folder follows the Hugging Face convention: `config.json`, `model.safetensors` with only the trainable tensors
-under the names that Petals gives them, and the tokenizer. It never holds peer addresses. An export of a whole Petals
-model (`save_pretrained`) is read too; its other tensors are left alone.
+under their names in Petals, and the tokenizer. It never holds peer addresses. An export of a whole Petals model
+(`save_pretrained`) can be read too; its other tensors are ignored.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 @dataclass(frozen=True)
 class TunedCheckpoint:
-    """The tuned tensors and what they were tuned for.
+    """The tuned tensors, and what base model and problem they are for.
 
     Attributes:
         head: weight of the classification head, shape [num_labels, hidden].
-        prompts: prompt embeddings in front of the text, shape [pre_seq_len, hidden], or None.
-        deep_prompts: what is added to the prompts' positions before each block, shape
+        prompts: prompt embeddings before the text, shape [pre_seq_len, hidden], or None.
+        deep_prompts: added to the prompts' positions before each block, shape
             [num_hidden_layers, pre_seq_len, hidden], or None.
         label_names: name of each class.
         architecture: fields of the base model's config that must match.
-        problem: what kind of labels the head is for.
+        problem: kind of labels that the head predicts.
         base_model: name or path of the base model, or None.
-        base_fingerprint: hash of the base model's own weights (see `fingerprint`), or None.
+        base_fingerprint: hash of the base model's weights (see `base_fingerprint`), or None.
         folder: where it was loaded from.
     """
 
@@ -91,7 +91,7 @@ class TunedCheckpoint:
 
     @classmethod
     def load(cls, folder: str | Path) -> TunedCheckpoint:
-        """Loads a checkpoint and checks that it is complete and consistent in itself.
+        """Loads a checkpoint and checks that it is complete and consistent.
 
         Args:
             folder: a folder with `config.json` and `model.safetensors`.
@@ -144,10 +144,10 @@ class TunedCheckpoint:
         }
 
     def save(self, folder: str | Path) -> None:
-        """Writes `config.json` and `model.safetensors`; the tokenizer is saved beside them by its own method.
+        """Writes `config.json` and `model.safetensors`; the tokenizer is saved separately.
 
         Args:
-            folder: made if it does not exist.
+            folder: created if it does not exist.
         """
         from safetensors.torch import save_file
 
@@ -176,10 +176,10 @@ class TunedCheckpoint:
         Args:
             model: name of the base model, for the message.
             config: its config.
-            base_fingerprint: hash of its own weights, once they are loaded.
+            base_fingerprint: hash of its weights, once they are loaded.
 
         Raises:
-            CheckpointError: it was made for another family, size, or set of weights.
+            CheckpointError: the checkpoint was made for another family, size, or set of weights.
         """
         for key, expected in self.architecture.items():
             actual = getattr(config, key, None)
@@ -198,7 +198,7 @@ class TunedCheckpoint:
 
 
 def fingerprint(tensors: Any) -> str:
-    """Hashes tensors by value as float32 (sha256, hexadecimal), whatever dtype they are stored in."""
+    """Hashes the values of tensors as float32 (SHA-256, hexadecimal), whatever their dtype."""
     digest = hashlib.sha256()
     for tensor in tensors:
         values = tensor.detach().to("cpu", torch.float32).contiguous()
@@ -211,7 +211,7 @@ def problem_from(name: Any, num_labels: int, where: str) -> Problem:
     """Returns the problem that a config's `problem_type` names.
 
     Args:
-        name: its value; None stands for what `transformers` makes of it (see `default_problem`).
+        name: its value; None means the default of `transformers` (see `default_problem`).
         num_labels: width of the head.
         where: the config, for the message.
 
@@ -237,12 +237,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
-    # Bloom's own configs call these fields by older names
+    # Bloom's configs have older names for these fields
     config.setdefault("hidden_size", config.get("n_embed"))
     config.setdefault("num_hidden_layers", config.get("n_layer"))
     for key in ("model_type", "hidden_size", "num_hidden_layers"):
         if config.get(key) is None:
-            raise CheckpointError(f"{path} lacks {key!r}, which tells what base model the checkpoint is for.")
+            raise CheckpointError(f"{path} lacks {key!r}, which determines the base model that the checkpoint is for.")
     for key, kind in _FIELD_TYPES.items():
         value = config.get(key)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -251,7 +251,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Reads the tuned tensors by the name they have without the model's prefix, from one file or several."""
+    """Reads the tuned tensors by name without the model's prefix, from one or several files."""
     from safetensors import SafetensorError, safe_open
 
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
@@ -288,12 +288,12 @@ def _weight_map(index: Path) -> list[str]:
     mapping = content.get("weight_map") if isinstance(content, dict) else None
     names = list(mapping.values()) if isinstance(mapping, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("it should map the names of tensors to files under 'weight_map'")
+        raise ValueError("'weight_map' should map the names of tensors to files")
     return names
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
-    """Refuses to leave out anything that was tuned: the result would be that of another model."""
+    """Raises an error if a tuned tensor would be ignored: the result would be that of another model."""
     used = {None: {HEAD}, "ptune": {HEAD, PROMPTS}, "deep_ptune": {HEAD, PROMPTS, DEEP_PROMPTS}}[mode]
     for name in tensors:
         if name not in used:
@@ -323,7 +323,7 @@ def _take(
 
 def _label_names(config: Mapping[str, Any], folder: Path, width: int) -> list[str]:
     names = config.get("id2label")
-    count = config.get("num_labels") or (len(names) if names else width)  # transformers leaves out what is its default
+    count = config.get("num_labels") or (len(names) if names else width)  # transformers does not write defaults
     if not names:
         return [f"LABEL_{i}" for i in range(count)]
     if sorted(map(str, names)) != sorted(map(str, range(count))):

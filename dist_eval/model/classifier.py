@@ -1,9 +1,9 @@
 """Base model + tuned tensors → a classifier: token ids → logits. The base runs on a swarm, or in this process.
 
-Both backends share everything but the transformer blocks. Two things differ from the familiar way, on purpose:
+Both backends share everything but the transformer blocks. Two things differ from the usual way, on purpose:
 
-- Padding stands on the right and no attention mask is sent (Petals refuses one): attention is causal, so padding
-  cannot reach real tokens. The last real token is found by the text's true length, never by the pad id.
+- Padding is on the right and no attention mask is sent (Petals refuses one): attention is causal, so padding cannot
+  affect real tokens. The last real token is found by the text's true length, never by the pad id.
 - Prompts are sent once per request, as a batch of 1 that servers broadcast, instead of once per example.
 """
 
@@ -33,7 +33,7 @@ _PETALS_CLASS = {
     "bloom": "DistributedBloomModel",
     "falcon": "DistributedFalconModel",
 }
-_LEFT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
+_NOT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
 
 
 class Classifier:
@@ -64,13 +64,13 @@ class Classifier:
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
             lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-            routing: takes down the way through a swarm.
+            routing: records the route through a swarm.
 
         Returns:
             Logits, float32 of shape [batch, num_labels], on the CPU.
 
         Raises:
-            ModelOutputError: the outputs have a wrong shape or are not finite.
+            ModelOutputError: the outputs have the wrong shape or are not finite.
         """
         logits = self.scores(input_ids, lengths, routing).cpu()
         finite = torch.isfinite(logits).all(dim=1)
@@ -85,10 +85,10 @@ class Classifier:
         """Does the same for training: differentiable in the tuned tensors, and not checked for finite values.
 
         Returns:
-            Logits, of shape [batch, num_labels], where the head is; float32 unless autocast says otherwise.
+            Logits, of shape [batch, num_labels], on the head's device; float32 without autocast.
 
         Raises:
-            ModelOutputError: the outputs have a wrong shape.
+            ModelOutputError: the outputs have the wrong shape.
         """
         tuned = self.tuned
         hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, routing)
@@ -100,7 +100,7 @@ class Classifier:
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
 
     def traffic(self) -> dict[str, Any] | None:
-        """Returns what was sent to a swarm so far, for `results.json`; None without a swarm."""
+        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
         return self.backbone.traffic()
 
     def timelines(self) -> dict[str, Timeline]:
@@ -108,15 +108,15 @@ class Classifier:
         return self.backbone.timelines()
 
     def notice(self) -> str:
-        """Returns what keeps the model waiting, in words for a person; empty if nothing does."""
+        """Returns a message about what the model waits for; empty if it does not wait."""
         return self.backbone.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Asks servers no more."""
+        """Sends no further requests to servers, given by peer id."""
         self.backbone.exclude(servers)
 
     def close(self) -> None:
-        """Lets go of connections and processes."""
+        """Closes connections and processes."""
         self.backbone.close()
 
 
@@ -133,7 +133,7 @@ def load_on_swarm(
     outage_timeout: float = 120.0,
     rejoin: Callable[[], None] = lambda: None,
 ) -> Classifier:
-    """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded here.
+    """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
     Args:
         model: folder or hub name of the base model.
@@ -142,16 +142,16 @@ def load_on_swarm(
         dht_prefix: name under which the swarm announces the blocks.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
-        compression: how activations are packed (see `dist_eval.swarm.requests`).
+        compression: of the activations (see `dist_eval.swarm.transport`).
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no server holds any more.
-        rejoin: called now and then while waiting for them.
+        rejoin: called every few seconds while waiting for them.
 
     Returns:
         The classifier. Close it before the process group.
 
     Raises:
-        CheckpointError: weights are missing, pickled, or others than the checkpoint was tuned on.
+        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
         SwarmError: a block has no server any more.
     """
     import petals
@@ -159,7 +159,7 @@ def load_on_swarm(
     from dist_eval.swarm.requests import SwarmRequests
 
     settings = {
-        "initial_peers": [],  # the node has joined already; without a value Petals would name the public swarm
+        "initial_peers": [],  # the node has joined already; the default is the public swarm
         "dht_prefix": dht_prefix,
         "request_timeout": request_timeout,
         "max_retries": max_retries,
@@ -168,8 +168,8 @@ def load_on_swarm(
         "show_route": False,
     }
     config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
-    config.tuning_mode = None  # prompts are ours to add: as a part of the model they would be random if not loaded
-    # the class by name: Petals' automatic one tries to copy the DHT node
+    config.tuning_mode = None  # we add the prompts: as a part of the model they would be random if not loaded
+    # the class by name: Petals' auto class tries to copy the DHT node
     remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
     remote = _load_base(remote_class, model, config=config, dht=dht)
     requests = SwarmRequests(
@@ -186,15 +186,15 @@ def load_on_swarm(
 
 
 def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
-    """Makes a classifier of a Petals model that somebody else has loaded, with its tuned tensors as they are now.
+    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`.
-        requests: the way to its swarm, if there was a classifier of this model before.
+        requests: those of an earlier classifier of this model, if any.
         seed: of the choice between equal servers; different on each rank.
 
     Returns:
-        The classifier. It need not be closed: swarm and node are the model's.
+        The classifier. Do not close it: the model owns the DHT node.
 
     Raises:
         SwarmError: a block has no server.
@@ -215,13 +215,13 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
 
 
 def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
-    """Loads Petals' own classifier, with prompts and a head that are random and can be tuned.
+    """Loads Petals' classifier with random prompts and a random head, for tuning.
 
     Args:
         model: folder or hub name of the base model.
         dht: a running `hivemind.DHT`.
         dht_prefix: name under which the swarm announces the blocks.
-        **settings: further fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
+        **settings: other fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
 
     Returns:
         A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
@@ -237,7 +237,7 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
     with _using_node(getattr(petals, name), dht):
         kind = getattr(petals, name.replace("Model", "ForSequenceClassification"))
         what = f"The base model {model}"
-        return load_pretrained(kind, model, what=what, may_lack=_LEFT_IN_BASE, draws_rest=True, config=config)
+        return load_pretrained(kind, model, what=what, optional=_NOT_IN_BASE, random_init=True, config=config)
 
 
 def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
@@ -246,13 +246,13 @@ def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None
     Args:
         model: folder or hub name of the base model.
         tuned: the tuned checkpoint.
-        device: where the base model goes, by default the CPU.
+        device: of the base model, by default the CPU.
 
     Returns:
         The classifier.
 
     Raises:
-        CheckpointError: weights are missing, pickled, or others than the checkpoint was tuned on.
+        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
     """
     from transformers import AutoModel
 
@@ -278,7 +278,7 @@ def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoin
 
 @contextmanager
 def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
-    """Lets Petals' base models take a DHT node that exists; its classifiers have no argument to hand one on."""
+    """Makes Petals' base models use an existing DHT node; its classifiers have no argument to pass one on."""
     original = base_class.__init__
     base_class.__init__ = functools.partialmethod(original, dht=dht)
     try:
@@ -288,5 +288,5 @@ def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
 
 
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
-    base = load_pretrained(model_class, model, what=f"The base model {model}", may_lack=_LEFT_IN_BASE, **kwargs)
+    base = load_pretrained(model_class, model, what=f"The base model {model}", optional=_NOT_IN_BASE, **kwargs)
     return base.requires_grad_(False)

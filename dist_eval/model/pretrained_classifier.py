@@ -1,10 +1,9 @@
-"""A sequence classifier that is complete in itself, head and all, and runs in this process.
+"""A complete pretrained sequence classifier, with its head, that runs in this process.
 
-Any model that `transformers` opens with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa, DeBERTa),
-decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they find padding, in where the
-last token is, in how positions are counted. So nothing is padded here: the texts of a batch go through the model in
-groups of equal length. A plan has texts of equal length side by side, so that the groups are nearly as large as the
-batches.
+Any model that `transformers` loads with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa, DeBERTa),
+decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they handle padding, find the last
+token and count positions. So nothing is padded here: the texts of a batch go through the model in groups of equal
+length. A plan sorts texts by length, so the groups are nearly as large as the batches.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _CHUNK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class PretrainedClassifier:
-    """What there is to know of a classifier before it is loaded; has what `TunedCheckpoint` has, where that applies.
+    """A classifier before it is loaded; has the attributes of `TunedCheckpoint` that apply.
 
     Attributes:
         name: folder or hub name.
         config: its `transformers` config.
         label_names: name of each class, label or output.
-        problem: what kind of labels the head is for.
+        problem: kind of labels that the head predicts.
     """
 
     name: str
@@ -67,7 +66,7 @@ class PretrainedClassifier:
 
     @property
     def folder(self) -> Path | None:
-        """Where its tokenizer is, if that is a folder."""
+        """The model's folder, with its tokenizer; None for a hub model."""
         return Path(self.name) if Path(self.name).is_dir() else None
 
     @property
@@ -82,16 +81,16 @@ class PretrainedClassifier:
 
     @property
     def tuning_mode(self) -> None:
-        """None: all of it was trained."""
+        """None: the whole model was trained."""
         return
 
     def digest(self) -> str:
-        """Returns a hash of all weights that lie in a folder, and of the revision of a model of the hub."""
+        """Returns a hash of all weights in a folder, or of the revision of a hub model."""
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
-        # all of them: two models may differ in their head only
+        # all weights: two models may differ only in their head
         digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
             digest.update(path.name.encode())
@@ -106,14 +105,14 @@ class FullClassifier:
 
     Args:
         model: a Hugging Face `...ForSequenceClassification`.
-        device: where it is.
+        device: to run it on.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
-        self._one_at_a_time = threading.Lock()  # some families keep what they computed for the last length
+        self._one_at_a_time = threading.Lock()  # some families cache values for the last length
         if hasattr(model, "score"):
-            # heads of decoders look for padding to find the last token; without any, no id may look like it
+            # decoders' heads find the last token by the padding id; nothing is padded, so no token may match it
             model.config.pad_token_id = -1
 
     @property
@@ -131,7 +130,7 @@ class FullClassifier:
         """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
 
         Raises:
-            ModelOutputError: the model failed, or its outputs have a wrong shape or are not finite.
+            ModelOutputError: the model failed, or its outputs have the wrong shape or are not finite.
         """
         logits = torch.empty(len(lengths), self.num_labels)
         for length in sorted(set(lengths.tolist())):
@@ -160,35 +159,35 @@ class FullClassifier:
         return logits.to(torch.float32)
 
     def traffic(self) -> None:
-        """Returns what was sent to a swarm: nothing."""
+        """Returns None: there is no swarm."""
 
     def timelines(self) -> dict[str, Timeline]:
         """Returns the requests of each server over time: there are none."""
         return {}
 
     def notice(self) -> str:
-        """Returns what keeps the model waiting: nothing."""
+        """Returns an empty message: the model never waits."""
         return ""
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Asks servers no more: there are none."""
+        """Does nothing: there are no servers."""
 
     def close(self) -> None:
-        """Does nothing: there is nothing to let go of."""
+        """Does nothing: there is nothing to close."""
 
 
 def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullClassifier:
     """Loads a classifier.
 
     Args:
-        full: what is to be loaded.
-        device: where to.
+        full: the classifier to load.
+        device: to load it on.
 
     Returns:
         The classifier.
 
     Raises:
-        CheckpointError: weights are missing or pickled; a head that is not there would be random.
+        CheckpointError: weights are missing or pickled; a missing head would be random.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -200,6 +199,6 @@ def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullCla
 
 
 def local_device(local_rank: int) -> torch.device:
-    """Returns where a rank's model goes: a GPU of its host if there is one, dealt out in turn, else the CPU."""
+    """Returns the device of a rank's model: the GPUs of its host round-robin, or the CPU without any."""
     gpus = torch.cuda.device_count()
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")

@@ -1,8 +1,8 @@
-"""The tuned tensors of a Petals model: taken out, put in, and on disk layer by layer.
+"""The tuned tensors of a Petals model: copied out, copied in, and saved layer by layer.
 
-On disk each layer has a safetensors file of its own, so that a model can load some of them only. Layer 0 holds the
-prompts in front of the text, layers 1 to n what is added to them before each of the n blocks, and layer n + 1 the head.
-Each file says in its metadata which layer of how many blocks it is.
+On disk each layer is a separate safetensors file, so that a model can load only some. Layer 0 holds the prompts before
+the text, layers 1 to n the deep prompts of the n blocks, and layer n + 1 the head. The metadata of each file has its
+layer and the number of blocks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NAME = "layer_{:02d}-model_states.safetensors"
 
 
 def tuned_tensors_of(model: Any) -> TunedCheckpoint:
-    """Takes the tuned tensors out of a Petals model.
+    """Copies the tuned tensors out of a Petals model.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`.
 
     Returns:
-        Copies of its tensors as they are now, in float32 on the CPU.
+        Copies of its current tensors, in float32 on the CPU.
     """
     config, base = model.config, model.transformer
     prompts = deep = None
@@ -54,7 +54,7 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
 
 @torch.no_grad()
 def put_tuned_tensors(tuned: TunedCheckpoint, model: Any) -> None:
-    """Puts tuned tensors into a Petals model that has the same settings.
+    """Copies tuned tensors into a Petals model with the same settings.
 
     Args:
         tuned: the tensors.
@@ -72,7 +72,7 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`.
-        folder: made if it does not exist.
+        folder: created if it does not exist.
 
     Returns:
         The files, by layer; layers without tuned tensors have none.
@@ -92,18 +92,18 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
 
 
 def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-    """Reads tuned tensors into a Petals model, in place.
+    """Loads tuned tensors into a Petals model, in place.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`.
         folder: what `save_layers` wrote.
-        layers: the ones to read; by default all of the model's.
+        layers: the ones to load; by default all of the model's.
 
     Returns:
-        The layers that were read.
+        The layers that were loaded.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or was made for another model. Nothing was changed then.
+        CheckpointError: a file is missing or damaged, or was made for another model. The model is unchanged then.
     """
     from safetensors import SafetensorError, safe_open
 

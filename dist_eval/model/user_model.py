@@ -1,7 +1,7 @@
-"""A model that a caller's program has loaded: how it is asked for logits, and left as it was found.
+"""Logits of a user-supplied model, whose state is restored afterwards.
 
-A Petals model is not asked by its own `forward`, which cannot take a mask and sends prompts with each example, but as
-`python -m dist_eval` does it. That is right only as long as it is Petals' own classifier, which is checked.
+A Petals model is not run by its own `forward`, which cannot take a mask and sends prompts with each example, but by
+`Classifier`, as in `dist-eval`. That is right only for an unmodified classifier of Petals, which is checked.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 
-_VALUES_LOOKED_AT = 32
-"""Of each tensor, to tell whether ranks have the same model."""
+_VALUES_SAMPLED = 32
+"""Of each tensor, to check that ranks have the same model."""
 
 _requests: WeakKeyDictionary[nn.Module, SwarmRequests] = WeakKeyDictionary()
-"""The way to each model's swarm, with what was learned about its servers."""
+"""Requests of each model, kept for their statistics of the servers."""
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
     """Returns the model that `DistributedDataParallel` or `torch.compile` wraps.
 
-    `DistributedDataParallel` may wait for all ranks in each forward. Ranks have as many batches as fall to them, so
-    they would wait for ever.
+    `DistributedDataParallel` may synchronize all ranks in each forward. Ranks have different numbers of batches, so
+    that would hang.
 
     Raises:
-        ConfigError: the model is sharded (FSDP, ZeRO-3), and cannot do a forward without all ranks.
+        ConfigError: the model is sharded (FSDP, ZeRO-3), and needs all ranks for a forward.
     """
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -65,36 +65,36 @@ def without_wrapper(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Within this context a model is in eval mode and records no gradients; afterwards every part is as it was."""
+    """Puts a model in eval mode without gradients; afterwards every module has its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:  # outer modules come first, and take the inner ones along
+        for module, mode in modes:  # outer modules come first, and set the inner ones
             if module.training != mode:
                 module.train(mode)
 
 
 def is_on_swarm(model: Any) -> bool:
-    """Whether a model is one of Petals', whose blocks a swarm hosts."""
+    """Whether a model is a Petals model, whose blocks a swarm hosts."""
     return any(kind.__module__.startswith("petals.models.") for kind in type(model).__mro__)
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """Describes a model's weights by a few values of each, which differ where two were not trained in step."""
+    """Hashes a few values of each tensor of a model: it differs between ranks whose weights have diverged."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         flat = tensor.detach().flatten()
-        some = flat[:: max(1, len(flat) // _VALUES_LOOKED_AT)]
+        some = flat[:: max(1, len(flat) // _VALUES_SAMPLED)]
         digest.update(f"{name} {list(tensor.shape)}".encode())
         digest.update(some.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
 
 
 def names_taken(model: nn.Module) -> Callable[[str], bool]:
-    """Returns what tells whether a model's `forward` takes an argument of some name."""
+    """Returns a function that says whether a model's `forward` takes an argument of a given name."""
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return lambda name: takes_any or name in parameters
@@ -119,15 +119,15 @@ def texts_of(
 
     Args:
         batch: `input_ids`, int64 of shape [batch, length], padded on the right, and `attention_mask` of the same shape.
-            Without a mask a text ends before the `pad_token_id`s at its end.
-        pad_token_id: of the model's config; None if it has none, and texts without a mask are as long as the batch.
-        name: what a message calls a row of the batch.
+            Without a mask a text ends before its trailing `pad_token_id`s.
+        pad_token_id: of the model's config; None if it has none: texts without a mask are then as long as the batch.
+        name: returns the name of a row for messages.
 
     Returns:
-        Token ids without columns of padding only, and the length of each text, int64 of shape [batch], on the CPU.
+        Token ids without columns of only padding, and the length of each text, int64 of shape [batch], on the CPU.
 
     Raises:
-        DataError: a text is padded on the left, masked inside or empty, or the batch holds what Petals cannot take.
+        DataError: a text is padded on the left, masked inside or empty, or the batch has an input that Petals lacks.
     """
     for other in ("inputs_embeds", "position_ids"):
         if batch.get(other) is not None:
@@ -149,7 +149,7 @@ def texts_of(
         row = int((~is_right).nonzero()[0])
         what = "has no token" if not lengths[row] else "is padded on the left, or masked inside"
         raise DataError(
-            f"{name(row)} {what}. Models on Petals take no mask, so padding has to stand on the right: set "
+            f"{name(row)} {what}. Models on Petals take no mask, so padding has to be on the right: set "
             "tokenizer.padding_side = 'right'."
         )
     return input_ids[:, : int(lengths.max())], lengths
@@ -166,17 +166,17 @@ def logits_from_swarm(
     """Sends batches through the servers of a Petals model, a window of requests at a time.
 
     Args:
-        model: the model; its tuned tensors as they are now count.
-        texts: for each batch something to know it by, and what `texts_of` returns. Large ones are cut into requests.
-        topology: where this process stands among the ranks.
-        in_flight: how many requests may be under way; by itself if not set.
-        name: what a message calls a batch.
+        model: the model, with its current tuned tensors.
+        texts: for each batch a key, and what `texts_of` returns. Large batches are split into requests.
+        topology: of the ranks.
+        in_flight: maximum number of requests in flight; adaptive if not set.
+        name: returns the name of a batch for messages.
 
     Yields:
-        For each batch what it is known by, and its logits, float32 of shape [batch, num_labels], in any order.
+        For each batch its key, and its logits, float32 of shape [batch, num_labels], in any order.
 
     Raises:
-        ConfigError: the model is no classifier of Petals as it is.
+        ConfigError: the model is not an unmodified classifier of Petals.
         EvaluationError: a batch got no logits; the message names it.
     """
     classifier = _classifier_on_swarm(model, topology)
@@ -208,31 +208,31 @@ def logits_from_swarm(
 
 
 def _classifier_on_swarm(model: nn.Module, topology: Topology) -> Classifier:
-    """Makes a classifier of a Petals model as it is now, which knows what earlier ones learned about its servers."""
-    _require_own_forward(model)
+    """Builds a classifier from a Petals model, reusing the server statistics of earlier ones."""
+    _require_unmodified(model)
     classifier = classifier_of(model, _requests.get(model), seed=topology.rank)
     _requests[model] = cast(SwarmBackbone, classifier.backbone).requests
     return classifier
 
 
-def _require_own_forward(model: nn.Module) -> None:
-    """Refuses a model whose logits would be others than those of its prompts and its head.
+def _require_unmodified(model: nn.Module) -> None:
+    """Checks that a model's logits follow from its prompts and its head alone.
 
     Raises:
-        ConfigError: its forward, or its head, is not Petals' own.
+        ConfigError: its forward, or its head, is not that of Petals.
     """
     head = getattr(model, "score", None)
     problem = None
     if not type(model).forward.__module__.startswith(("petals.", "transformers.")):
-        problem = f"{type(model).__name__} has a forward of its own"
+        problem = f"{type(model).__name__} overrides forward"
     elif type(head) is not nn.Linear or head.bias is not None:
         problem = f"its head is {head!r} instead of a linear layer without bias, 'score'"
     elif any(module._forward_hooks or module._forward_pre_hooks for module in (model, head)):
         problem = "hooks change what goes in or out"
     if problem:
         raise ConfigError(
-            f"Only Petals' own classifiers can be evaluated on a swarm as they are, but {problem}. Wrap the model in a "
-            "module of yours, which is called like any other."
+            f"Only unmodified classifiers of Petals can be evaluated on a swarm, but {problem}. Wrap the model in a "
+            "module of your own, whose forward is called."
         )
 
 
@@ -243,7 +243,7 @@ def _window(classifier: Classifier, topology: Topology, in_flight: int | None) -
 
 
 def rows_named(positions: np.ndarray) -> str:
-    """Names the examples of a batch in a message, repeats left out."""
+    """Names the examples of a batch for a message, without repeats."""
     real = positions[positions >= 0]
     if not len(real):
         return "A batch of repeats"

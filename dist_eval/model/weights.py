@@ -13,23 +13,23 @@ from dist_eval.errors import CheckpointError, first_line
 
 
 def load_pretrained(
-    model_class: Any, name: str, *, what: str, may_lack: tuple[str, ...] = (), draws_rest: bool = False, **kwargs: Any
+    model_class: Any, name: str, *, what: str, optional: tuple[str, ...] = (), random_init: bool = False, **kwargs: Any
 ) -> Any:
     """Loads a model in float32 and eval mode.
 
     Args:
         model_class: has `from_pretrained`.
         name: folder or hub name.
-        what: what messages call it.
-        may_lack: names of modules that need no weights.
-        draws_rest: draw what they have at random, in order to be trained; otherwise it is undefined.
+        what: its name in messages.
+        optional: names of modules that need no weights.
+        random_init: initialize these at random, for training; otherwise they are undefined.
         **kwargs: for `from_pretrained`.
 
     Raises:
-        CheckpointError: weights are missing, of the wrong shape, or a pickle.
+        CheckpointError: weights are missing, of the wrong shape, or pickled.
     """
     try:
-        with _no_pickle(), _unsaid(), nullcontext() if draws_rest else _no_initial_weights():
+        with _no_pickle(), _without_warnings(), nullcontext() if random_init else _no_initial_weights():
             model, info = model_class.from_pretrained(
                 name, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
             )
@@ -38,7 +38,7 @@ def load_pretrained(
             f"The weights of {what[0].lower() + what[1:]} cannot be loaded (only safetensors are read): "
             f"{first_line(error)}"
         ) from error
-    missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*may_lack}]
+    missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*optional}]
     if missing or info["mismatched_keys"]:
         raise CheckpointError(
             f"{what} lacks weights for {', '.join(map(str, (missing or info['mismatched_keys'])[:5]))}."
@@ -47,8 +47,8 @@ def load_pretrained(
 
 
 @contextmanager
-def _unsaid() -> Iterator[None]:
-    """Keeps transformers from telling which weights are missing: whoever loads knows, or is told by an error."""
+def _without_warnings() -> Iterator[None]:
+    """Silences warnings of transformers about missing weights: they are expected, or raise an error here."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -61,7 +61,7 @@ def _unsaid() -> Iterator[None]:
 
 @contextmanager
 def _no_pickle() -> Iterator[None]:
-    """Refuses weights that are no safetensors; transformers 4.34 takes `use_safetensors=True` as a wish only."""
+    """Refuses weights that are not safetensors; transformers 4.34 falls back to others despite `use_safetensors`."""
     from transformers import modeling_utils
 
     original = modeling_utils.load_state_dict
@@ -80,9 +80,9 @@ def _no_pickle() -> Iterator[None]:
 
 @contextmanager
 def _no_initial_weights() -> Iterator[None]:
-    """Spares drawing weights at random that are loaded next.
+    """Skips the random initialization of weights that are loaded next.
 
-    Petals draws them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
+    Petals initializes them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
     """
     layers: tuple[Any, ...] = (nn.Embedding, nn.Linear)
     originals = [layer.reset_parameters for layer in layers]

@@ -1,7 +1,4 @@
-"""Files that are replaced as a whole: whoever reads one sees the old content or the new one, never a part.
-
-What tells large ones apart without reading all of them, and how many a process may have open.
-"""
+"""Atomic replacement of files, samples for hashing large ones, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _MOST_FILES = 1 << 16
 
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new content for a file; it takes the old one's place when the context ends without an error."""
+    """Opens a temporary file that replaces `path` atomically when the context ends without an error."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with temporary.open("wb") as file:
@@ -32,13 +29,13 @@ def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by one with this content."""
+    """Replaces the content of a file atomically."""
     with replaced_atomically(path) as file:
         file.write(content)
 
 
 def samples_of(path: Path) -> Iterator[bytes]:
-    """Yields what a hash of a large file is made of: its size, and evenly spaced pieces (all of up to 256 KiB)."""
+    """Yields the size of a file and evenly spaced pieces, for a hash (all of a file of up to 256 KiB)."""
     size = path.stat().st_size
     yield str(size).encode()
     with path.open("rb") as file:
@@ -48,7 +45,7 @@ def samples_of(path: Path) -> Iterator[bytes]:
 
 
 def allow_many_files() -> None:
-    """Lets this process open as many files and connections as the system allows it, which is often more than 1024."""
+    """Raises this process' limit on open files and connections to what the system allows, often more than 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most_open_files()
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -56,6 +53,6 @@ def allow_many_files() -> None:
 
 
 def most_open_files() -> int:
-    """Returns how many files a process may have open once it has called `allow_many_files`, if not even more."""
+    """Returns how many files, at least, a process may have open after `allow_many_files`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)

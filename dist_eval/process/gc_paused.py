@@ -1,4 +1,4 @@
-"""Imports of large libraries, without what slows them down."""
+"""Faster imports of large libraries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Within this context no garbage is looked for, and what it leaves behind is never looked through again.
+    """Disables garbage collection within this context, and exempts the objects created in it from later collections.
 
-    For imports: torch and Petals make a million objects that stay. To search them again and again takes a sixth of
-    the time that they are imported in, and transformers does so once more for each model that it loads.
+    For imports: torch and Petals create a million permanent objects. Scanning them again and again takes a sixth of the
+    import time, and transformers scans them once more for each model that it loads.
     """
     was_enabled = gc.isenabled()
     gc.disable()

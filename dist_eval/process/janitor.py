@@ -1,7 +1,7 @@
-"""Cleans a workspace up once its owner is gone: `python janitor.py PIPE_FD OWNER FOLDER [FILE...]`, by `lifetime.py`.
+"""Cleans up a workspace once its owner is gone: `python janitor.py PIPE_FD OWNER FOLDER [FILE...]`, by `lifetime.py`.
 
-Runs without site-packages, so it must import nothing but the standard library. It outlives signals sent to
-the run's process group, because it is in a session of its own, and ends when the owner closes its pipe.
+Runs without site-packages, so it must only import the standard library. It survives signals to the run's process group,
+because it is in a separate session, and ends when the owner closes its pipe.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-GRACE_SECONDS = 5.0
+KILL_SECONDS = 5.0
 SHARED_MEMORY = "/dev/shm"
 EXITING = 0x4  # PF_EXITING in the flags of proc_pid_stat(5)
 
@@ -34,7 +34,7 @@ def processes_of(folder: str) -> list[int]:
 
 
 def has_ended(process: int) -> bool:
-    """Tells whether a process is gone, or on its way out: files are closed before others can see that it ended."""
+    """Returns whether a process is gone or exiting: its files are closed before others can see that it ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -44,7 +44,7 @@ def has_ended(process: int) -> bool:
 
 
 def remove_shared_memory(process: int) -> None:
-    """Removes the files of a process that was killed between the making of shared memory by torch and its unlinking."""
+    """Removes the files of a process that was killed between torch's creation of shared memory and its unlinking."""
     with contextlib.suppress(OSError):  # not every system has the folder
         for name in os.listdir(SHARED_MEMORY):
             if name.startswith(f"torch_{process}_"):
@@ -52,15 +52,15 @@ def remove_shared_memory(process: int) -> None:
 
 
 def main() -> None:
-    """Waits for the owner's end, then ends what it left and removes the folder and the files."""
+    """Waits for the owner to end, then kills the processes that it left, and removes the folder and the files."""
     descriptor, owner, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while True:  # the owner writes nothing: the read returns when its end of the pipe closes
         if not os.read(descriptor, 1):
             break
-    ended = {owner} if has_ended(owner) else set()  # it may have closed the workspace and go on
-    deadline = time.monotonic() + GRACE_SECONDS
+    ended = {owner} if has_ended(owner) else set()  # it may have closed the workspace and still run
+    deadline = time.monotonic() + KILL_SECONDS
     while os.path.isdir("/proc") and time.monotonic() < deadline:
         remaining = processes_of(folder)
         if not remaining:

@@ -1,13 +1,13 @@
-"""Nothing left behind: every process, socket and temporary file of a run ends with the process that owns it.
+"""Cleanup: every process, socket and temporary file of a run disappears with the process that owns it.
 
-Two independent means, because either alone has a hole (neither needs the dying process to do anything, so
-both also work for SIGKILL):
+Two independent mechanisms, because either alone has gaps (neither needs the dying process to do anything, so both also
+work for SIGKILL):
 
-1. The kernel's parent-death signal ends forked helpers such as hivemind's DHT process (`helpers_die_with_us`).
-2. A *janitor*, one tiny process in a session of its own for each workspace, waits for the owner's end of a
-   pipe to close, then ends every process whose command line or TMPDIR names the workspace, and removes the folder.
+1. The kernel's parent-death signal kills forked helpers such as hivemind's DHT process (`helpers_die_with_us`).
+2. A *janitor*, one tiny process in a separate session for each workspace, waits for the owner's end of a pipe to close,
+   then kills every process whose command line or TMPDIR names the workspace, and removes the folder.
 
-All sockets, identities and logs of a run lie in its workspace, so that the second means finds them all.
+All sockets, identities and logs of a run are in its workspace, so that the second mechanism finds them all.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _PREFIX, _LONGEST_BASE = "dist_eval-", 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-"""Loaded now: in a process that was just forked from one with threads, loading could wait for a lock for ever."""
+"""Loaded now: in a process that was just forked from one with threads, loading could deadlock."""
 
 _bind_forks = False
-_forker = 0
+_forking_pid = 0
 _hook_installed = False
 _janitor_pipes: set[int] = set()
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to SIGKILL this process when the process (thread) that started it ends. Linux only."""
+    """Asks the kernel to SIGKILL this process when the thread that started it ends. Linux only."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of descendants whose own parent ends, so that it can reap them. Linux only.
 
-    Without it they would go to process 1, which in many containers never reaps anything.
+    Otherwise they would go to process 1, which in many containers never reaps anything.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -57,11 +57,11 @@ def adopt_orphans() -> None:
 def end_session(leader: int, timeout: float = _SESSION_END_SECONDS) -> None:
     """Kills all processes of a session that a child of this process leads, and reaps them.
 
-    The leader may be gone already while its helpers live: its id stays theirs until the last one ends.
+    The leader may be gone while its helpers live: its id remains their group's until the last one ends.
 
     Args:
         leader: id of the child that was started with `start_new_session=True`.
-        timeout: seconds to wait for the end of processes that were adopted.
+        timeout: seconds to wait for adopted processes to end.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -69,7 +69,7 @@ def end_session(leader: int, timeout: float = _SESSION_END_SECONDS) -> None:
             os.killpg(leader, signal.SIGKILL)
         try:
             ended, _ = os.waitpid(-leader, os.WNOHANG)
-        except ChildProcessError:  # nothing of the session is ours any more
+        except ChildProcessError:  # no process of the session is left
             return
         if not ended:
             time.sleep(0.01)
@@ -88,28 +88,28 @@ def _install_fork_hook() -> None:
 
 
 def _before_fork() -> None:
-    global _forker
-    _forker = os.getpid()
+    global _forking_pid
+    _forking_pid = os.getpid()
 
 
 def _after_fork_in_child() -> None:
-    # A forked helper must not keep a pipe open after we are gone: the janitor waits for *our* end of it.
+    # a forked helper must not keep the pipe open after its owner is gone: the janitor waits for the owner's end of it
     for descriptor in _janitor_pipes:
         os.close(descriptor)
     _janitor_pipes.clear()
     if not _bind_forks:
         return
     die_with_parent()
-    if os.getppid() != _forker:  # it ended before it could be asked to take us along
+    if os.getppid() != _forking_pid:  # the parent ended before the parent-death signal was set
         os._exit(1)
-    # our handlers are about the run, not about a helper, which its owner ends with SIGTERM
+    # the handlers are for the run, not for a helper, which its owner ends with SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def helpers_die_with_us() -> Iterator[None]:
-    """Within this context, processes forked by this one are killed when it ends, however it ends."""
+    """Processes forked by this one within this context are killed when it ends, however it ends."""
     global _bind_forks
     _install_fork_hook()
     before, _bind_forks = _bind_forks, True
@@ -121,10 +121,10 @@ def helpers_die_with_us() -> Iterator[None]:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Within this context, temporary files of this process and of those it starts are made in a folder.
+    """Within this context, temporary files of this process and of those it starts are created in a folder.
 
-    torch, multiprocessing and hivemind make sockets and folders that a killed process does not remove. For processes
-    that end with `os._exit`: otherwise multiprocessing misses at the end what went with the folder.
+    torch, multiprocessing and hivemind create sockets and folders that a killed process does not remove. For processes
+    that end with `os._exit`: otherwise multiprocessing fails at exit, because the folder is gone.
 
     Args:
         folder: an existing folder.
@@ -143,10 +143,10 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def multiprocessing_files_in(folder: Path) -> Iterator[None]:
-    """As `temporary_files_in`, for programs that go on afterwards and end as they like.
+    """As `temporary_files_in`, for programs that continue afterwards and exit normally.
 
-    multiprocessing, which hivemind and torch use, keeps a folder and a socket until the interpreter ends. Here they are
-    the context's own, and are removed at its end: by then the folder may be gone, which finalizers do not expect.
+    multiprocessing, which hivemind and torch use, keeps a folder and a socket until the interpreter exits. Here they
+    are removed at the end of the context: at exit the folder may be gone, which finalizers do not expect.
 
     Args:
         folder: an existing folder.
@@ -176,10 +176,10 @@ def multiprocessing_files_in(folder: Path) -> Iterator[None]:
 def workspace(*also_removed: Path) -> Iterator[Path]:
     """Opens a private temporary folder that disappears with this process, even if it is killed.
 
-    The path is short, also where TMPDIR is long: Unix sockets are made in it, whose paths end at 107 bytes.
+    Its path is short, also where TMPDIR is long: it is for Unix sockets, whose paths are limited to 107 bytes.
 
     Args:
-        *also_removed: files elsewhere that disappear too.
+        *also_removed: files outside of it that disappear too.
 
     Yields:
         The folder (mode 0700).
@@ -216,7 +216,7 @@ def workspace(*also_removed: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if write_end in _janitor_pipes:  # not so in a forked helper that unwinds our stack
+        if write_end in _janitor_pipes:  # not in a forked helper that unwinds the same stack
             _janitor_pipes.discard(write_end)
             os.close(write_end)
         try:

@@ -1,4 +1,4 @@
-"""What libraries log and warn of by themselves: kept off the terminal, so that a run's output is the run's."""
+"""Keeps log lines and warnings of libraries off the terminal."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LOUD = ("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed")
+_LOGGERS = ("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed")
 
 
 def silence_libraries() -> None:
     """Keeps warnings and log lines of Petals, hivemind and transformers off the terminal.
 
-    Call it before importing them: hivemind reads its log level once, and hands it to the p2p daemon.
+    Call it before importing them: hivemind reads its log level once, and passes it to the p2p daemon.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else stack traces of C++ whenever a host is not reached
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else C++ stack traces whenever a host is unreachable
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns when a process forks after tokenizing
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
     warnings.filterwarnings("ignore", category=RuntimeWarning, message="coroutine .* was never awaited")
-    for name in _LOUD:
+    for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def silence_petals() -> None:
-    """Keeps what Petals and hivemind log by themselves off the terminal of somebody else's program.
+    """Keeps log lines of Petals and hivemind off the terminal of a program that uses dist_eval.
 
-    HIVEMIND_LOGLEVEL, where it is set, decides; the program's other loggers and its warnings are left alone.
+    An existing HIVEMIND_LOGLEVEL takes precedence; the program's other loggers and its warnings are not changed.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 
 @contextmanager
 def forking_without_warnings() -> Iterator[None]:
-    """Within this context a fork prints no warning of the tokenizers library, whose threads it would not inherit."""
+    """Suppresses the warning of the tokenizers library about forks, which do not inherit its threads."""
     is_set = "TOKENIZERS_PARALLELISM" in os.environ
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:

@@ -13,10 +13,10 @@ _PORTS = range(12_000, 32_000)
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that nobody listens on at the moment, all different.
+    """Finds distinct ports that are currently free.
 
-    They are not reserved, and a server takes seconds until it uses one. So they lie below those that the system gives
-    to connections: there somebody else is much less likely to be faster, which would show as the server's error.
+    They are not reserved, and a server takes seconds until it binds one. So they are below the ephemeral ports, where
+    another process is much less likely to bind one first, which would make the server fail.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

@@ -1,12 +1,13 @@
-"""A Petals swarm: joining one, looking at what it covers, starting one, and sending requests through it.
+"""A Petals swarm: joining one, querying its coverage, starting one, and sending requests through it.
 
-`client` joins and `coverage` looks; `private` starts servers of this host (`server`), `member` one of a swarm that
-spans hosts. `requests` and `gradients` go by `routes` as `transport` packs them; `outage` waits for servers, `failures`
-tells what went wrong; `bridge` makes Petals run on a current hivemind, and `daemon` keeps its p2p daemon in order.
+`client` joins a swarm and `coverage` queries it; `private` starts servers on this host (`server`), `member` one server
+of a swarm that spans hosts. `requests` and `gradients` send batches along the routes of `router`, over `transport`;
+`failures` classifies errors and `outage` waits for servers. `hivemind_compat` makes Petals run on a current hivemind,
+`p2p_daemon` patches hivemind's p2p daemon.
 """
 
 import os
 
-# hivemind would share tensors between processes through named files, which a killed process leaves in /dev/shm. It
-# reads this once, when it is first imported; everything of ours that imports it lies in this package.
+# By default hivemind shares tensors between processes through named files, which a killed process leaves in /dev/shm.
+# It reads this variable once, when it is first imported, which only this package does.
 os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")

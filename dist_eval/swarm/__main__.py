@@ -31,12 +31,12 @@ _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command-line parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
         "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
-        "server whose address and identity are known beforehand, as on Kubernetes, `identities` makes those.",
+        "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", required=True, help="base model: folder or hub name")
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address or name to listen at and to announce; with --part one at which the other hosts reach this one "
+        help="address or name to listen on and to announce; with --part one at which the other hosts reach this one "
         "(default: 127.0.0.1)",
     )
     parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
@@ -66,18 +66,20 @@ def build_parser() -> argparse.ArgumentParser:
         "of the first one",
     )
     parser.add_argument(
-        "--slurm", action="store_true", help="this is a task of a Slurm step: --part and --host follow from that"
+        "--slurm", action="store_true", help="take --part and --host from the Slurm step that this task belongs to"
     )
-    parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest start (default: 120)")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what the servers say")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for the start (default: 120)"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the servers' output")
     return parser
 
 
 def build_status_parser() -> argparse.ArgumentParser:
-    """Makes the parser of the command `status`."""
+    """Builds the parser of the command `status`."""
     parser = argparse.ArgumentParser(
         prog="dist-eval swarm status",
-        description="Shows which servers of a swarm hold which blocks, and which blocks nobody holds.",
+        description="Shows which servers of a swarm hold which blocks, and which blocks have no server.",
         allow_abbrev=False,
     )
     parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
@@ -91,8 +93,8 @@ def build_status_parser() -> argparse.ArgumentParser:
 def start(arguments: argparse.Namespace) -> None:
     """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
 
-    The first part tells the others its addresses at once, in a file beside `--peers-file`; that one is written when all
-    parts together cover the model.
+    The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
+    itself when all parts together cover the model.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
@@ -103,15 +105,15 @@ def start(arguments: argparse.Namespace) -> None:
         part, parts, arguments.host = slurm.task(os.environ)
     host = _address(arguments.host)
     if parts > 1 and is_loopback(host):
-        host = _reachable_instead(arguments.host, host, from_slurm=arguments.slurm)
+        host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
     config = read_base_config(arguments.model)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    everywhere = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
-    first, end = (len(everywhere) * number // parts for number in (part - 1, part))
+    all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+    first, end = (len(all_spans) * number // parts for number in (part - 1, part))
     if first == end:
-        raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(everywhere)}.")
-    spans = everywhere[first:end]
+        raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
+    spans = all_spans[first:end]
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
     if part == 1:
         _claim(arguments.peers_file, first_peers)
@@ -133,7 +135,7 @@ def start(arguments: argparse.Namespace) -> None:
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
             import_petals(sockets=scratch_dir)
-            print(_look(swarm, len(everywhere), arguments.timeout).describe())
+            print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         if parts > 1:
@@ -145,21 +147,21 @@ def start(arguments: argparse.Namespace) -> None:
 
 
 def _claim(file: Path, first_peers: Path) -> None:
-    """Makes a peers file this swarm's own; of one that was killed, what it told its other parts is removed."""
+    """Creates the peers file, which must not exist, and removes the addresses that a killed first part left."""
     try:
         file.open("x").close()
         first_peers.unlink(missing_ok=True)
     except FileExistsError as error:
         raise ConfigError(
-            f"--peers-file {file} exists: it may be that of another swarm, or one that was killed left it. Remove it "
-            "or choose another."
+            f"--peers-file {file} exists: another swarm may be using it, or a killed one left it behind. Remove it or "
+            "choose another."
         ) from error
     except OSError as error:
         raise ConfigError(f"--peers-file {file} cannot be written: {error.strerror}.") from error
 
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
-    """Waits until the first part of the swarm has told its addresses, and listens at one of them."""
+    """Waits until the first part of the swarm has published its addresses, and listens on one of them."""
     deadline, peers = time.monotonic() + timeout, []
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
@@ -169,12 +171,12 @@ def _wait_for_peers(file: Path, timeout: float) -> list[str]:
         time.sleep(_WATCH_SECONDS)
     if peers:
         raise SwarmError(
-            f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a swarm that was killed left it, "
-            "and the first part has not been started again, or this host does not reach the first part's."
+            f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a killed swarm left the file and "
+            "the first part has not been restarted, or this host cannot reach the first part's."
         )
     raise SwarmError(
-        f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or does this host not see its "
-        "folder? A longer wait is set with --timeout."
+        f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or is its folder not shared "
+        "with this host? Wait longer with --timeout."
     )
 
 
@@ -182,7 +184,7 @@ def status(arguments: argparse.Namespace) -> bool:
     """Prints a swarm's coverage.
 
     Returns:
-        Whether every block of every model looked for has a server.
+        Whether every block of every model has a server.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
@@ -212,8 +214,8 @@ def status(arguments: argparse.Namespace) -> bool:
     return not any(coverage.missing for coverage in coverages)
 
 
-def _look(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
-    """Waits until the model is covered by so many servers, those of all parts."""
+def _wait_for_coverage(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
+    """Waits until the model is covered and this many servers, those of all parts, are online."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
@@ -231,19 +233,19 @@ def _address(host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host!r} is no IP address, and no name that can be looked up: {error}.") from error
+        raise ConfigError(f"--host {host!r} is not an IP address, and does not resolve to one: {error}.") from error
     address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
     require_address(address)
     return address
 
 
-def _reachable_instead(host: str, address: str, *, from_slurm: bool) -> str:
-    """Returns what to use in place of a loopback address, at which the other parts would reach themselves only.
+def _replace_loopback(host: str, address: str, *, from_slurm: bool) -> str:
+    """Returns what to use in place of a loopback address, at which other hosts would only reach themselves.
 
-    Slurm's own addresses are taken as they are, and where it has a name instead, the only one that others reach.
+    An address from Slurm is kept. If Slurm has a name instead, it is this host's only other address.
 
     Raises:
-        ConfigError: a person named the address, or there is not exactly one in its place.
+        ConfigError: the user gave the address, or this host does not have exactly one other.
     """
     if from_slurm and host == address:
         return address
@@ -251,19 +253,18 @@ def _reachable_instead(host: str, address: str, *, from_slurm: bool) -> str:
     others = [one for one in others if ":" not in one] or others
     if from_slurm and len(others) == 1:
         return others[0]
-    leads = "is" if host == address else f"leads here to {address},"
+    resolves = "is" if host == address else f"resolves here to {address},"
     raise ConfigError(
-        f"{'The NodeAddr that Slurm has' if from_slurm else '--host'} {host} {leads} an address at which every host "
-        "reaches itself: the parts of a swarm would not find each other. Start each with "
-        f"{'--part and ' if from_slurm else ''}the --host that the others reach it at: this host has "
-        f"{', '.join(others) or 'none'}."
+        f"{'The NodeAddr from Slurm' if from_slurm else '--host'} {host} {resolves} a loopback address, at which every "
+        f"host reaches itself. Start each part with {'--part and ' if from_slurm else ''}the --host at which the "
+        f"others reach it: this host has {', '.join(others) or 'none'}."
     )
 
 
 def _part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise ConfigError(f"--part: {text!r} is no part of a swarm. It should look like 2/4.")
+        raise ConfigError(f"--part: {text!r} is not a part of a swarm. It should look like 2/4.")
     return int(part), int(parts)
 
 
@@ -272,7 +273,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def identities(arguments: argparse.Namespace) -> None:
-    """Makes the keys of a swarm's servers and prints their addresses."""
+    """Creates the keys of a swarm's servers and prints their addresses."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as scratch_dir, temporary_files_in(scratch_dir):
@@ -297,10 +298,10 @@ _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argp
 
 
 def parse_args(words: Sequence[str]) -> tuple[Callable[[argparse.Namespace], bool | None], argparse.Namespace]:
-    """Reads a command line.
+    """Parses a command line.
 
     Returns:
-        What it asks for, and the options of that.
+        The command, and its options.
     """
     if words[:1] and words[0] in _COMMANDS:
         build, command = _COMMANDS[words[0]]
@@ -317,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
     if not parsed.verbose:
         silence_libraries()
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: a shell has jobs in the background ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: shells make background jobs ignore it
         signal.signal(number, _interrupt)
     try:
         return 1 if command(parsed) is False else 0

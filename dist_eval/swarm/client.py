@@ -1,4 +1,4 @@
-"""Joining a swarm as a client, within a set time, and leaving it in good order."""
+"""Joining a swarm as a client, within a time limit, and leaving it gracefully."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def join_swarm(
     check: Callable[[], None] = lambda: None,
     timeout_option: str = "--swarm-timeout",
 ) -> Any:
-    """Starts this process' DHT node, as a client that serves nothing.
+    """Starts this process' DHT node, in client mode.
 
     hivemind runs it in a forked process, so join before opening connections that must not be inherited.
 
     Args:
         initial_peers: addresses of the swarm; at least one must answer.
-        timeout: seconds, also for a swarm that is just starting.
-        check: called at every look; raises when waiting has become pointless.
-        timeout_option: the option that sets the time, for the message.
+        timeout: seconds, including the start of a swarm that is not up yet.
+        check: called at every poll; raises when waiting has become pointless.
+        timeout_option: the option that sets the timeout, for the message.
 
     Returns:
         A running `hivemind.DHT`.
@@ -75,9 +75,9 @@ def join_swarm(
             lines = str(error).strip().splitlines()
             reason = lines[0][:200] if lines else type(error).__name__
             if dht is not None:
-                _end(dht)
-        # a server that listens already may need a moment more to answer; and a node, which is forked, can get stuck in
-        # a lock that another thread of this process held
+                _stop_node(dht)
+        # a server that listens already may need a moment more to answer; and the node, being forked, can deadlock on a
+        # lock that another thread of this process held
         wait *= 2
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
@@ -95,11 +95,11 @@ def wait_until_listening(
 
     Args:
         initial_peers: addresses of peers.
-        deadline: moment of `time.monotonic()` to give up at.
-        check: called at every look; raises when waiting has become pointless.
+        deadline: when to give up, in seconds of `time.monotonic()`.
+        check: called at every poll; raises when waiting has become pointless.
 
     Returns:
-        Those where something listens, and with them those that are not plain TCP; none if time was up.
+        The addresses where something listens, and those that are not plain TCP; none after the deadline.
     """
     while time.monotonic() < deadline:
         check()
@@ -113,57 +113,56 @@ def wait_until_listening(
 
 
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
-    """Greets the peers again, and returns at once; a node forgets those that did not answer for a while.
+    """Pings the peers again, without waiting: a node drops those that did not answer for a while.
 
     Args:
         dht: this process' node.
         initial_peers: addresses of the swarm.
     """
-    dht.run_coroutine(functools.partial(_greet, list(initial_peers)), return_future=True)
+    dht.run_coroutine(functools.partial(_ping, list(initial_peers)), return_future=True)
 
 
-async def _greet(addresses: list[str], dht: Any, node: Any) -> None:
-    """Runs in the node's own process."""
+async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
+    """Runs in the node's process."""
     from hivemind.p2p import PeerID
     from multiaddr import Multiaddr
 
     for address in addresses:
-        with contextlib.suppress(Exception):  # whoever is not there yet is greeted next time
-            place, _, name = address.rpartition("/p2p/")
+        with contextlib.suppress(Exception):  # a peer that is not up yet is pinged next time
+            location, _, name = address.rpartition("/p2p/")
             peer = PeerID.from_base58(name)
-            await node.p2p._client.connect(peer, [Multiaddr(place)])
+            await node.p2p._client.connect(peer, [Multiaddr(location)])
             if await node.protocol.call_ping(peer) is not None:
                 node.blacklist.register_success(peer)
 
 
 def leave_swarm(dht: Any, sequence_manager: Any = None) -> None:
-    """Ends this process' DHT node, the p2p daemon behind it, and a model's routing, also when no peer answers any more.
+    """Stops this process' DHT node, its p2p daemon, and a model's routing, even when no peer answers any more.
 
     Args:
         dht: the node.
         sequence_manager: the `RemoteSequenceManager` of a model that used the node. Its connection to the daemon is
-            closed on the loop that opened it: anywhere else its end prints tracebacks.
+            closed on the loop that opened it: closing it anywhere else prints tracebacks.
     """
     if sequence_manager is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         async def close() -> None:
             await sequence_manager.state.p2p.shutdown()
-            await asyncio.sleep(0)  # its cancelled tasks end in the loop's next round
+            await asyncio.sleep(0)  # its cancelled tasks end in the loop's next iteration
 
-        _within(_LEAVE_SECONDS, sequence_manager.shutdown)  # waits for a look-up that may be under way
+        _run_within(_LEAVE_SECONDS, sequence_manager.shutdown)  # waits for a lookup that may be in progress
         with contextlib.suppress(concurrent.futures.TimeoutError):
             RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
-    _within(_LEAVE_SECONDS, dht.shutdown)
-    _end(dht)
+    _run_within(_LEAVE_SECONDS, dht.shutdown)
+    _stop_node(dht)
 
 
-def _end(dht: Any) -> None:
-    """Waits a moment for the end of a node's process, then makes an end of it.
+def _stop_node(dht: Any) -> None:
+    """Waits briefly for a node's process to exit, then kills it.
 
-    A node that reports a failure is still about to let go of the lock that it reported it under, which is shared with
-    this process and with every node to come. Killed while it holds it, by us or from outside, it would take all of them
-    along.
+    A node that reports a failure does so under a lock that it shares with this process and with all later nodes. If it
+    is killed before it releases the lock, by us or from outside, they would all deadlock: so the lock is released here.
     """
     from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
@@ -173,11 +172,11 @@ def _end(dht: Any) -> None:
         dht.join(_LEAVE_SECONDS)
     if dht.exitcode:
         for lock in (MPFuture._update_lock, MPFuture._initialization_lock, SharedBytes._lock):
-            lock.acquire(timeout=_END_SECONDS)  # in vain if it was the node that held it
+            lock.acquire(timeout=_END_SECONDS)  # times out if the node held it
             lock.release()
 
 
-def _within(seconds: float, action: Callable[[], Any]) -> None:
+def _run_within(seconds: float, action: Callable[[], Any]) -> None:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -1,4 +1,4 @@
-"""What a swarm covers: which servers hold which blocks, and which blocks nobody holds."""
+"""A swarm's coverage: which servers hold which blocks, and which blocks have no server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerSpan:
         state: "online", "joining" or "offline".
         dtype: dtype of the weights.
         quantization: how the weights are quantized, "none" if they are not.
-        throughput: requests per second that the server announces of itself.
+        throughput: requests per second that the server announces.
         version: version of Petals.
         name: public name, if any.
     """
@@ -45,7 +45,7 @@ class ServerSpan:
 
 @dataclass(frozen=True)
 class SwarmCoverage:
-    """The servers of a model's blocks at one moment.
+    """The servers of a model's blocks at one point in time.
 
     Attributes:
         dht_prefix: name under which the blocks are announced.
@@ -69,7 +69,7 @@ class SwarmCoverage:
         return [block for block, count in enumerate(self.replicas) if count == 0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the coverage ready for JSON."""
+        """Returns the coverage as JSON values."""
         return {
             "dht_prefix": self.dht_prefix,
             "num_blocks": self.num_blocks,
@@ -79,7 +79,7 @@ class SwarmCoverage:
         }
 
     def describe(self) -> str:
-        """Returns a table of the servers, and what is missing, for people."""
+        """Returns a text table of the servers, the replicas per block and the missing blocks."""
         lines = [f"{self.dht_prefix}: {self.num_blocks} blocks, {len(self.servers)} servers"]
         header = ("server", "blocks", "state", "dtype", "throughput", "name")
         rows = [
@@ -103,7 +103,7 @@ class SwarmCoverage:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Writes sorted numbers as ranges: [0, 1, 2, 5] becomes "0-2, 5"."""
+    """Formats sorted numbers as ranges: [0, 1, 2, 5] becomes "0-2, 5"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -114,7 +114,7 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def ranges_by_value(values: Sequence[int]) -> str:
-    """Writes which positions hold which value: [1, 1, 2] becomes "1 (blocks 0-1), 2 (blocks 2)"."""
+    """Formats positions by value: [1, 1, 2] becomes "1 (blocks 0-1), 2 (blocks 2)"."""
     return ", ".join(
         f"{value} (blocks {format_ranges([i for i, v in enumerate(values) if v == value])})"
         for value in sorted(set(values))
@@ -122,7 +122,7 @@ def ranges_by_value(values: Sequence[int]) -> str:
 
 
 def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0) -> SwarmCoverage:
-    """Asks the swarm who holds a model's blocks.
+    """Looks up which servers hold a model's blocks.
 
     Args:
         dht: a running `hivemind.DHT`.
@@ -131,7 +131,7 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
         timeout: seconds.
 
     Returns:
-        The coverage at this moment.
+        The current coverage.
 
     Raises:
         SwarmError: the swarm did not answer in time.
@@ -144,7 +144,7 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
     try:
         infos = future.result(timeout)
     except concurrent.futures.TimeoutError as error:
-        raise SwarmError(f"The swarm did not say within {timeout:g} s who holds {dht_prefix}.") from error
+        raise SwarmError(f"The swarm did not answer within {timeout:g} s which servers hold {dht_prefix}.") from error
     spans = compute_spans(infos, min_state=ServerState.OFFLINE)
     servers = [
         ServerSpan(
@@ -164,7 +164,7 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
-    """Asks servers for a sign of life, all at the same time.
+    """Pings servers, all at the same time.
 
     Args:
         dht: a running `hivemind.DHT`.
@@ -172,7 +172,7 @@ def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[st
         timeout: seconds.
 
     Returns:
-        Seconds until the answer to a second question (the first one may open a connection), None for no answer.
+        Round-trip time of a second ping (the first one may open a connection) in seconds, None without an answer.
     """
     from hivemind.p2p import PeerID
     from petals.utils.ping import ping_parallel
@@ -188,7 +188,7 @@ def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[st
 
 
 def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
-    """Asks the swarm what models it serves.
+    """Looks up which models the swarm serves.
 
     Args:
         dht: a running `hivemind.DHT`.
@@ -203,7 +203,7 @@ def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
     try:
         entry = dht.get("_petals.models", latest=True, return_future=True).result(timeout)
     except concurrent.futures.TimeoutError as error:
-        raise SwarmError(f"The swarm did not say within {timeout:g} s what models it serves.") from error
+        raise SwarmError(f"The swarm did not answer within {timeout:g} s which models it serves.") from error
     if entry is None or not isinstance(entry.value, dict):
         return {}
     return {
@@ -230,9 +230,9 @@ def wait_until_covered(
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         timeout: seconds.
-        servers: wait until so many are online, too.
-        check: called at every look; raises when waiting has become pointless.
-        timeout_option: the option that sets the time, for the message.
+        servers: number of servers that must be online, too.
+        check: called at every poll; raises when waiting has become pointless.
+        timeout_option: the option that sets the timeout, for the message.
 
     Returns:
         The complete coverage.
@@ -267,5 +267,5 @@ def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: f
     message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
     if models:
         served = ", ".join(f"{name} ({blocks} blocks)" for name, blocks in sorted(models.items())[:5])
-        return f"{message} It serves {served}: give the name of this model there with --dht-prefix."
-    return f"{message} Start servers for it, or name it as the swarm does with --dht-prefix."
+        return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."
+    return f"{message} Start servers for it, or give its name in the swarm with --dht-prefix."

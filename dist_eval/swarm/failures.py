@@ -1,7 +1,7 @@
-"""What a failed request means: whether to ask elsewhere, to wait, or to give up. Knows no network.
+"""Classification of failed requests: whether to try another server, to wait, or to give up. Does no I/O.
 
-Servers answer with an error of their own, in words; everything else happened on the way. The words are those of Petals
-2.2.0 (`petals.server.task_pool`, `petals.server.handler`).
+Servers report errors as text; all other errors come from the transport. The texts are those of Petals 2.2.0
+(`petals.server.task_pool`, `petals.server.handler`).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class Failure(Enum):
 
     TOO_LARGE = "the server accepts smaller requests only"
     REFUSED = "the server answered with an error, and would do so again"
-    WRONG = "the server answered with something that cannot be right"
-    NO_ANSWER = "the server did not answer in time, or something went wrong on the way"
+    WRONG = "the server's answer cannot be right"
+    NO_ANSWER = "the server did not answer in time, or the transport failed"
     UNREACHABLE = "the server cannot be reached"
 
 
 class WrongAnswer(Exception):
-    """A server's answer has another shape than asked for, or is not finite."""
+    """A server's answer has the wrong shape, or is not finite."""
 
 
 def classify(error: BaseException) -> Failure:
-    """Tells what kind of failure an error stands for.
+    """Returns the kind of failure that an error indicates.
 
     Args:
-        error: whatever the daemon, the connection or the server raised.
+        error: any exception of the daemon, the connection or the server.
     """
     text, name = str(error), type(error).__name__
     if isinstance(error, WrongAnswer):
@@ -42,7 +42,7 @@ def classify(error: BaseException) -> Failure:
         return Failure.TOO_LARGE
     if isinstance(error, (asyncio.TimeoutError, TimeoutError, concurrent.futures.TimeoutError)):
         return Failure.NO_ANSWER
-    if name == "P2PHandlerError":  # by name: hivemind is imported where requests are sent only
+    if name == "P2PHandlerError":  # by name, so as not to import hivemind here
         return Failure.NO_ANSWER if any(words in text for words in _BUSY) else Failure.REFUSED
     unreachable = isinstance(error, (OSError, EOFError)) or name in _DAEMON_ERRORS
     return Failure.UNREACHABLE if unreachable else Failure.NO_ANSWER

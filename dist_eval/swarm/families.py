@@ -10,14 +10,14 @@ from dist_eval.errors import CheckpointError, first_line
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
-"""What stands before the names of the prompts in a Petals model of each family."""
+"""Prefix of the prompts' names in a Petals model of each family."""
 
 
 def default_dht_prefix(model: str, base: Any) -> str:
-    """Returns the name under which Petals announces a model when nobody says otherwise.
+    """Returns the name under which Petals announces a model by default.
 
-    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, where Petals has
-    no rule, its name.
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, for which Petals
+    has no rule, its name.
     """
     if Path(model).is_dir():
         return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
@@ -72,13 +72,13 @@ def read_config(model: str, what: str) -> Any:
         raise CheckpointError(f"There is no folder {model} with a {what}.")
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError and errors of the hub's client
+    except Exception as error:  # OSError, ValueError, and errors of the hub's client
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
 
 
 def max_request_tokens(config: Any) -> int:
-    """Returns how many tokens a Petals server accepts in one request unless its owner set another limit.
+    """Returns how many tokens a Petals server accepts in one request by default.
 
     Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
     """

@@ -1,9 +1,9 @@
-"""Gradients through a swarm: its blocks as one step of torch's autograd.
+"""Gradients through a swarm: its blocks as a single `torch.autograd.Function`.
 
-The forward goes the way that evaluation goes (`requests.py`) and keeps what went into each server. The backward asks
-servers for gradients, from the last one to the first. Any server that holds the blocks can do that, since it computes
-their forward anew; where none is left that holds all blocks of a part, the part is cut into smaller ones. So a server
-may leave at any moment, and no retry is without an end.
+The forward is that of evaluation (`requests.py`), and keeps the inputs of each server. The backward asks servers for
+gradients, from the last segment to the first. Any server that holds the blocks can answer, since it recomputes their
+forward; where none holds all blocks of a segment any more, the segment is split. So a server may leave at any moment,
+and the number of retries is bounded.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dist_eval.swarm.requests import SwarmRequests, TooLarge, tokens_in
 from dist_eval.swarm.router import Span
 
 _BACKWARD_WORK = 3
-"""A backward takes as long as so many forwards: it begins with one, and is itself about two."""
+"""Cost of a backward in forwards: it recomputes one, and costs about two itself."""
 
 Part = tuple[int, int, torch.Tensor]
-"""A part of the way: its first block, one past its last block, and what went into it."""
+"""A segment of the route: its first block, one past its last block, and its inputs."""
 
 
 def through_swarm(requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-    """Sends hidden states through all blocks; differentiable. Threads may call it side by side.
+    """Sends hidden states through all blocks; differentiable and thread-safe.
 
     Args:
-        requests: the way to the swarm.
+        requests: sends to the swarm.
         hidden: float tensor of shape [batch, length, hidden].
-        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; equal in all calls under way.
+        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the same in all concurrent calls.
 
     Returns:
         The last block's outputs, of the same shape, dtype and device as `hidden`.
@@ -62,7 +62,7 @@ class _ThroughSwarm(torch.autograd.Function):
         by_inputs, pieces = RemoteExpertWorker.run_coroutine(_backward(ctx.requests, ctx.parts, gradient))
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
-            for start, piece in pieces:  # added up over the batch, to which the prompts were broadcast
+            for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
                 of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
             of_prompts = of_prompts.to(ctx.prompts)
         return None, by_inputs.to(gradient), of_prompts
@@ -90,18 +90,18 @@ async def _backward(requests: SwarmRequests, parts: list[Part], gradient: torch.
 
 
 async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
-    """Takes a gradient from the outputs of a part to its inputs."""
+    """Backpropagates a gradient from the outputs of a segment to its inputs."""
     start, end, inputs = part
     tokens = tokens_in(inputs)
 
-    def question(segment: Span) -> tuple[Awaitable[Any], int]:
+    def make_request(segment: Span) -> tuple[Awaitable[Any], int]:
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
             return requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work
         return requests.transport.send(segment, inputs), work
 
     try:
-        segment, answer = await requests.send_with_retries(question, start, end, tokens, at_once=True)
+        segment, answer = await requests.send_with_retries(make_request, start, end, tokens, prefer_whole=True)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
         answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
@@ -109,5 +109,5 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     if segment.end == end:
         by_inputs, by_prompts = answer
         return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
-    # nobody holds the whole part any more: what went into the rest of it is known now
+    # no server holds the whole segment any more, but the inputs of its rest are known now
     return await _backward(requests, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)

@@ -1,7 +1,7 @@
 """Makes Petals 2.2 run on a current hivemind; import this before `petals` or `hivemind`.
 
-hivemind 1.1.12 no longer re-exports at its top level some names that Petals imports from there. They still exist in
-their modules, so they are put back. The same bridge serves clients and servers.
+hivemind 1.1.12 no longer re-exports some names that Petals imports from its top level. They still exist in their
+modules, so they are put back, for clients and servers alike.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MOVED = {
 
 
 def import_petals(*, sockets: Path) -> types.ModuleType:
-    """Imports Petals with the missing names put back and its daemon's sockets in our folder.
+    """Imports Petals with the missing names put back and its daemon's sockets in a given folder.
 
     Args:
-        sockets: folder in which the p2p daemon of this process and its clients make their Unix sockets.
+        sockets: folder in which the p2p daemon of this process and its clients create their Unix sockets.
 
     Returns:
         The `petals` package.

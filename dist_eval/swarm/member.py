@@ -1,9 +1,8 @@
-"""One server of a swarm that spans several hosts, and the identities by which its servers know each other.
+"""One server of a swarm that spans several hosts, and the servers' identities.
 
-The addresses of all servers stand in one file, which servers and clients read (`--peers-file`). So a server must be the
-same peer after a restart: its identity is a key in a file, made once for all of them. Which of them starts the swarm is
-no accident either, or two that start at the same moment would each start one: only the first in the file may, and only
-if no other one is there.
+The addresses of all servers are in one file, which servers and clients read (`--peers-file`). So a server must be the
+same peer after a restart: its identity is a key file, created once. Which server starts the swarm is fixed as well, or
+two that start at the same time would each start one: only the first in the file may, and only if no other is up.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from pathlib import Path
 from dist_eval.errors import ConfigError
 from dist_eval.options.config import read_peers
 
-_WATCH_SECONDS, _FOUNDING_SECONDS = 0.5, 5.0
+_WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
 PEERS = "peers.txt"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def build_serve_parser() -> argparse.ArgumentParser:
-    """Makes the parser of the command `serve`."""
+    """Builds the parser of the command `serve`."""
     parser = argparse.ArgumentParser(
         prog="dist-eval swarm serve",
         description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
@@ -36,26 +35,26 @@ def build_serve_parser() -> argparse.ArgumentParser:
         "--number", type=int, default=0, metavar="K", help="which share is this server's, counted from 0; with more "
         "servers than shares they begin again with the first (default: 0)"
     )  # fmt: skip
-    parser.add_argument("--identity", type=Path, required=True, metavar="FILE", help="key that `identities` made")
+    parser.add_argument("--identity", type=Path, required=True, metavar="FILE", help="key created by `identities`")
     parser.add_argument(
         "--host", required=True, metavar="ADDRESS", help="IP address to listen on and to announce, the pod's"
     )
     parser.add_argument("--port", type=int, default=31337, metavar="PORT", help="(default: 31337)")
     parser.add_argument(
         "--peers-file", type=Path, metavar="FILE", help="addresses of the swarm's servers, one a line; the first one "
-        "starts the swarm if no other is there (default: this server is the only one)"
+        "starts the swarm if no other is up (default: this server is the only one)"
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what the server says")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
     return parser
 
 
 def build_identities_parser() -> argparse.ArgumentParser:
-    """Makes the parser of the command `identities`."""
+    """Builds the parser of the command `identities`."""
     parser = argparse.ArgumentParser(
         prog="dist-eval swarm identities",
-        description="Makes the keys of a swarm's servers, and the file with their addresses. Keys that are there stay.",
+        description="Creates the keys of a swarm's servers, and the file of their addresses. Existing keys are kept.",
         allow_abbrev=False,
     )
     parser.add_argument("--servers", type=int, required=True, metavar="N")
@@ -73,8 +72,8 @@ def serve(arguments: argparse.Namespace) -> None:
     """Runs one server until Ctrl-C or SIGTERM.
 
     Raises:
-        ConfigError: an option makes no sense.
-        SwarmError: the server has ended; the message has its last words.
+        ConfigError: an option is invalid.
+        SwarmError: the server has ended; the message has the end of its log.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
@@ -110,13 +109,13 @@ def serve(arguments: argparse.Namespace) -> None:
             time.sleep(_WATCH_SECONDS)
 
 
-def peers_to_join(peers: list[str], name: str, wait: float = _FOUNDING_SECONDS) -> list[str]:
+def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS) -> list[str]:
     """Returns the peers that a server joins the swarm by; none if it is the one that starts it.
 
     Args:
         peers: addresses of all servers of the swarm.
         name: this server's peer id.
-        wait: seconds in which the first of the peers looks for the others before it starts the swarm.
+        wait: seconds that the first of the peers looks for the others before it starts the swarm.
     """
     from dist_eval.swarm.client import wait_until_listening
 
@@ -127,13 +126,13 @@ def peers_to_join(peers: list[str], name: str, wait: float = _FOUNDING_SECONDS) 
 
 
 def make_identities(arguments: argparse.Namespace) -> list[str]:
-    """Makes the keys that are not there yet, and writes the servers' addresses.
+    """Creates the missing keys, and writes the servers' addresses.
 
     Returns:
         The addresses.
 
     Raises:
-        ConfigError: an option makes no sense, or the folder cannot be written.
+        ConfigError: an option is invalid, or the folder cannot be written.
     """
     from hivemind.p2p import P2P
 
@@ -166,5 +165,5 @@ def peer_name(identity: Path) -> str:
         return PeerID.from_identity(identity.read_bytes()).to_base58()
     except OSError as error:
         raise ConfigError(f"--identity {identity} cannot be read: {error.strerror}.") from error
-    except Exception as error:  # whatever hivemind and its cryptography say of bytes that are no key
-        raise ConfigError(f"--identity {identity} is no key that `identities` made.") from error
+    except Exception as error:  # hivemind's cryptography raises many kinds
+        raise ConfigError(f"--identity {identity} is not a key created by `identities`.") from error

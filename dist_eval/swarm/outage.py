@@ -1,4 +1,4 @@
-"""Waiting for blocks that no server holds, or none that can be reached: for how long, and what a person hears of it."""
+"""Waiting, with a limit and notices to the user, for blocks that no reachable server holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dist_eval.errors import OutageError
 
-_LOOK_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
+_POLL_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
 
 
 class Outage:
@@ -16,40 +16,40 @@ class Outage:
 
     Args:
         timeout: seconds to wait.
-        rejoin: called now and then while waiting.
+        rejoin: called every few seconds while waiting.
     """
 
     def __init__(self, timeout: float, rejoin: Callable[[], None]) -> None:
         self.timeout, self.rejoin = timeout, rejoin
         self._latest: tuple[str, float, float] | None = None
-        self._noticed = self._rejoined = float("-inf")
+        self._noticed_at = self._rejoined_at = float("-inf")
 
     async def wait(self, what: str, since: float) -> None:
         """Waits until it is worth looking for servers again.
 
         Args:
             what: the blocks that have no server, and why.
-            since: moment of `time.monotonic()` since when that is so.
+            since: when the outage began, in seconds of `time.monotonic()`.
 
         Raises:
-            OutageError: it has been so for too long.
+            OutageError: the outage has lasted for more than the timeout.
         """
         now, deadline = time.monotonic(), since + self.timeout
         if now > deadline:
             raise OutageError(f"for {self.timeout:g} s (--swarm-timeout) there was no server to reach for {what}")
-        if now - self._rejoined > _REJOIN_SECONDS:
-            self._rejoined = now
+        if now - self._rejoined_at > _REJOIN_SECONDS:
+            self._rejoined_at = now
             await asyncio.get_running_loop().run_in_executor(None, self.rejoin)
         self._latest = (f"no server to reach for {what}", now, deadline)
-        await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, deadline - now)))
+        await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
 
     def notice(self) -> str:
-        """Returns what requests wait for, in words for a person, once in a while; empty if for nothing."""
+        """Returns a message about what requests wait for, at most every 5 s; empty if they do not wait."""
         now = time.monotonic()
-        if self._latest is None or now - self._noticed < _NOTICE_SECONDS:
+        if self._latest is None or now - self._noticed_at < _NOTICE_SECONDS:
             return ""
         what, seen_at, deadline = self._latest
-        if now - seen_at > 2 * _LOOK_SECONDS:
+        if now - seen_at > 2 * _POLL_SECONDS:
             return ""
-        self._noticed = now
+        self._noticed_at = now
         return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"

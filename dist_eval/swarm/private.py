@@ -1,4 +1,4 @@
-"""A private swarm of this host: Petals servers on loopback that end with the process that started them."""
+"""A private swarm on this host: Petals servers that end with the process that started them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ANNOUNCED_THROUGHPUT = "1"
 
 
 class PrivateSwarm:
-    """A swarm of one's own, used as a context manager.
+    """A private swarm, used as a context manager.
 
     The addresses are known before the servers are up, so that others can start to join at once.
 
@@ -39,13 +39,13 @@ class PrivateSwarm:
         dht_prefix: name under which to announce them.
         spans: first and one-past-last block of each server.
         torch_dtype: dtype of the weights and of the computation.
-        threads: threads that each server computes with; by default the cores are shared out.
-        echo: pass the servers' output on to this process' stderr.
+        threads: threads of each server; by default the cores are divided among them.
+        echo: forward the servers' output to this process' stderr.
         host: address to listen on.
-        ports: the port that each server listens on and the one that it announces, which something in between passes on
-            to it; by default free ones, announced as they are.
+        ports: the port that each server listens on and the one that it announces, which a proxy may forward to it; by
+            default the same free port.
         identities: a file with the key of each server; by default new ones.
-        initial_peers: addresses of servers elsewhere, whose swarm the first server joins; by default it starts one.
+        initial_peers: addresses of other servers, whose swarm the first server joins; by default it starts one.
 
     Raises:
         ConfigError: a span is outside the model.
@@ -73,7 +73,7 @@ class PrivateSwarm:
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
         self._ports = list(ports or ())
-        self._identities, self._elsewhere = list(identities or ()), list(initial_peers)
+        self._identities, self._initial_peers = list(identities or ()), list(initial_peers)
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -94,25 +94,25 @@ class PrivateSwarm:
 
     @property
     def initial_peers(self) -> list[str]:
-        """Addresses of all servers: one could tell of the others, but on a busy host it may fail to answer."""
+        """Addresses of all servers: one would do, but on a busy host it may fail to answer."""
         return list(self.addresses)
 
     def require_alive(self) -> None:
         """Checks that no server has ended.
 
         Raises:
-            SwarmError: one has; the message tells its blocks and its last words.
+            SwarmError: one has; the message has its blocks and the end of its log.
         """
         for number, server in enumerate(self.servers):
             if server.poll() is not None:
                 start, end = self.spans[number]
-                how = f"ended with status {server.returncode}: {self._last_words(number)}"
-                if server.returncode < 0:  # whoever sent the signal knows why, the log does not
+                how = f"ended with status {server.returncode}: {self._log_tail(number)}"
+                if server.returncode < 0:  # the log says nothing about a signal
                     how = f"was ended by {signal.Signals(-server.returncode).name}."
                 raise SwarmError(f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) {how}")
 
     def start_server(self, number: int) -> None:
-        """Starts (again) the server of span `number`, with the identity and the ports it had before, if any."""
+        """Starts or restarts the server of span `number`, with its previous identity and ports, if any."""
         start, end = self.spans[number]
         identity = self._identities[number] if self._identities else self.folder / f"identity-{number}"
         at_host = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp"
@@ -123,13 +123,13 @@ class PrivateSwarm:
             for i, (address, server) in enumerate(zip(self.addresses, self.servers, strict=False))
             if i != number and server.poll() is None
         ]
-        if number < len(self.servers):  # again: two that are down must not wait for each other
+        if number < len(self.servers):  # a restart: two that are down must not wait for each other
             others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [*PYTHON, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
-        others = others[:1] or self._elsewhere
+        others = others[:1] or self._initial_peers
         command += ["--initial_peers", *others] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
@@ -150,7 +150,7 @@ class PrivateSwarm:
         self.servers[number : number + 1] = [server]
 
     def kill_server(self, number: int) -> None:
-        """Kills a server with SIGKILL, all its processes at once, and waits for its end."""
+        """Kills all processes of a server with SIGKILL, and waits for it to end."""
         server = self.servers[number]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
@@ -163,18 +163,18 @@ class PrivateSwarm:
             self.start_server(number)
 
     def _end_servers(self) -> None:
-        # SIGKILL: a server holds nothing worth saving, and a gentle end leaves its helpers answering the swarm
+        # SIGKILL: a server has no state to save, and after a graceful end its helpers would go on answering the swarm
         for number in range(len(self.servers)):
             self.kill_server(number)
 
-    def _last_words(self, number: int) -> str:
+    def _log_tail(self, number: int) -> str:
         path = self.folder / f"server-{number}.log"
         lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
-        return " | ".join(line.strip() for line in lines[-_LOG_LINES_SHOWN:]) or "it said nothing."
+        return " | ".join(line.strip() for line in lines[-_LOG_LINES_SHOWN:]) or "its log is empty."
 
 
 def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
-    """Shares blocks out evenly over servers, in order.
+    """Splits blocks evenly over servers, in order.
 
     Args:
         num_blocks: blocks of the model.
@@ -198,10 +198,10 @@ def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None)
     Args:
         num_blocks: blocks of the model.
         servers: number of servers, which get equal shares.
-        texts: spans instead of these, as a person types them, such as 0:4.
+        texts: spans to use instead, in the format of the command line, such as 0:4.
 
     Raises:
-        ConfigError: a text is no span, or outside the model; blocks are in none of them; more servers than blocks.
+        ConfigError: a span is malformed or outside the model; a block is in no span; more servers than blocks.
     """
     if not texts:
         return split_blocks(num_blocks, servers)
@@ -209,7 +209,7 @@ def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None)
     for text in texts:
         first, _, last = text.partition(":")
         if not (first.isdigit() and last.isdigit()):
-            raise ConfigError(f"--blocks: {text!r} is no span of blocks. It should look like 0:4.")
+            raise ConfigError(f"--blocks: {text!r} is not a span of blocks. It should look like 0:4.")
         spans.append((int(first), int(last)))
     _require_in_model(spans, num_blocks)
     if missing := sorted(set(range(num_blocks)).difference(*(range(*span) for span in spans))):
@@ -224,17 +224,17 @@ def _require_in_model(spans: Sequence[tuple[int, int]], num_blocks: int) -> None
 
 
 def require_address(host: str) -> None:
-    """Raises a `ConfigError` if this is no IP address that others can reach a host at."""
+    """Raises a `ConfigError` unless this is an IP address at which others can reach a host."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
-        raise ConfigError(f"--host {host!r} is no IP address.") from error
+        raise ConfigError(f"--host {host!r} is not an IP address.") from error
     if address.is_unspecified:
-        raise ConfigError(f"--host {host} is no address to reach this host at: give the one that others use.")
+        raise ConfigError(f"--host {host} is not an address to reach this host at: give the one that others use.")
 
 
 def _server_environment() -> dict[str, str]:
-    # what torchrun tells its workers does not concern servers, and the threads are set per server
+    # torchrun's variables are not meant for servers, and the threads are set per server
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HIVEMIND_LOGLEVEL")
     return {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("TORCHELASTIC_")}
 

@@ -1,7 +1,7 @@
-"""Requests to a swarm: from hidden states before the first block to those after the last one.
+"""Requests to a swarm: hidden states before the first block → those after the last one.
 
-Petals' own way is made for training. This one is for many forwards: routes by measured speed (`router.py`), small
-requests (`transport.py`), and no retry without an end.
+Petals' own client is made for training. This one is made for many forwards: routes by measured speed (`router.py`),
+small requests (`transport.py`), and a bounded number of retries.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Awaitable[Any], int]]
-"""Makes a request for a server and blocks of it; says how much work it is, in tokens times blocks."""
+"""Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
-_LEAST_PATIENCE, _PATIENCE_TIMES = 5.0, 10.0
-"""Where another server could do it, one is given so many seconds, or so many times its usual latency of late.
-
-Twice as much in each further attempt: where all are busy, none is sooner than the one that was asked first.
+_MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
+"""Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
+recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
 """
 
-_REFUSALS_BELIEVED, _LATENCIES_LOOKED_AT = 2, 20
+_FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
 
 
 class SwarmRequests:
@@ -43,17 +42,17 @@ class SwarmRequests:
         sequence_manager: Petals' `RemoteSequenceManager`, which keeps the list of servers up to date.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
-        compression: how activations are packed (see `Transport`).
+        compression: of the activations (see `Transport`).
         seed: of the choice between equal servers; different on each rank.
-        outage_timeout: seconds to wait for blocks that no server holds, or none that can be reached.
-        rejoin: called now and then while waiting for such servers.
+        outage_timeout: seconds to wait for blocks that no reachable server holds.
+        rejoin: called every few seconds while waiting for such servers.
 
     Attributes:
-        router: chooses servers, and knows how they did.
-        outage: waits for servers, and says so.
+        router: chooses servers, and keeps their statistics.
+        outage: waits for servers.
         retries: requests that had to be repeated.
-        halved: requests that servers found too large, and that were sent in halves.
-        excluded: servers that are asked no more, by name.
+        halved: requests that were too large for a server, and were split in halves.
+        excluded: peer ids of servers that are no longer used.
         timeout: seconds to wait for a server's answer.
     """
 
@@ -76,7 +75,7 @@ class SwarmRequests:
         self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
 
     def start(self) -> None:
-        """Starts the thread that keeps the list of servers, and waits for the first list.
+        """Starts the thread that updates the list of servers, and waits for the first list.
 
         Raises:
             SwarmError: some block has no server.
@@ -84,29 +83,29 @@ class SwarmRequests:
         from petals.client.routing.sequence_manager import MissingBlocksError
 
         try:
-            self._manager.make_sequence(mode="max_throughput")  # Petals' public way of doing this
+            self._manager.make_sequence(mode="max_throughput")  # Petals' public API for this
         except MissingBlocksError as error:
             raise SwarmError(f"The swarm lost a server just now: {first_line(error)}") from error
 
     def forward(
         self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
     ) -> torch.Tensor:
-        """Sends hidden states through all blocks. Threads may call it side by side.
+        """Sends hidden states through all blocks. Thread-safe.
 
         Args:
             hidden: float tensor of shape [batch, length, hidden].
-            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are packed once: give the same
-                tensor each time.
-            routing: takes down the way, and says which servers to avoid.
+            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
+                same tensor each time.
+            routing: records the route, and names servers to avoid.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
 
         Raises:
-            RefusedError: servers cannot do what was asked.
+            RefusedError: servers refused the request.
             ModelOutputError: servers answered with values that are not finite.
-            OutageError: a block has had no server that can be reached for too long.
-            SwarmError: a part of the way got no answer in all attempts.
+            OutageError: a block has had no reachable server for too long.
+            SwarmError: a segment got no answer in all attempts.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -114,10 +113,10 @@ class SwarmRequests:
         return RemoteExpertWorker.run_coroutine(self._forward(hidden, routing or Routing())).to(hidden)
 
     def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends hidden states through blocks of one certain server.
+        """Sends hidden states through blocks of a given server.
 
         Raises:
-            SwarmError: it has no usable answer; the message names the server.
+            SwarmError: there is no usable answer; the message names the server.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -127,7 +126,7 @@ class SwarmRequests:
             return RemoteExpertWorker.run_coroutine(
                 self._measured(self.transport.send(segment, hidden), segment, work, self.timeout)
             )
-        except Exception as error:  # whatever the daemon, the connection or the server raised
+        except Exception as error:  # any of the daemon, the connection or the server
             raise SwarmError(
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
             ) from error
@@ -138,14 +137,14 @@ class SwarmRequests:
         return len(self._manager)
 
     def spans(self) -> Sequence[Span]:
-        """Returns the blocks that are online, without those of distrusted servers."""
+        """Returns the blocks that are online, without those of excluded servers."""
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
         spans = [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
         return [span for span in spans if str(span.peer) not in self.excluded]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what was sent so far, for the section `ranks` of `results.json`."""
+        """Returns the traffic so far, for the section `ranks` of `results.json`."""
         return {
             "compression": self._compression,
             "round_trips": sum(server.requests for server in self.router.servers.values()),
@@ -182,7 +181,7 @@ class SwarmRequests:
         return hidden
 
     def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
-        """Cuts a request into two that a server may accept.
+        """Splits a request into two that a server may accept.
 
         Raises:
             RefusedError: it is a single text.
@@ -198,10 +197,10 @@ class SwarmRequests:
     async def send(
         self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
     ) -> tuple[Span, torch.Tensor]:
-        """Sends hidden states on from a block, on the way to the last one.
+        """Sends hidden states through the next segment of the route from a block to the last one.
 
         Returns:
-            Who answered, and the outputs of the last block that it ran.
+            The segment, and the outputs of its last block.
 
         Raises:
             TooLarge: servers accept smaller requests only.
@@ -218,48 +217,48 @@ class SwarmRequests:
 
     async def send_with_retries(
         self,
-        question: RequestFactory,
+        make_request: RequestFactory,
         block: int,
         end: int,
         tokens: int,
         avoided: Sequence[RouteSegment] = (),
-        at_once: bool = False,
+        prefer_whole: bool = False,
     ) -> tuple[Span, Any]:
-        """Asks one server after another until one has answered.
+        """Sends a request to one server after another until one has answered.
 
         Args:
-            question: makes a request for a server and blocks of it, and says how much work it is.
+            make_request: builds the request for a server and its blocks, and returns its work.
             block: where to start.
-            end: one past the last block of the way.
+            end: one past the last block of the route.
             tokens: of the request, counting padding and prompts.
-            avoided: where not to go if there is another way.
-            at_once: prefer servers that hold all blocks of the way.
+            avoided: segments to avoid if there is another route.
+            prefer_whole: prefer servers that hold all blocks of the route.
 
         Returns:
-            Who answered, and what.
+            The segment that answered, and its answer.
 
         Raises:
             TooLarge: servers accept smaller requests only.
             EvaluationError: see `forward`.
         """
-        attempts, out_since = 0, None
-        complaints: list[str] = []
-        complained_of: dict[Failure, list[Any]] = {}
+        attempts, outage_since = 0, None
+        messages: list[str] = []
+        failed_peers: dict[Failure, list[Any]] = {}
         while True:
             now = time.monotonic()
             spans: Sequence[Span] = without(self.spans(), avoided)
-            if at_once:
+            if prefer_whole:
                 spans = self._holding_all(spans, block, end, now)
             segment = self.router.next_segment(spans, block, end, tokens, now)
             error: Exception | None = None
             if segment is not None:
                 try:
-                    request, work = question(segment)
+                    request, work = make_request(segment)
                     stall_timeout = min(
                         self.timeout, self._stall_timeout(segment, spans, now, bool(avoided)) * 2**attempts
                     )
                     return segment, await self._measured(request, segment, work, stall_timeout)
-                except Exception as reason:  # whatever the daemon, the connection or the server raised
+                except Exception as reason:  # any of the daemon, the connection or the server
                     error = reason
             self._require_node()
             failure = Failure.UNREACHABLE if error is None else classify(error)
@@ -269,39 +268,39 @@ class SwarmRequests:
             if failure is Failure.TOO_LARGE:
                 raise TooLarge(first_line(error or Exception())) from error
             if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
-                raise SwarmError(f"no second opinion for {part}") from error  # nothing waits for it
+                raise SwarmError(f"no second opinion for {part}") from error  # an audit is not worth waiting for
             self.retries += segment is not None and not isinstance(error, PeerUnreachable)
-            self._manager.update(wait=False)  # who left is taken from the list, who came is put there
+            self._manager.update(wait=False)  # servers that left are dropped from the list, new ones are added
             if failure is Failure.UNREACHABLE:
-                out_since = out_since or now
-                await self._wait_for_servers(part, error, out_since, (block, end), tokens)
+                outage_since = outage_since or now
+                await self._wait_for_servers(part, error, outage_since, (block, end), tokens)
                 continue
-            complaints.append(f"{part}: {first_line(error or Exception())}")
-            peers = complained_of.setdefault(failure, [])
+            messages.append(f"{part}: {first_line(error or Exception())}")
+            peers = failed_peers.setdefault(failure, [])
             if segment is not None:
                 peers.append(segment.peer)
             others = [span for span in spans if span.peer not in peers]
-            is_believed = len(peers) >= _REFUSALS_BELIEVED and (
+            is_confirmed = len(peers) >= _FAILURES_TO_CONFIRM and (
                 len({*peers}) > 1 or self.router.next_segment(others, block, end, tokens, now) is None
             )
-            if failure is Failure.WRONG and is_believed:
+            if failure is Failure.WRONG and is_confirmed:
                 if len({*peers}) > 1:
                     for peer in {*peers}:
-                        self.router.stats(peer).excuse()
-                raise ModelOutputError("servers answered with " + "; ".join(complaints)) from error
-            if failure is Failure.REFUSED and is_believed:
-                raise RefusedError("servers refused it, " + "; ".join(complaints)) from error
+                        self.router.stats(peer).retract_wrong_answer()
+                raise ModelOutputError("servers answered with " + "; ".join(messages)) from error
+            if failure is Failure.REFUSED and is_confirmed:
+                raise RefusedError("servers refused it, " + "; ".join(messages)) from error
             attempts += 1
             if attempts >= self._attempts:
-                raise SwarmError(f"got no answer for {part} in {attempts} attempts: {complaints[-1]}") from error
+                raise SwarmError(f"got no answer for {part} in {attempts} attempts: {messages[-1]}") from error
             if attempts > 1:
                 await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempts - 2), _LONGEST_DELAY))
 
     def _require_node(self) -> None:
-        """Checks that requests can still leave this process; without the check they would time out one by one.
+        """Checks that this process' DHT node is alive; without it all requests would time out one by one.
 
         Raises:
-            SwarmError: this process' DHT node was ended, and the p2p daemon with it.
+            SwarmError: the node was killed, and the p2p daemon with it.
         """
         node = self._manager.dht
         if not node.is_alive():
@@ -311,12 +310,12 @@ class SwarmRequests:
             )
 
     async def _wait_for_servers(
-        self, part: str, error: Exception | None, since: float, way: tuple[int, int], tokens: int
+        self, part: str, error: Exception | None, since: float, blocks: tuple[int, int], tokens: int
     ) -> None:
-        """Returns at once if there are servers that were not tried yet, otherwise after a while."""
+        """Returns at once if there is a route of servers that are not banned, otherwise after a while."""
         now = time.monotonic()
         usable = [span for span in self.spans() if not self.router.stats(span.peer).is_banned(now)]
-        if self.router.next_segment(usable, *way, tokens, now) is not None:
+        if self.router.next_segment(usable, *blocks, tokens, now) is not None:
             return
         why = "no server online holds it, or a block after it" if error is None else first_line(error)
         if self.excluded:
@@ -324,8 +323,8 @@ class SwarmRequests:
         await self.outage.wait(f"{part}: {why}", since)
 
     def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
-        """Returns seconds to wait for a server: fewer where another one could do it, or nobody has to."""
-        latencies = list(self.router.stats(segment.peer).latencies)[-_LATENCIES_LOOKED_AT:]
+        """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
+        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
         if not latencies:
             return self.timeout
         others = [
@@ -333,7 +332,7 @@ class SwarmRequests:
         ]
         if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
             return self.timeout
-        return max(_LEAST_PATIENCE, _PATIENCE_TIMES * statistics.median(latencies))
+        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies))
 
     def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
         found = [span for span in spans if span.start <= block and span.end >= end]
@@ -345,7 +344,7 @@ class SwarmRequests:
         try:
             answer = await asyncio.wait_for(request, stall_timeout)
         except PeerUnreachable:
-            server.not_sent(work, time.monotonic())
+            server.not_listening(work, time.monotonic())
             raise
         except BaseException as error:
             server.failed(work, now := time.monotonic(), classify(error))

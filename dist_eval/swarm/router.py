@@ -1,9 +1,9 @@
-"""Which servers a request goes through, by what each of them was measured to do. Knows no network.
+"""Routing of requests by the measured speed of servers. Does no I/O.
 
-Every server has an estimate of the seconds that a unit of work (one token through one block) takes there, of the time
-that a request takes besides, and a backlog: work that this process has sent and that is not back. A request takes the
-route on which it should be back first. So work spreads over replicas in proportion to their speed, a slow one gets as
-much as it can do meanwhile, and one that fails is left alone for a while.
+For every server there is an estimate of the seconds per unit of work (one token through one block) and of the overhead
+of a request, and a backlog: work sent by this process that is still in flight. A request takes the route with the least
+expected latency. So work spreads over replicas in proportion to their speed, a slow one gets as much as it can do in
+the same time, and one that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dist_eval.swarm.failures import Failure
 if TYPE_CHECKING:
     from dist_eval.swarm.findings import Findings
 
-_MEMORY_REQUESTS = 10.0
-"""How many requests the estimate of a server's speed looks back on."""
-_FORGIVEN_AFTER = 30.0
-"""Seconds after which a server that had no request counts as half as slow as it was: it may have become faster."""
+_AVERAGED_REQUESTS = 10.0
+"""Number of requests that the moving average of a server's speed covers."""
+_HALF_LIFE_SECONDS = 30.0
+"""Half-life of the estimated time of an idle server, in seconds: it may have become faster."""
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25
-"""Least cost of a hop, in blocks: where nothing is known yet, fewer hops are better."""
+"""Least cost of a segment, in blocks: with no measurements yet, fewer segments are better."""
 _JITTER = 0.02
-"""Relative noise on costs, by which equal servers are told apart differently on each rank."""
+"""Relative noise on costs, which breaks ties between equal servers differently on each rank."""
 _LATENCIES_KEPT = 10_000
 
 
@@ -42,7 +42,7 @@ class Span:
         peer: the server.
         start: its first block.
         end: one past its last block.
-        dtype: name of the dtype that it computes in, or None if it does not say.
+        dtype: name of the dtype that it computes in, or None if unknown.
     """
 
     peer: Any
@@ -52,18 +52,18 @@ class Span:
 
 
 RouteSegment = tuple[str, int, int]
-"""A part of a batch's way: the server's name, its first block, one past its last block."""
+"""A segment of a batch's route: the server's peer id, its first block, one past its last block."""
 
 
 @dataclass
 class Routing:
-    """A batch's way through the swarm.
+    """A batch's routing constraints, and the route it took.
 
     Attributes:
-        audited: whether other servers are to give a second opinion, where there are any.
-        avoided: where not to go if there is another way.
-        route: the servers that computed it. Filled on the way.
-        findings: what an audit has found on the way.
+        audited: whether other servers recompute it, where there are any.
+        avoided: segments to avoid if there is another route.
+        route: the servers that computed it, filled in as they answer.
+        findings: of the audit.
     """
 
     audited: bool = False
@@ -73,14 +73,14 @@ class Routing:
 
 
 def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
-    """Cuts servers' blocks out of a list where another server in it holds the same blocks.
+    """Removes avoided segments from spans where another server holds the same blocks.
 
     Args:
         spans: the blocks that are online.
-        avoided: what to cut out.
+        avoided: what to remove.
 
     Returns:
-        What is left. Together it holds the same blocks as before.
+        The remaining spans, which together still hold the same blocks.
     """
     if not avoided:
         return list(spans)
@@ -104,15 +104,15 @@ def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span
 
 @dataclass
 class ServerStats:
-    """What is known of a server.
+    """Statistics of a server.
 
     Attributes:
         requests: answered requests.
         failures: failed requests.
-        wrong_answers: those of them that were answered with something that cannot be right.
+        wrong_answers: failed requests whose answer cannot be right.
         work: tokens times blocks of all answered requests.
         latencies: seconds from request to answer of the latest requests.
-        backlog: tokens times blocks that are under way.
+        backlog: tokens times blocks that are in flight.
         timeline: its requests over time.
     """
 
@@ -123,7 +123,7 @@ class ServerStats:
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
     backlog: int = 0
     timeline: Timeline = field(default_factory=Timeline)
-    _under_way: int = 0
+    _in_flight: int = 0
     _busy_seconds: float = 0.0
     _busy_work: float = 0.0
     _overhead: float = 0.0
@@ -137,40 +137,40 @@ class ServerStats:
         return self._busy_seconds / self._busy_work if self._busy_work else None
 
     def sent(self, work: int) -> None:
-        """Notes a request."""
+        """Records a request."""
         self.backlog += work
-        self._under_way += 1
+        self._in_flight += 1
 
     def answered(self, work: int, sent_at: float, now: float) -> None:
-        """Notes the answer to a request.
+        """Records the answer to a request.
 
-        While several requests are under way, the time from answer to answer is what the server needs for one, however
-        far it is. A request that met an idle server tells of its distance besides.
+        While several requests are in flight, the time between answers is the server's time for one, whatever the
+        network latency. A request to an idle server also measures the latency.
         """
         self.backlog -= work
-        self._under_way -= 1
+        self._in_flight -= 1
         self.requests += 1
         self.work += work
         self.latencies.append(now - sent_at)
         self._streak = 0
-        met_others = self._last_answer > sent_at
+        was_busy = self._last_answer > sent_at
         seconds = now - max(sent_at, self._last_answer)
-        if not met_others and self._busy_work:
+        if not was_busy and self._busy_work:
             expected = work * (self.seconds_per_work or 0.0)
             self._overhead += (max(0.0, seconds - expected) - self._overhead) / 2
             seconds = max(0.0, seconds - self._overhead)
-        fade = 1.0 - 1.0 / _MEMORY_REQUESTS
+        fade = 1.0 - 1.0 / _AVERAGED_REQUESTS
         self._busy_seconds = self._busy_seconds * fade + seconds
         self._busy_work = self._busy_work * fade + work
         self._last_answer = now
 
     def failed(self, work: int, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
-        """Notes a request that failed: the server is left alone, longer each time in a row.
+        """Records a failed request, and bans the server, longer each time in a row.
 
-        What may be our own mistake is not held against it, and what cannot be right is not forgiven soon.
+        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time.
         """
         self.backlog -= work
-        self._under_way -= 1
+        self._in_flight -= 1
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
@@ -181,51 +181,51 @@ class ServerStats:
             self.wrong_answers += 1
             self._banned_until = now + _LONGEST_BAN_SECONDS
             return
-        self._leave_alone(now)
+        self._ban(now)
 
-    def not_sent(self, work: int, now: float) -> None:
-        """Notes a request for which nobody was there: it counts as none, but the server is left alone."""
+    def not_listening(self, work: int, now: float) -> None:
+        """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
         self.backlog -= work
-        self._under_way -= 1
-        self._leave_alone(now)
+        self._in_flight -= 1
+        self._ban(now)
 
-    def _leave_alone(self, now: float) -> None:
+    def _ban(self, now: float) -> None:
         self._banned_until = now + min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS)
         self._streak += 1
 
-    def excuse(self) -> None:
-        """Takes a wrong answer back: others gave the same, so it was the question."""
+    def retract_wrong_answer(self) -> None:
+        """Lifts the ban for a wrong answer: other servers gave one too, so the request caused it."""
         self.wrong_answers -= 1
         self._banned_until = -math.inf
 
     def is_banned(self, now: float) -> bool:
-        """Whether it failed a short while ago."""
+        """Whether it failed recently."""
         return now < self._banned_until
 
     def seconds(self, tokens: int, blocks: int, now: float, unknown: float) -> float:
-        """Estimates the time until a request would be back.
+        """Estimates the latency of a request.
 
         Args:
             tokens: of the request, counting padding and prompts.
-            blocks: that it is to go through.
-            now: the present moment.
-            unknown: seconds per unit of work to assume where nothing was measured.
+            blocks: number of blocks to run.
+            now: current time, in seconds of `time.monotonic()`.
+            unknown: seconds per unit of work to assume without measurements.
         """
         measured = self.seconds_per_work
         rate, overhead = (unknown, 0.0) if measured is None else (measured, self._overhead)
-        if measured is not None and not self._under_way:
-            forgiven = 0.5 ** ((now - self._last_answer) / _FORGIVEN_AFTER)
-            rate, overhead = max(unknown, rate * forgiven), overhead * forgiven
+        if measured is not None and not self._in_flight:
+            decay = 0.5 ** ((now - self._last_answer) / _HALF_LIFE_SECONDS)
+            rate, overhead = max(unknown, rate * decay), overhead * decay
         return overhead + rate * (self.backlog + tokens * max(blocks, _SEGMENT_BLOCKS) + tokens * _SEGMENT_BLOCKS)
 
 
 class Router:
-    """Chooses routes and remembers how the servers on them did.
+    """Chooses routes, and keeps statistics of the servers.
 
-    Not safe to share between threads.
+    Not thread-safe.
 
     Args:
-        seed: of the noise that tells equal servers apart; different on each rank.
+        seed: of the noise that breaks ties between equal servers; different on each rank.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -233,24 +233,24 @@ class Router:
         self._random = random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:
-        """Returns what is known of a server."""
+        """Returns the statistics of a server."""
         return self.servers.setdefault(peer, ServerStats())
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """Chooses the first hop of the route from block `start` to `end` that should be fastest.
+        """Chooses the first segment of the route from block `start` to `end` that should be fastest.
 
-        A request may change servers wherever a server's blocks start or end. Servers that failed a short while ago
-        are used where there is no other way only.
+        A request may change servers wherever a server's blocks start or end. Banned servers are used only where there
+        is no other route.
 
         Args:
             spans: the blocks that are online.
             start: block to start with.
             end: one past the last block.
             tokens: of the request, counting padding and prompts.
-            now: the present moment, in the seconds of `time.monotonic()`.
+            now: current time, in seconds of `time.monotonic()`.
 
         Returns:
-            The server and the blocks that it should run; None if there is no way.
+            The server and the blocks that it should run; None if there is no route.
         """
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)

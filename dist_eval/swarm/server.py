@@ -1,7 +1,7 @@
 """One Petals server as a process: `python -m dist_eval.swarm.server WORKSPACE [petals.cli.run_server options]`.
 
-It is Petals' own server. Around it: the bridge to hivemind, no request to a package index for a newer version, patience
-with a first peer that is itself just starting, and an end together with the process that started it.
+It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
+version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RETRY_SECONDS = 0.5
 
 
 def main() -> None:
-    """Runs a server until it is told to end; the first argument is the workspace for its sockets."""
+    """Runs a server until it is stopped; the first argument is the workspace for its sockets."""
     die_with_parent()
     workspace = Path(sys.argv.pop(1))
     from dist_eval.swarm.hivemind_compat import import_petals
@@ -29,7 +29,7 @@ def main() -> None:
 
     from dist_eval.swarm.client import wait_until_listening
 
-    run_server.validate_version = lambda: None  # it calls out to the network without a time limit
+    run_server.validate_version = lambda: None  # it accesses the network without a timeout
     deadline = time.monotonic() + WAIT_SECONDS
     if "--initial_peers" in sys.argv:
         begin = end = sys.argv.index("--initial_peers") + 1
@@ -48,10 +48,10 @@ def main() -> None:
 
 
 def _import_bitsandbytes() -> None:
-    """Imports it before Petals does, and lets it compile nothing.
+    """Imports it before Petals does, with `torch.compile` disabled.
 
-    It would compile its quantised operations at once, which takes half of the time until a server is up. A private
-    swarm quantises nothing.
+    It would compile its quantized operations on import, which takes half of a server's start. A private swarm does not
+    quantize.
     """
     import torch
 

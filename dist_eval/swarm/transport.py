@@ -1,6 +1,6 @@
-"""One request to one server: packing, sending, and a look at whether the answer can be right.
+"""One request to one server: serializing, sending, and validating the answer.
 
-Tensors travel in the dtype that the server computes in. Servers cast what they get to it before anything else, so this
+Tensors are sent in the dtype that the server computes in. Servers cast their inputs to it before anything else, so this
 changes no bit of the result.
 """
 
@@ -25,10 +25,9 @@ class Transport:
     """Sends hidden states to servers.
 
     Args:
-        sequence_manager: Petals' `RemoteSequenceManager`, which knows how to reach them.
+        sequence_manager: Petals' `RemoteSequenceManager`, which has the connection to them.
         timeout: seconds to wait for an answer.
-        compression: how activations are packed, in both directions: "none" leaves the result as it is, "float16"
-            changes it a little.
+        compression: of the activations, in both directions: "none" is exact, "float16" changes the result a little.
 
     Attributes:
         bytes_sent: of all tensors so far.
@@ -55,11 +54,11 @@ class Transport:
             self._metadata[_FORWARD]["output_compression"] = (self._compression,)
 
     def use_prompts(self, prompts: torch.Tensor | None) -> None:
-        """Sets what goes with all further requests.
+        """Sets the deep prompts that are sent with all further requests.
 
         Args:
-            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are packed once, and again after
-                they were changed in place: give the same tensor each time.
+            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once, and again
+                after an in-place change: pass the same tensor each time.
         """
         version = None
         if prompts is not None:
@@ -76,15 +75,15 @@ class Transport:
             hidden: float tensor of shape [batch, length, hidden].
 
         Returns:
-            The last block's outputs, of the same shape, in the dtype in which they came.
+            The last block's outputs, of the same shape, in the dtype that the server sent.
 
         Raises:
-            WrongAnswer: the answer has another shape, or is not finite.
-            Exception: whatever the daemon, the connection or the server raised (see `failures.classify`).
+            WrongAnswer: the answer has the wrong shape, or is not finite.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         loop = asyncio.get_running_loop()
         packed = await loop.run_in_executor(None, self._pack, hidden, segment.dtype, self._compression)
-        # an answer can be larger than its question: hivemind may pack bfloat16 as float32
+        # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
         outputs = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
         await _require([hidden.shape], outputs)
         return outputs[0]
@@ -92,22 +91,22 @@ class Transport:
     async def send_back(
         self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sends a gradient back through blocks of one server, which computes their forward anew.
+        """Sends a gradient back through blocks of one server, which recomputes their forward.
 
-        Gradients are never made smaller on the way: in float16 small ones would be lost.
+        Gradients are never compressed: small ones would underflow in float16.
 
         Args:
             segment: the server and its blocks.
-            inputs: what went into the first of them, float tensor of shape [batch, length, hidden].
-            gradient: by the last one's outputs, of the same shape.
+            inputs: of the first block, float tensor of shape [batch, length, hidden].
+            gradient: with respect to the last block's outputs, of the same shape.
 
         Returns:
-            The gradient by the inputs, of the same shape, and by the deep prompts of these blocks, of shape
-            [blocks, batch, pre_seq_len, hidden] (None without deep prompts), in the dtype in which they came.
+            The gradient with respect to the inputs, of the same shape, and to the deep prompts of these blocks, of
+            shape [blocks, batch, pre_seq_len, hidden] (None without deep prompts), in the dtype that the server sent.
 
         Raises:
-            WrongAnswer: the answer has other shapes, or is not finite.
-            Exception: whatever the daemon, the connection or the server raised (see `failures.classify`).
+            WrongAnswer: the answer has the wrong shapes, or is not finite.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         from hivemind.proto import runtime_pb2
 
@@ -137,15 +136,15 @@ class Transport:
         stub = TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
-        outputs, received = await (self._ask if fits else self._ask_in_parts)(stub, method, head, tensors)
+        outputs, received = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
         self.bytes_sent += size
         self.bytes_received += received
         return outputs
 
-    async def _ask(
+    async def _call_unary(
         self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
     ) -> tuple[list[torch.Tensor], int]:
-        """Sends one message and gets one back: tensors, and their size in bytes."""
+        """Sends one message; returns the tensors of the answer, and their size in bytes."""
         from hivemind.compression.serialization import deserialize_torch_tensor
         from hivemind.proto import runtime_pb2
 
@@ -155,10 +154,10 @@ class Transport:
         outputs = [await loop.run_in_executor(None, deserialize_torch_tensor, tensor) for tensor in answer.tensors]
         return outputs, sum(len(tensor.buffer) for tensor in answer.tensors)
 
-    async def _ask_in_parts(
+    async def _call_stream(
         self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
     ) -> tuple[list[torch.Tensor], int]:
-        """Does the same for what is too large for one message."""
+        """Does the same for tensors that are too large for one message."""
         from hivemind.compression.serialization import deserialize_tensor_stream
         from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
         from hivemind.proto import runtime_pb2
@@ -201,9 +200,9 @@ class Transport:
 
         if compression != runtime_pb2.CompressionType.NONE:
             return serialize_torch_tensor(tensor.detach().to("cpu", torch.float32).contiguous(), compression)
-        # with a name unknown here, the server casts by itself
+        # a dtype unknown here is left to the server to cast to
         tensor = tensor.detach().to("cpu", _DTYPES.get(dtype or "", tensor.dtype)).contiguous()
-        # hivemind packs bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
+        # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
         raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
         return runtime_pb2.Tensor(
             compression=compression,

@@ -1,4 +1,4 @@
-"""torchrun with an exit status that tells what its ranks ended with."""
+"""torchrun with an exit status that reflects that of its ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_status_is_that_of_the_rank_that_failed(what: str, status: int, scri
     assert agent.returncode == status
 
 
-def test_whoever_tells_it_to_end_may_start_it_again(script: Path, launcher: Launcher) -> None:
+def test_after_a_signal_it_may_be_started_again(script: Path, launcher: Launcher) -> None:
     agent = start(launcher, script, "wait")
     assert wait_for(lambda: all(script.with_name(f"began-{rank}").exists() for rank in (0, 1)))
     agent.send_signal(signal.SIGTERM)
@@ -58,8 +58,8 @@ def test_a_wrong_option_is_one_clear_message(script: Path, launcher: Launcher) -
     assert "dist_eval: an option of torchrun is wrong: " in agent.stderr
 
 
-def test_hosts_that_do_not_come_together_are_one_clear_message(script: Path, launcher: Launcher) -> None:
+def test_a_failed_rendezvous_is_one_clear_message(script: Path, launcher: Launcher) -> None:
     where = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=1"]
     agent = launcher.run("-m", "dist_eval.cluster.agent", *where, str(script), "0", "began")
     assert agent.returncode == 1
-    assert "dist_eval: the hosts did not come together" in agent.stderr
+    assert "dist_eval: the rendezvous of the hosts failed" in agent.stderr

@@ -21,7 +21,7 @@ from dist_eval.cluster.hosts import (
 )
 from dist_eval.errors import RunError
 
-OWN = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}
+LOCAL = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}
 NAMES = {"a": ["10.9.0.1"], "b": ["10.9.0.2"], "debian": ["127.0.1.1"], "both": ["127.0.1.1", "10.9.0.2"]}
 
 
@@ -30,53 +30,53 @@ def addresses_of(host: str) -> list[str]:
 
 
 @given(st.integers(1, 20), st.data())
-def test_a_host_finds_itself_wherever_it_stands(count: int, data: st.DataObject) -> None:
-    own = data.draw(st.integers(0, count - 1))
+def test_a_host_finds_itself_at_any_position(count: int, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, count - 1))
     hosts = [f"10.9.1.{number}" for number in range(count)]
-    hosts[own] = data.draw(st.sampled_from(["10.9.0.2", "b", "both"]))
-    place = find_place(hosts, OWN, addresses_of)
-    assert (place.node_rank, place.address, place.interface) == (own, "10.9.0.2", "eth0")
-    assert place.head == ("10.9.0.2" if own == 0 else hosts[0])
+    hosts[position] = data.draw(st.sampled_from(["10.9.0.2", "b", "both"]))
+    place = find_place(hosts, LOCAL, addresses_of)
+    assert (place.node_rank, place.address, place.interface) == (position, "10.9.0.2", "eth0")
+    assert place.head == ("10.9.0.2" if position == 0 else hosts[0])
 
 
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
         (["10.9.0.1", "10.9.0.3"], r"none of 10\.9\.0\.1, 10\.9\.0\.3: it has 10\.9\.0\.2 \(eth0\), fd00::2"),
-        (["a", "debian"], r"name debian leads to 127\.0\.1\.1, .* This host has 10\.9\.0\.2 \(eth0\)"),
+        (["a", "debian"], r"name debian resolves to 127\.0\.1\.1, .* This host has 10\.9\.0\.2 \(eth0\)"),
         (["a", "nowhere"], "nowhere is unknown here"),
         (["10.9.0.2", "10.8.0.2"], r"more than once: 10\.9\.0\.2, 10\.8\.0\.2"),
     ],
 )
-def test_a_list_that_would_mislead_is_refused(hosts: list[str], words: str) -> None:
+def test_an_ambiguous_list_is_refused(hosts: list[str], words: str) -> None:
     with pytest.raises(RunError, match=words):
-        find_place(hosts, OWN, addresses_of)
+        find_place(hosts, LOCAL, addresses_of)
 
 
-def test_one_host_alone_may_call_itself_by_loopback() -> None:
-    place = find_place(["127.0.0.1"], OWN, addresses_of)
+def test_a_single_host_may_be_given_by_loopback() -> None:
+    place = find_place(["127.0.0.1"], LOCAL, addresses_of)
     assert (place.node_rank, place.interface, place.head) == (0, "lo", "127.0.0.1")
 
 
-def test_a_host_whose_name_tells_nothing_takes_the_address_that_leads_to_the_others() -> None:
-    own = interfaces()
-    assert address_among("10.9.0.1", OWN, addresses_of) == address_towards("10.9.0.1")
+def test_a_host_whose_name_is_loopback_takes_the_address_towards_the_others() -> None:
+    local = interfaces()
+    assert address_among("10.9.0.1", LOCAL, addresses_of) == address_towards("10.9.0.1")
     only = {"lo": ["127.0.0.1"], "eth0": ["10.9.0.2"]}
     assert address_among("debian", only, addresses_of) == "10.9.0.2"
     assert address_among("debian", {"lo": ["127.0.0.1"]}, addresses_of) is None
-    assert address_among("debian", OWN, addresses_of) == address_towards("192.0.2.1")
-    assert address_among("127.0.0.1", own, addresses_of) in {None, *itertools.chain(*outward(own).values())}
+    assert address_among("debian", LOCAL, addresses_of) == address_towards("192.0.2.1")
+    assert address_among("127.0.0.1", local, addresses_of) in {None, *itertools.chain(*outward(local).values())}
 
 
 def test_this_host_knows_its_own_interfaces(capsys: pytest.CaptureFixture[str]) -> None:
-    own = interfaces()
-    assert any(is_loopback(address) for addresses in own.values() for address in addresses)
+    local = interfaces()
+    assert any(is_loopback(address) for addresses in local.values() for address in addresses)
     assert "127.0.0.1" in resolve("localhost")
     assert resolve("no-such-host.invalid") == []
-    assert interface_of("203.0.113.7", own) is None
+    assert interface_of("203.0.113.7", local) is None
     assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert not any(is_loopback(address) for addresses in outward(own).values() for address in addresses)
+    assert not any(is_loopback(address) for addresses in outward(local).values() for address in addresses)
     assert main(["127.0.0.1"]) == 0
-    assert capsys.readouterr().out == f"0 127.0.0.1 {interface_of('127.0.0.1', own)} 127.0.0.1\n"
+    assert capsys.readouterr().out == f"0 127.0.0.1 {interface_of('127.0.0.1', local)} 127.0.0.1\n"
     assert main(["203.0.113.7", "203.0.113.8"]) == 1
     assert "none of 203.0.113.7, 203.0.113.8" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A run as a batch job: it is asked to stop until it hears it, and the status says what became of it."""
+"""A run as a batch job: it is asked to stop until it does, and the exit status reflects the outcome."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BEFORE = outcome("running")
 
 
 @pytest.mark.parametrize(
-    ("after", "command", "asked", "status", "goes_on"),
+    ("after", "command", "stop_signal", "status", "requeue"),
     [
         (outcome("complete", 2, 1), 0, None, 0, False),
         (outcome("complete", 2, 1), 1, None, 0, False),
@@ -69,29 +69,31 @@ BEFORE = outcome("running")
         (BEFORE, 1, TERM, 75, False),
     ],
 )
-def test_each_end_is_judged(after: Outcome, command: int | None, asked: int | None, status: int, goes_on: bool) -> None:
-    verdict = judge(BEFORE, after, command, asked)
-    assert (verdict.exit_status, verdict.goes_on) == (status, goes_on)
-    assert str(RUN) in verdict.words
+def test_each_outcome_is_judged(
+    after: Outcome, command: int | None, stop_signal: int | None, status: int, requeue: bool
+) -> None:
+    verdict = judge(BEFORE, after, command, stop_signal)
+    assert (verdict.exit_status, verdict.requeue) == (status, requeue)
+    assert str(RUN) in verdict.message
 
 
-def test_a_time_limit_that_is_too_short_to_finish_anything_is_no_endless_loop() -> None:
+def test_a_time_limit_that_is_too_short_for_any_progress_does_not_loop_forever() -> None:
     def again(after: Outcome, command: int | None) -> tuple[int, bool]:
         verdict = judge(BEFORE, after, command, USR1, is_first=False)
-        return verdict.exit_status, verdict.goes_on
+        return verdict.exit_status, verdict.requeue
 
     assert again(outcome("incomplete", 2, 1), 1) == again(outcome("running", 2, 1), None) == (75, True)
     assert again(outcome("complete", 2), 0) == (0, False)
     assert again(outcome("incomplete", 2), 1) == again(outcome("running", 2), None) == again(BEFORE, 1) == (1, False)
 
 
-def test_what_an_earlier_start_has_completed_does_not_hide_an_error() -> None:
+def test_an_earlier_completion_does_not_hide_an_error() -> None:
     complete = outcome("complete")
     assert judge(complete, complete, 0, None).exit_status == 0
     assert judge(complete, complete, 1, None).exit_status == 1
 
 
-def test_a_command_that_evaluates_nothing_is_no_success() -> None:
+def test_a_command_that_evaluates_nothing_fails() -> None:
     missing = Outcome(RUN, "missing", "there is no results.json")
     assert judge(missing, missing, 0, None).exit_status == 1
 
@@ -106,7 +108,7 @@ def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [USR1, TERM, signal.SIGINT])
-def test_a_run_that_is_just_starting_hears_of_the_signal_too(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_run_that_is_just_starting_is_stopped_too(number: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = start("--output", run, "--", sys.executable, "-c", COMMAND, 1.5, "hears")
     assert wait_for(lambda: (run / "results.json").exists())
@@ -118,7 +120,7 @@ def test_a_run_that_is_just_starting_hears_of_the_signal_too(number: signal.Sign
 
 @pytest.fixture
 def in_slurm(tmp_path: Path) -> dict[str, str]:
-    """Variables of a job, and an scontrol that notes what it is asked."""
+    """Variables of a job, and an scontrol that records its arguments."""
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\necho node\n')
     scontrol.chmod(0o700)
@@ -126,7 +128,7 @@ def in_slurm(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-def test_where_requeueing_is_refused_the_status_says_that_the_run_goes_on(
+def test_where_requeueing_is_refused_the_status_says_that_the_run_can_be_resumed(
     in_slurm: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho node; [ "$1" = show ] || { echo disabled >&2; exit 1; }\n')
@@ -154,7 +156,7 @@ def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
     assert ("not complete" in err) == (patience < 1)
 
 
-def test_a_job_that_was_started_again_throws_nothing_away(in_slurm: dict[str, str], tmp_path: Path) -> None:
+def test_a_requeued_job_does_not_overwrite(in_slurm: dict[str, str], tmp_path: Path) -> None:
     program = "import json, sys; json.dump(sys.argv[2:], open(sys.argv[1], 'w')); sys.exit(1)"
     for count, further in ((None, []), ("0", []), ("2", ["--no-overwrite"])):
         environment = {**in_slurm, **({} if count is None else {"SLURM_RESTART_COUNT": count})}
@@ -167,14 +169,14 @@ def test_a_job_that_was_started_again_throws_nothing_away(in_slurm: dict[str, st
 
 
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_doctors_own_status_is_that_of_its_job(status: int, tmp_path: Path) -> None:
+def test_the_doctors_exit_status_is_passed_on(status: int, tmp_path: Path) -> None:
     command = ("sh", "-c", f"exit {status}", "dist_eval.doctor")
     job = start("--output", tmp_path / "run", "--", *command)
     assert job.communicate(timeout=TIMEOUT)[1] == ""
     assert job.returncode == status
 
 
-def test_the_list_says_which_run_this_is(tmp_path: Path) -> None:
+def test_a_line_of_the_list_determines_the_run(tmp_path: Path) -> None:
     listed = tmp_path / "runs.txt"
     listed.write_text("# name\nb --checkpoint 'tuned b'\n")
     program = "import json, sys; json.dump(sys.argv[1:], open(sys.argv[1], 'w'))"

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm, and what it says where there is none; a real one is in `tests/launch`."""
+"""Calls of a job to Slurm, and its errors without one; a real Slurm is in `tests/launch`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answers(program: Path, script: str) -> None:
     program.chmod(0o700)
 
 
-def test_nodes_meet_at_the_first_one_under_a_name_of_this_start(scontrol: Path) -> None:
+def test_the_rendezvous_is_on_the_first_node_with_an_id_of_this_start(scontrol: Path) -> None:
     answers(scontrol, '[ "$*" = "show hostnames node-[07-09]" ] && printf "node-07\\nnode-08\\nnode-09\\n"')
     found = slurm.rendezvous(JOB)
     host, port = found["PET_RDZV_ENDPOINT"].split(":")
@@ -67,13 +67,13 @@ TASK = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURMD_NODENAME": "n7"}
 
 
 @pytest.mark.parametrize("address", ["10.9.0.7", "n7-ib"])
-def test_a_task_knows_its_part_and_its_address(address: str, scontrol: Path) -> None:
+def test_a_task_has_a_part_and_an_address(address: str, scontrol: Path) -> None:
     said = f"NodeName=n7 Arch=x86_64 CoresPerSocket=1 NodeAddr={address} NodeHostName=n7 Version=22.05.8"
     answers(scontrol, f'[ "$*" = "show node -o n7" ] && echo "{said}"')
     assert slurm.task(TASK) == (1, 4, address)
 
 
-def test_a_node_without_an_address_is_no_place_for_a_server(scontrol: Path) -> None:
+def test_a_node_without_an_address_is_an_error(scontrol: Path) -> None:
     answers(scontrol, "echo NodeName=n7 State=DOWN")
     with pytest.raises(RunError, match="at what address the node n7 is"):
         slurm.task(TASK)

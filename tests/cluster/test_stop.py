@@ -1,4 +1,4 @@
-"""`python -m dist_eval.cluster.stop`: asks the run that these options name, and no other."""
+"""`python -m dist_eval.cluster.stop`: asks only the run that its options name to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def options(folder: Path) -> list[str]:
     return ["--demo", "--output", str(folder)]
 
 
-def test_a_run_that_is_under_way_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_progress_is_asked_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"status": "running"}))
     assert main(options(tmp_path)) == 0
     assert (tmp_path / STOP_FILE).exists()
@@ -23,7 +23,7 @@ def test_a_run_that_is_under_way_is_asked(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"status": "complete"}', '{"status": "failed"}'])
-def test_where_no_run_is_under_way_nothing_is_left(
+def test_without_a_run_in_progress_no_file_is_left(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:

@@ -1,4 +1,4 @@
-"""Lists of runs: what stands on a line is what the run gets, and what is wrong is said with its line."""
+"""Lists of runs: each run gets the options of its line, and errors name the line."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_options_arrive_as_a_shell_would_pass_them(
         ("# only this\n", "names no run"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(content: str, words: str, tmp_path: Path) -> None:
+def test_errors_name_the_line(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "runs.txt"
     path.write_text(content)
     with pytest.raises(ConfigError, match=f"{path}.*{words}"):
         read_sweep(path)
 
 
-def test_a_line_that_is_not_there_is_said_and_an_empty_one_is_none(tmp_path: Path) -> None:
+def test_a_line_out_of_range_is_an_error_and_an_empty_one_is_none(tmp_path: Path) -> None:
     path = tmp_path / "runs.txt"
     path.write_text(LIST)
     with pytest.raises(ConfigError, match="has no line 6: it has 5"):

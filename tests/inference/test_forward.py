@@ -1,4 +1,4 @@
-"""Batches through a classifier: a window of them at a time, each answer with its rows."""
+"""Batches through a classifier: a window of them in flight, each answer with its rows."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: Plan) 
     assert window.size < FIRST_SIZE
 
 
-def test_a_batch_is_yielded_as_soon_as_it_is_back(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_a_batch_is_yielded_as_soon_as_it_completes(dataset: TokenizedDataset, plan: Plan) -> None:
     others_are_done = threading.Event()
     in_time: list[bool] = []
 
@@ -223,7 +223,7 @@ def test_of_many_rows_only_the_first_are_named(dataset: TokenizedDataset, large_
 
 
 @pytest.mark.parametrize("text", ["", "  \n "])
-def test_an_error_without_words_is_called_by_its_type(dataset: TokenizedDataset, plan: Plan, text: str) -> None:
+def test_an_error_without_a_message_is_reported_by_its_type(dataset: TokenizedDataset, plan: Plan, text: str) -> None:
     with pytest.raises(SwarmError, match=r"got no answer: TimeoutError$"):
         run(Classifier(raising(TimeoutError(text))), dataset, plan, 2)
 
@@ -235,7 +235,7 @@ def test_a_long_error_is_shortened(dataset: TokenizedDataset, plan: Plan) -> Non
 
 
 @pytest.mark.parametrize("kind", [ModelOutputError, SwarmError])
-def test_an_error_of_ours_keeps_its_kind_and_gets_the_rows(
+def test_an_error_of_dist_eval_keeps_its_type_and_names_the_rows(
     dataset: TokenizedDataset, large_batches: Plan, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -245,7 +245,7 @@ def test_an_error_of_ours_keeps_its_kind_and_gets_the_rows(
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_answers_of_another_number_than_texts_are_refused(dataset: TokenizedDataset, plan: Plan, answers: int) -> None:
+def test_a_wrong_number_of_answers_is_an_error(dataset: TokenizedDataset, plan: Plan, answers: int) -> None:
     with pytest.raises(ModelOutputError, match=rf"Batch 0 \(.*rows {named(plan, 0)}\): {answers} answers for 2 texts"):
         run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 1)
 
@@ -267,7 +267,7 @@ def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Pl
     assert len(classifier.lengths) == 3
 
 
-def test_an_error_does_not_wait_for_batches_under_way(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_an_error_does_not_wait_for_batches_in_flight(dataset: TokenizedDataset, plan: Plan) -> None:
     release = threading.Event()
 
     def during(call: int) -> None:
@@ -283,7 +283,7 @@ def test_an_error_does_not_wait_for_batches_under_way(dataset: TokenizedDataset,
     release.set()
 
 
-def test_whoever_stops_listening_stops_the_sending(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_closing_the_generator_stops_sending(dataset: TokenizedDataset, plan: Plan) -> None:
     classifier = Classifier()
     answers = predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(2))
     next(answers)
@@ -294,7 +294,7 @@ def test_whoever_stops_listening_stops_the_sending(dataset: TokenizedDataset, pl
     assert list(answers) == []
 
 
-def test_padding_stands_on_the_right_and_lengths_are_true(dataset: TokenizedDataset, large_batches: Plan) -> None:
+def test_padding_is_on_the_right_and_lengths_are_true(dataset: TokenizedDataset, large_batches: Plan) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
@@ -367,7 +367,7 @@ def test_an_outage_is_never_skipped(dataset: TokenizedDataset, plan: Plan) -> No
         run(Classifier(raising(OutageError("blocks 2:4 are gone"), at=1)), dataset, plan, 1, skip_failed=True)
 
 
-def test_once_stopping_no_batch_is_sent_and_those_under_way_come_back(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_once_stopping_no_batch_is_sent_and_those_in_flight_complete(dataset: TokenizedDataset, plan: Plan) -> None:
     stop, under_way = threading.Event(), threading.Barrier(3)
 
     def during(call: int) -> None:
@@ -381,7 +381,7 @@ def test_once_stopping_no_batch_is_sent_and_those_under_way_come_back(dataset: T
     assert len(classifier.lengths) == len(found) == 3
 
 
-def test_after_the_grace_time_batches_under_way_are_dropped(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_after_the_drain_timeout_batches_in_flight_are_dropped(dataset: TokenizedDataset, plan: Plan) -> None:
     stop, release = threading.Event(), threading.Event()
 
     def during(call: int) -> None:

@@ -1,4 +1,4 @@
-"""The window of batches under way, on made-up servers whose true capacity is known."""
+"""The window of batches in flight, on simulated servers whose true capacity is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dist_eval.inference.window import FIRST_SIZE, LARGEST_SIZE, Window, largest
 def simulate(
     window: Window, batches: int, *, travel: float, service: float, noise: float = 0.0, seed: int = 0
 ) -> tuple[float, list[int]]:
-    """Sends batches to one server that does them one after the other.
+    """Sends batches to one server that processes one at a time.
 
     Returns:
         Seconds until the last answer, and the window's size after each answer.
@@ -47,7 +47,7 @@ def test_the_server_is_busy_nearly_all_the_time(travel: float, noise: float) -> 
 
 
 @pytest.mark.parametrize("travel", [0.0, 0.1, 0.4])
-def test_it_grows_no_further_than_is_of_use(travel: float) -> None:
+def test_it_grows_no_further_than_is_useful(travel: float) -> None:
     service = 0.1
     _, sizes = simulate(Window(), 300, travel=travel, service=service)
     assert max(sizes) <= 1 + travel / service + 8
@@ -75,14 +75,14 @@ def test_a_retry_halves_it_and_it_recovers() -> None:
     assert window.size >= before
 
 
-def test_it_stays_away_from_the_time_limit() -> None:
+def test_it_keeps_latency_below_the_timeout() -> None:
     window = Window(timeout=20.0)  # 5 s are a quarter of it
     # a server so far away that many more would be of use
     simulate(window, 300, travel=4.9, service=0.4)
     assert window.size * 0.4 < 10.0
 
 
-def test_answers_slower_than_a_quarter_of_the_limit_bring_it_down_to_one() -> None:
+def test_latency_above_a_quarter_of_the_timeout_shrinks_it_to_one() -> None:
     window = Window(timeout=20.0)
     for _ in range(50):
         window.finished(19.0, 0)
@@ -104,7 +104,7 @@ def test_it_stays_within_its_limits(answers: list[tuple[float, int]], largest: i
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e4), st.integers(0, 9)), max_size=50), st.integers(1, 100))
-def test_a_fixed_one_never_changes(answers: list[tuple[float, int]], fixed: int) -> None:
+def test_a_fixed_size_never_changes(answers: list[tuple[float, int]], fixed: int) -> None:
     window = Window(fixed, largest=3, timeout=1.0)
     for seconds, retries in answers:
         window.finished(seconds, retries)

@@ -1,4 +1,4 @@
-"""Tuned checkpoints: what is saved comes back, and whatever is damaged is named."""
+"""Tuned checkpoints: saving and loading round-trip, and every kind of damage is reported."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def error_of(folder: Path) -> str:
 
 @all_modes
 @all_families
-def test_what_is_saved_comes_back(tmp_path: Path, mode: str | None, family: str) -> None:
+def test_saving_and_loading_round_trip(tmp_path: Path, mode: str | None, family: str) -> None:
     saved = tuned(mode, family)
     saved.save(tmp_path / "new" / "folder")
 
@@ -103,13 +103,13 @@ def test_mode_and_sizes_follow_from_the_tensors(mode: str | None, length: int) -
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_kind_of_problem_comes_back(tmp_path: Path, name: str) -> None:
+def test_the_problem_type_round_trips(tmp_path: Path, name: str) -> None:
     dataclasses.replace(tuned(), problem=PROBLEMS[name]).save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == name
     assert TunedCheckpoint.load(tmp_path).problem is PROBLEMS[name]
 
 
-def test_without_a_kind_of_problem_it_is_what_transformers_takes_it_for(tmp_path: Path) -> None:
+def test_a_missing_problem_type_is_that_of_transformers(tmp_path: Path) -> None:
     change_config(tmp_path, tuned(), problem_type=None)
     assert TunedCheckpoint.load(tmp_path).problem is SINGLE_LABEL
     one = dataclasses.replace(tuned(), head=tuned().head[:1], label_names=["score"])
@@ -117,7 +117,7 @@ def test_without_a_kind_of_problem_it_is_what_transformers_takes_it_for(tmp_path
     assert TunedCheckpoint.load(tmp_path).problem is REGRESSION
 
 
-def test_an_unknown_kind_of_problem_is_named(tmp_path: Path) -> None:
+def test_an_unknown_problem_type_is_named(tmp_path: Path) -> None:
     change_config(tmp_path, tuned(), problem_type="ranking")
     with pytest.raises(CheckpointError, match="problem_type 'ranking' is none of single_label_classification, multi_"):
         TunedCheckpoint.load(tmp_path)
@@ -178,7 +178,7 @@ def test_number_and_names_of_classes_follow_from_the_head(folder: Path, missing:
     assert loaded.num_labels == classes
 
 
-def test_blooms_older_names_of_sizes_are_understood(folder: Path) -> None:
+def test_blooms_older_names_of_sizes_are_read(folder: Path) -> None:
     edit_config(folder, model_type="bloom", hidden_size=..., num_hidden_layers=..., n_embed=HIDDEN, n_layer=LAYERS)
     loaded = TunedCheckpoint.load(folder)
     assert loaded.architecture == {**tuned(family="bloom").architecture}
@@ -186,7 +186,7 @@ def test_blooms_older_names_of_sizes_are_understood(folder: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["none", "", None, ...])
 @pytest.mark.parametrize("length", [0, LENGTH, None, ...])
-def test_no_tuning_mode_means_the_head_alone(tmp_path: Path, mode: Any, length: Any) -> None:
+def test_no_tuning_mode_means_only_the_head(tmp_path: Path, mode: Any, length: Any) -> None:
     tuned(None).save(tmp_path)
     edit_config(tmp_path, tuning_mode=mode, pre_seq_len=length)
     loaded = TunedCheckpoint.load(tmp_path)
@@ -194,7 +194,7 @@ def test_no_tuning_mode_means_the_head_alone(tmp_path: Path, mode: Any, length: 
 
 
 @all_families
-def test_of_an_export_of_a_whole_model_only_the_tuned_tensors_are_taken(tmp_path: Path, family: str) -> None:
+def test_only_the_tuned_tensors_of_a_whole_model_are_loaded(tmp_path: Path, family: str) -> None:
     checkpoint = tuned("deep_ptune", family)
     checkpoint.save(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -304,7 +304,7 @@ def write_index(folder: Path, content: Any) -> None:
 
 @all_modes
 @all_families
-def test_tensors_in_several_files_are_brought_together(tmp_path: Path, mode: str | None, family: str) -> None:
+def test_tensors_of_several_files_are_loaded(tmp_path: Path, mode: str | None, family: str) -> None:
     tuned(mode, family).save(tmp_path)
     shard(tmp_path)
     loaded = TunedCheckpoint.load(tmp_path)
@@ -312,7 +312,7 @@ def test_tensors_in_several_files_are_brought_together(tmp_path: Path, mode: str
     assert loaded.tuning_mode == mode
 
 
-def test_one_file_beside_an_index_goes_before_it(folder: Path) -> None:
+def test_a_single_file_takes_precedence_over_an_index(folder: Path) -> None:
     write_index(folder, {"weight_map": {"score.weight": "model-00001-of-00002.safetensors"}})
     assert TunedCheckpoint.load(folder).digest() == tuned().digest()
 
@@ -390,7 +390,7 @@ def test_a_damaged_config_is_named(folder: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("field", ["model_type", "hidden_size", "num_hidden_layers"])
-def test_a_config_that_does_not_tell_the_base_is_named(folder: Path, field: str) -> None:
+def test_a_config_that_does_not_determine_the_base_is_named(folder: Path, field: str) -> None:
     edit_config(folder, **{field: ...})
     assert f"config.json lacks '{field}'" in error_of(folder)
 
@@ -550,7 +550,7 @@ def test_a_checkpoint_without_a_fingerprint_fits_any_weights() -> None:
     anonymous.require_base("other/base", base_config(), "0" * 64)
 
 
-def test_fingerprints_tell_values_shapes_and_order_apart() -> None:
+def test_fingerprints_depend_on_values_shapes_and_order() -> None:
     one, two = torch.arange(6.0), torch.ones(2)
     groups = [[one, two], [two, one], [one], [one.view(2, 3), two], [one + 1e-6, two], [-one, two]]
     assert len({fingerprint(group) for group in groups}) == len(groups)

@@ -71,7 +71,7 @@ def test_swarm_logits_equal_local_ones(
         torch.testing.assert_close(remote.logits(ids, true_lengths), local.logits(ids, true_lengths))
 
 
-def test_a_text_alone_gets_the_logits_it_gets_in_a_padded_batch(
+def test_the_logits_of_a_text_do_not_depend_on_its_batch(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: MakeTuned
 ) -> None:
     remote = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
@@ -144,7 +144,7 @@ def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
     assert streamed
 
 
-def test_concurrent_forwards_do_not_disturb_each_other(
+def test_forwards_are_thread_safe(
     tiny_models: dict[str, Path],
     family_swarms: dict[str, PrivateSwarm],
     swarm_client: SwarmClient,

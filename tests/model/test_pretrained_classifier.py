@@ -1,4 +1,4 @@
-"""Classifiers of Hugging Face that are complete in themselves: in any batch a text gets the answer it gets alone."""
+"""Complete Hugging Face classifiers: the logits of a text do not depend on its batch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_text_gets_the_answer_in_a_batch_that_it_gets_alone(family: str, tmp_path: Path) -> None:
+def test_the_logits_of_a_text_do_not_depend_on_its_batch(family: str, tmp_path: Path) -> None:
     folder, lengths = saved(tmp_path, family), [19, 19, 7, 7, 7, 3, 1]
     ids = torch.randint(3, VOCABULARY, (len(lengths), 19), generator=torch.Generator().manual_seed(2))
     ids[:, ::4] = FAMILIES[family].get("pad_token_id", 0) if "GPT2" in family or "Llama" in family else 5
@@ -144,7 +144,7 @@ def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
         classifier.logits(torch.ones(2, 4).long(), torch.tensor([4, 2]))
 
 
-def test_ranks_take_the_gpus_of_their_host_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_the_gpus_of_their_host_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [local_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samples import watch
 from dist_eval.process.files import allow_many_files, write_atomically
 
 
-def test_whoever_looks_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     contents = [bytes([letter]) * 2_000_000 for letter in b"abcdefgh"]
     write_atomically(tmp_path / "file", contents[0])
 

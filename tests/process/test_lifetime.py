@@ -1,4 +1,4 @@
-"""Nothing is left behind, however a process ends."""
+"""A process leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_killed_owner_leaves_nothing(launcher: Launcher, end: signal.Signals) 
     assert owner.stdout
     left = json.loads(owner.stdout.readline())
     assert Path(left["folder"], "left.sock").exists()
-    assert wait_for(lambda: set(left["processes"]) < set(launcher.processes()))  # one may be at its start still
+    assert wait_for(lambda: set(left["processes"]) < set(launcher.processes()))  # one may still be starting
     assert all(Path(path).exists() for path in left["shared"])
     os.kill(owner.pid, end)
     owner.wait()
@@ -33,7 +33,7 @@ def test_a_killed_owner_leaves_nothing(launcher: Launcher, end: signal.Signals) 
     assert not any(Path(path).exists() for path in left["shared"])
 
 
-def test_shared_memory_of_an_owner_that_goes_on_stays() -> None:
+def test_shared_memory_of_an_owner_that_still_runs_is_kept() -> None:
     path = Path(f"/dev/shm/torch_{os.getpid()}_workspace_0")
     path.touch()
     try:

@@ -44,7 +44,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "long": made_up_run(folder / "long", names, 600, analysis_options=view(600)),
         "short": made_up_run(folder / "short", [f"kind {number}" for number in range(11)], 600),
         "labels": made_up_run(folder / "labels", LONG, problem=MULTI_LABEL, skill=1.0, analysis_options=view(300)),
-        "regression": made_up_run(folder / "regression", ["stars", LONG[0]], problem=REGRESSION, analysis_options=view(300)),
+        "regression": made_up_run(
+            folder / "regression", ["stars", LONG[0]], problem=REGRESSION, analysis_options=view(300)
+        ),
     }
     return {name: write_report(run) for name, run in made.items()}
 

@@ -1,4 +1,4 @@
-"""Joining a swarm within a set time."""
+"""Joining a swarm within a time limit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_waiting_ends_when_something_listens_and_when_time_is_up() -> None:
     assert not wait_until_listening([address], time.monotonic() + 0.5)
 
 
-def test_addresses_that_are_not_plain_tcp_are_left_to_the_daemon() -> None:
+def test_addresses_that_are_not_plain_tcp_are_not_probed() -> None:
     assert wait_until_listening([f"/dnsaddr/example.invalid/p2p/{PEER_ID}"], time.monotonic() + 1)
 
 
-def test_something_that_listens_but_is_no_peer_is_reported_in_time(swarm_client: SwarmClient) -> None:
+def test_a_listener_that_is_not_a_peer_is_reported_in_time(swarm_client: SwarmClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{PEER_ID}"
         start = time.monotonic()
@@ -41,7 +41,7 @@ def test_something_that_listens_but_is_no_peer_is_reported_in_time(swarm_client:
     assert time.monotonic() - start < 20
 
 
-def test_waiting_stops_as_soon_as_it_has_become_pointless(swarm_client: SwarmClient) -> None:
+def test_waiting_stops_as_soon_as_the_check_raises(swarm_client: SwarmClient) -> None:
     def check() -> None:
         raise SwarmError("the server ended")
 
@@ -57,8 +57,8 @@ def test_a_swarm_can_be_left_and_joined_again(demo_swarm: PrivateSwarm, swarm_cl
         assert not dht.is_alive()
 
 
-async def _hold_the_lock_for_ever(dht: Any, node: Any) -> None:
-    """Runs in the node's own process."""
+async def _hold_the_lock_forever(dht: Any, node: Any) -> None:
+    """Runs in the node's process."""
     from hivemind.utils.mpfuture import MPFuture
 
     MPFuture._update_lock.acquire()
@@ -66,13 +66,13 @@ async def _hold_the_lock_for_ever(dht: Any, node: Any) -> None:
 
 
 @pytest.mark.parametrize("killed", ["when we leave", "from outside"])
-def test_a_node_that_is_killed_takes_no_lock_along(
+def test_a_node_killed_while_it_holds_a_lock_leaves_it_usable(
     killed: str, demo_swarm: PrivateSwarm, swarm_client: SwarmClient
 ) -> None:
     from hivemind.utils.mpfuture import MPFuture
 
     dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
-    dht.run_coroutine(_hold_the_lock_for_ever, return_future=True)
+    dht.run_coroutine(_hold_the_lock_forever, return_future=True)
     while MPFuture._update_lock.acquire(block=False):
         MPFuture._update_lock.release()
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What a swarm covers."""
+"""A swarm's coverage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dist_eval.swarm.private import PrivateSwarm
 
 
 def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:
-    facts = {"dtype": "float32", "quantization": "none", "throughput": 1.0, "version": "2", "name": None, **changes}
-    return ServerSpan(f"Qm{start}to{end}", start, end, state, **facts)  # type: ignore[arg-type]
+    fields = {"dtype": "float32", "quantization": "none", "throughput": 1.0, "version": "2", "name": None, **changes}
+    return ServerSpan(f"Qm{start}to{end}", start, end, state, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 9], "0, 2-3, 9")])
-def test_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
+def test_numbers_are_formatted_as_ranges(numbers: list[int], text: str) -> None:
     assert format_ranges(numbers) == text
 
 
@@ -33,7 +33,7 @@ def test_replicas_count_online_servers_only() -> None:
     assert coverage.missing == [3, 4, 5]
 
 
-def test_the_description_shows_servers_replicas_and_what_is_missing() -> None:
+def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:
     text = SwarmCoverage(
         "model", 4, (span(0, 2, quantization="nf4", dtype="float16", name="mine"), span(0, 3, "joining"))
     ).describe()
@@ -45,7 +45,7 @@ def test_the_description_shows_servers_replicas_and_what_is_missing() -> None:
     assert "missing blocks: 2-3" in text
 
 
-def test_a_real_swarm_tells_who_holds_what(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
     dht = swarm_client.join(demo_swarm)
     coverage = look_up_coverage(dht, demo_swarm.dht_prefix, 4)
     assert [(s.start, s.end, s.state, s.dtype) for s in coverage.servers] == [
@@ -57,7 +57,7 @@ def test_a_real_swarm_tells_who_holds_what(demo_swarm: PrivateSwarm, swarm_clien
     assert announced_models(dht) == {demo_swarm.dht_prefix: 4}
 
 
-def test_waiting_for_a_model_that_nobody_serves_ends_in_time_and_names_what_is_served(
+def test_waiting_for_a_model_that_is_not_served_times_out_and_names_those_that_are(
     demo_swarm: PrivateSwarm, swarm_client: SwarmClient
 ) -> None:
     dht = swarm_client.join(demo_swarm)

@@ -1,4 +1,4 @@
-"""What an error of a request stands for."""
+"""Classification of failed requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dist_eval.swarm.router import ServerStats
         (WrongAnswer("values that are not finite"), Failure.WRONG),
     ],
 )
-def test_errors_are_told_apart(error: Exception, failure: Failure) -> None:
+def test_errors_are_classified(error: Exception, failure: Failure) -> None:
     assert classify(error) is failure
 
 
@@ -41,9 +41,9 @@ def banned_for(failure: Failure, times: int = 1) -> float:
     return next(second for second in range(1000) if not server.is_banned(float(second)))
 
 
-def test_a_server_is_left_alone_according_to_what_it_did() -> None:
-    assert banned_for(Failure.TOO_LARGE) == 0, "our own mistake"
-    assert banned_for(Failure.REFUSED, 5) == 1, "perhaps our own mistake"
+def test_the_length_of_a_ban_depends_on_the_failure() -> None:
+    assert banned_for(Failure.TOO_LARGE) == 0, "the client's fault"
+    assert banned_for(Failure.REFUSED, 5) == 1, "perhaps the client's fault"
     assert banned_for(Failure.UNREACHABLE) == 1
     assert banned_for(Failure.UNREACHABLE, 4) == 8
     assert banned_for(Failure.UNREACHABLE, 40) == 60

@@ -1,4 +1,4 @@
-"""Gradients through real servers: what a local model gives, also when servers die on the way."""
+"""Gradients through real servers equal those of a local model, also when servers die during the backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeTuned = Callable[..., TunedCheckpoint]
 
 
 @pytest.fixture(scope="module")
-def mortal_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
+def killable_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
     """Two servers with all blocks, and two with a half each."""
     swarm = PrivateSwarm(
         str(tiny_models["llama"]),
@@ -43,12 +43,12 @@ def batch(rows: int = 4, length: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradients(classifier: Classifier, tuned: TunedCheckpoint, rows: int = 4, length: int = 9) -> list[torch.Tensor]:
-    """Gradients by head, prompts and deep prompts of something that all outputs have a part in."""
+    """Gradients of a weighted sum of all outputs with respect to head, prompts and deep prompts."""
     tensors = {name: getattr(tuned, name) for name in ("head", "prompts", "deep_prompts")}
-    own = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items() if tensor is not None}
-    scores = Classifier(classifier.backbone, replace(tuned, **own)).scores(*batch(rows, length))
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items() if tensor is not None}
+    scores = Classifier(classifier.backbone, replace(tuned, **leaves)).scores(*batch(rows, length))
     weights = torch.linspace(-1, 1, scores.numel()).view_as(scores)
-    return list(torch.autograd.grad((scores * weights).sum(), list(own.values())))
+    return list(torch.autograd.grad((scores * weights).sum(), list(leaves.values())))
 
 
 def close_to_local(found: list[torch.Tensor], local: list[torch.Tensor]) -> None:
@@ -84,7 +84,7 @@ def test_gradients_that_take_the_streaming_path(
     close_to_local(gradients(remote, tuned, 8, 123), gradients(local, tuned, 8, 123))
 
 
-def test_prompts_go_once_with_each_request_and_again_after_they_changed(
+def test_prompts_are_sent_once_per_request_and_serialized_again_after_a_change(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: MakeTuned
 ) -> None:
     tuned = make_tuned("deep_ptune")
@@ -103,38 +103,38 @@ def test_prompts_go_once_with_each_request_and_again_after_they_changed(
         assert torch.equal(second, classifier.backbone.hidden_states(ids, tuned.prompts, deep.detach().clone()))
 
 
-def test_what_servers_find_too_large_is_sent_in_halves(
-    tiny_models: dict[str, Path], mortal_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: MakeTuned
+def test_requests_too_large_for_servers_are_split_in_halves(
+    tiny_models: dict[str, Path], killable_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: MakeTuned
 ) -> None:
     tuned = make_tuned("deep_ptune")
-    remote = swarm_client.classifier_on_all(mortal_swarm, tuned)
+    remote = swarm_client.classifier_on_all(killable_swarm, tuned)
     found = gradients(remote, tuned, 24, 100)  # 24 x (5 + 100) tokens: servers accept 2048
     assert requests_of(remote).halved == 1
     close_to_local(found, gradients(load_locally(str(tiny_models["llama"]), tuned), tuned, 24, 100))
 
 
-def test_a_server_killed_during_the_backward_costs_nothing_but_time(
+def test_a_server_killed_during_the_backward_only_costs_time(
     tiny_models: dict[str, Path],
-    mortal_swarm: PrivateSwarm,
+    killable_swarm: PrivateSwarm,
     swarm_client: SwarmClient,
     make_tuned: MakeTuned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """First a replica is left, then only servers with a half of the blocks, then none, then the first one is back."""
+    """First a replica remains, then only servers with half of the blocks, then none."""
     tuned = make_tuned("deep_ptune")
     options = {"request_timeout": 20.0, "max_retries": 3, "outage_timeout": 4.0}
-    remote = swarm_client.classifier_on_all(mortal_swarm, tuned, **options)
+    remote = swarm_client.classifier_on_all(killable_swarm, tuned, **options)
     requests = requests_of(remote)
     local = gradients(load_locally(str(tiny_models["llama"]), tuned), tuned)
-    identities = {address.rpartition("/p2p/")[2]: i for i, address in enumerate(mortal_swarm.addresses)}
+    identities = {address.rpartition("/p2p/")[2]: i for i, address in enumerate(killable_swarm.addresses)}
     original, killed = Transport.send_back, []
 
     async def while_it_dies(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
         number = identities[str(segment.peer)]
         if number < 2 and number not in killed and len(killed) < allowed:
             killed.append(number)
-            os.killpg(mortal_swarm.servers[number].pid, signal.SIGSTOP)  # it has the request, and will not answer
-            ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), mortal_swarm.kill_server(number)))
+            os.killpg(killable_swarm.servers[number].pid, signal.SIGSTOP)  # it has got the request, and cannot answer
+            ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), killable_swarm.kill_server(number)))
             try:
                 return await original(self, segment, inputs, gradient)
             finally:
@@ -152,14 +152,14 @@ def test_a_server_killed_during_the_backward_costs_nothing_but_time(
     assert asked <= {server["peer"] for server in requests.to_dict()["servers"]}
 
     for number in (2, 3):
-        mortal_swarm.kill_server(number)
+        killable_swarm.kill_server(number)
     start = time.monotonic()
     with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block"):
         gradients(remote, tuned)
     assert time.monotonic() - start < TIMEOUT / 2
 
 
-def test_retries_of_a_backward_come_to_an_end(
+def test_retries_of_a_backward_are_bounded(
     family_swarms: dict[str, PrivateSwarm],
     swarm_client: SwarmClient,
     make_tuned: MakeTuned,

@@ -18,7 +18,7 @@ from dist_eval.swarm.private import PrivateSwarm
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
-def test_a_swarm_of_ones_own_starts_shows_itself_and_ends(
+def test_a_private_swarm_starts_shows_its_status_and_ends(
     end: signal.Signals, launcher: Launcher, tmp_path: Path
 ) -> None:
     peers_file = tmp_path / "peers.txt"
@@ -53,24 +53,24 @@ ELSEWHERE = ["--host", "203.0.113.7"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 is no address to reach this host at"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is not an address to reach this host at"),
         (["--peers-file", "/nowhere/peers.txt"], "--peers-file /nowhere/peers.txt cannot be written"),
-        (["--peers-file", __file__], "exists: it may be that of another swarm"),
-        (["--blocks", "0-4"], "'0-4' is no span of blocks"),
+        (["--peers-file", __file__], "exists: another swarm may be using it"),
+        (["--blocks", "0-4"], "'0-4' is not a span of blocks"),
         (["--blocks", "0:2", "3:4"], "block 2 is in none of these spans; the model has 4 blocks"),
         (["--blocks", "0:5"], "A server cannot hold blocks 0:5 of a model with 4 blocks"),
         (["--blocks", "0:4", "--part", "1/2", *ELSEWHERE], "--part 1/2 has no server to start: --blocks names only 1"),
         (["--servers", "9"], "9 servers cannot share 4 blocks"),
         (["--servers", "2", "--part", "1/3", *ELSEWHERE], "6 servers cannot share 4 blocks"),
-        (["--part", "3/2"], "'3/2' is no part of a swarm"),
-        (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is no IP address, and no name"),
+        (["--part", "3/2"], "'3/2' is not a part of a swarm"),
+        (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is not an IP address, and does not resolve"),
         (["--slurm"], "there is no variable SLURM_PROCID"),
         (["--part", "2/2", "--timeout", "0.1", *ELSEWHERE], "The first part of the swarm wrote no"),
-        (["--part", "2/3"], "--host 127.0.0.1 is an address at which every host reaches itself"),
-        (["--part", "1/2", "--host", "localhost"], "--host localhost leads here to 127.0.0.1, an address at which"),
+        (["--part", "2/3"], "--host 127.0.0.1 is a loopback address, at which every host reaches itself"),
+        (["--part", "1/2", "--host", "localhost"], "--host localhost resolves here to 127.0.0.1, a loopback address"),
     ],
 )
-def test_options_that_make_no_sense_are_one_clear_message(
+def test_invalid_options_are_one_clear_message(
     options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -115,17 +115,17 @@ OUTWARD = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"]}
 
 
 @pytest.mark.parametrize(
-    ("own", "node_address", "used"),
+    ("local", "node_address", "used"),
     [
         (OUTWARD, "203.0.113.7", "203.0.113.7"),
-        (OUTWARD, "127.0.0.2", "127.0.0.2"),  # an address is Slurm's own matter, as where all nodes are on one host
+        (OUTWARD, "127.0.0.2", "127.0.0.2"),  # an address from Slurm is kept: all nodes may be on one host
         (OUTWARD, "localhost", "10.9.0.2"),
         ({**OUTWARD, "docker0": ["172.17.0.1"]}, "localhost", None),
         ({"lo": ["127.0.0.1"]}, "localhost", None),
     ],
 )
 def test_under_slurm_a_part_listens_where_slurm_reaches_its_node(
-    own: dict[str, list[str]],
+    local: dict[str, list[str]],
     node_address: str,
     used: str | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -138,7 +138,7 @@ def test_under_slurm_a_part_listens_where_slurm_reaches_its_node(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURMD_NODENAME": "n1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("dist_eval.swarm.__main__.interfaces", lambda: own)
+    monkeypatch.setattr("dist_eval.swarm.__main__.interfaces", lambda: local)
     started: list[str] = []
 
     def start_nothing(*_: object, host: str, **__: object) -> None:
@@ -155,11 +155,11 @@ def test_under_slurm_a_part_listens_where_slurm_reaches_its_node(
     assert started == ([used] if used else [])
     said = capsys.readouterr().err
     if not used:
-        assert "The NodeAddr that Slurm has localhost leads here to 127.0.0.1, an address" in said
+        assert "The NodeAddr from Slurm localhost resolves here to 127.0.0.1, a loopback address" in said
         assert all(address in said for address in ("10.9.0.2", "172.17.0.1")) or "this host has none" in said
 
 
-def test_what_a_killed_swarm_told_its_parts_misleads_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_addresses_left_by_a_killed_swarm_are_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     peer = "/ip4/127.0.0.1/tcp/{}/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
     peers_file, first = tmp_path / "peers.txt", tmp_path / "peers.txt.first"
     first.write_text(peer.format(9))
@@ -178,5 +178,5 @@ def test_what_a_killed_swarm_told_its_parts_misleads_nobody(tmp_path: Path, caps
     _claim(peers_file, first)
     assert peers_file.exists()
     assert not first.exists()
-    with pytest.raises(ConfigError, match="one that was killed left it"):
+    with pytest.raises(ConfigError, match="a killed one left it behind"):
         _claim(peers_file, first)

@@ -25,7 +25,7 @@ def make_identities(folder: Path, address: str, servers: int = 2) -> list[str]:
     return (folder / "peers.txt").read_text().split()
 
 
-def neighbouring_ports() -> str:
+def adjacent_ports() -> str:
     """Returns the first digits of two free ports that differ in the last one, 0 and 1."""
     found = ""
 
@@ -52,8 +52,8 @@ def test_identities_stay_when_servers_are_added(tmp_path: Path, capsys: pytest.C
 def test_only_the_first_server_may_start_a_swarm() -> None:
     (port,) = free_ports("127.0.0.1", 1)
     peers = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{name}" for name in NAMES]
-    assert peers_to_join(peers, NAMES[0], stall_timeout=0.1) == []
-    assert peers_to_join(peers, NAMES[1], stall_timeout=0.1) == peers[:1]
+    assert peers_to_join(peers, NAMES[0], wait=0.1) == []
+    assert peers_to_join(peers, NAMES[1], wait=0.1) == peers[:1]
     assert peers_to_join([], NAMES[0]) == []
 
 
@@ -62,13 +62,13 @@ def test_the_first_server_joins_the_others_if_they_are_there() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         peers = [f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}", f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}/p2p/{NAMES[1]}"]
-        assert peers_to_join(peers, NAMES[0], stall_timeout=5.0) == peers[1:]
+        assert peers_to_join(peers, NAMES[0], wait=5.0) == peers[1:]
 
 
 def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_stayed(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    ports = neighbouring_ports()
+    ports = adjacent_ports()
     keys = tmp_path / "keys"
     peers = make_identities(keys, f"/dns4/localhost/tcp/{ports}{{}}")
 
@@ -106,9 +106,9 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
     ("options", "words"),
     [
         ({"--identity": "nowhere.key"}, "nowhere.key cannot be read"),
-        ({"--identity": __file__}, "is no key that `identities` made"),
-        ({"--host": "0.0.0.0"}, "--host 0.0.0.0 is no address to reach this host at"),
-        ({"--host": "swarm-0"}, "--host 'swarm-0' is no IP address"),
+        ({"--identity": __file__}, "is not a key created by `identities`"),
+        ({"--host": "0.0.0.0"}, "--host 0.0.0.0 is not an address to reach this host at"),
+        ({"--host": "swarm-0"}, "--host 'swarm-0' is not an IP address"),
         ({"--port": "0"}, "--port must be between 1 and 65535"),
         ({"--number": "-1"}, "--number must be at least 0"),
         ({"--servers": "9"}, "9 servers cannot share 4 blocks"),
@@ -117,7 +117,7 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
         ({"--peers-file": "empty.txt"}, "--peers-file empty.txt holds no address"),
     ],
 )
-def test_options_that_make_no_sense_are_one_clear_message(
+def test_invalid_options_are_one_clear_message(
     options: dict[str, str],
     words: str,
     tmp_path: Path,

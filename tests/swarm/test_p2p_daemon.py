@@ -1,4 +1,4 @@
-"""Where peers listen, and whether it is worth making the daemon dial them."""
+"""Probing peers before the daemon dials them."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from dist_eval.swarm.p2p_daemon import PeerUnreachable, ReachabilityCache, tcp_a
         ("", None),
     ],
 )
-def test_only_plain_tcp_can_be_knocked_at(text: str, expected: tuple[str, int] | None) -> None:
+def test_only_plain_tcp_can_be_probed(text: str, expected: tuple[str, int] | None) -> None:
     assert tcp_address(text) == expected
 
 
-def test_a_peer_that_went_away_is_not_dialled_until_something_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    bell = ReachabilityCache()
+def test_an_unreachable_peer_is_not_dialed_until_something_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ReachabilityCache()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        bell.addresses["peer"] = address = server.getsockname()[:2]
+        cache.addresses["peer"] = address = server.getsockname()[:2]
 
-    async def story() -> None:
-        await bell.require("peer")  # nobody has failed to reach it
-        bell.not_reached("peer")
+    async def scenario() -> None:
+        await cache.require("peer")  # no attempt has failed yet
+        cache.mark_unreachable("peer")
         with pytest.raises(PeerUnreachable, match=f"nothing listens at 127.0.0.1:{address[1]}") as caught:
-            await bell.require("peer")
+            await cache.require("peer")
         assert classify(caught.value) is Failure.UNREACHABLE
         with socket.create_server(address):
-            await bell.require("peer")
-        monkeypatch.setattr(daemon, "_LET_THROUGH_SECONDS", 0.0)
-        await bell.require("peer")  # it may have moved
+            await cache.require("peer")
+        monkeypatch.setattr(daemon, "_SKIP_PROBE_SECONDS", 0.0)
+        await cache.require("peer")  # it may have moved
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_where_a_peer_listens_is_found_out_once() -> None:
-    bell = ReachabilityCache()
-    bell.not_reached("unknown")
-    asyncio.run(bell.require("unknown"))
-    assert [bell.reached("unknown"), bell.reached("unknown")] == [True, False]
-    bell.addresses["known"] = ("127.0.0.1", 1)
-    assert not bell.reached("known")
-    bell.not_reached("known")
-    assert not bell.reached("known")
-    assert not bell.away
+def test_a_peers_address_is_learned_once() -> None:
+    cache = ReachabilityCache()
+    cache.mark_unreachable("unknown")
+    asyncio.run(cache.require("unknown"))
+    assert [cache.mark_reached("unknown"), cache.mark_reached("unknown")] == [True, False]
+    cache.addresses["known"] = ("127.0.0.1", 1)
+    assert not cache.mark_reached("known")
+    cache.mark_unreachable("known")
+    assert not cache.mark_reached("known")
+    assert not cache.failed_at

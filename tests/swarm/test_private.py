@@ -1,4 +1,4 @@
-"""A private swarm: starts, survives the loss and return of a server, and says what is wrong with its model."""
+"""A private swarm: starts, survives the loss and return of a server, and reports what is wrong with its model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_eval.swarm.private import PrivateSwarm, split_blocks
 
 
 @given(st.integers(1, 200), st.data())
-def test_blocks_are_shared_out_evenly_and_completely(blocks: int, data: st.DataObject) -> None:
+def test_blocks_are_split_evenly_and_completely(blocks: int, data: st.DataObject) -> None:
     servers = data.draw(st.integers(1, blocks))
     spans = split_blocks(blocks, servers)
     assert [block for start, end in spans for block in range(start, end)] == list(range(blocks))

@@ -1,4 +1,4 @@
-"""Requests to real servers: the bits that come back, the bytes that travel, and servers that die."""
+"""Requests to real servers: exact results, bytes sent and received, and servers that die."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.requests import _LEAST_PATIENCE, SwarmRequests
+from dist_eval.swarm.requests import _MIN_STALL_SECONDS, SwarmRequests
 from dist_eval.swarm.router import Routing, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
@@ -42,8 +42,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.tensor([20, 19, 12, 7, 3, 1])
 
 
-def as_petals_does_it(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
-    """Hidden states by Petals' own forward, which sends float32 and prompts for each example."""
+def by_petals_itself(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states by Petals' own forward, which sends float32, and prompts with each example."""
     backbone, tuned = classifier.backbone, classifier.tuned
     assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
     embeddings = torch.cat([tuned.prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
@@ -52,18 +52,18 @@ def as_petals_does_it(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor
         return backbone.model.h(embeddings, prompts=deep)
 
 
-def test_activations_travel_in_the_servers_dtype_and_no_bit_changes(
+def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
     bfloat16_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier(bfloat16_swarm, make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
-    assert torch.equal(ours, as_petals_does_it(classifier, ids))
-    facts = requests_of(classifier).to_dict()
+    assert torch.equal(ours, by_petals_itself(classifier, ids))
+    traffic = requests_of(classifier).to_dict()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
-    assert facts["bytes_sent"] == 2 * (2 * NUMBERS + prompts)
-    assert facts["bytes_received"] == 2 * 2 * NUMBERS
-    assert facts["round_trips"] == 2
+    assert traffic["bytes_sent"] == 2 * (2 * NUMBERS + prompts)
+    assert traffic["bytes_received"] == 2 * 2 * NUMBERS
+    assert traffic["round_trips"] == 2
 
 
 def test_float32_servers_get_float32_and_prompts_once(
@@ -72,11 +72,11 @@ def test_float32_servers_get_float32_and_prompts_once(
     classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
-    assert torch.equal(ours, as_petals_does_it(classifier, ids))
+    assert torch.equal(ours, by_petals_itself(classifier, ids))
     assert requests_of(classifier).to_dict()["bytes_sent"] == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
-def test_compression_makes_both_ways_smaller(
+def test_compression_applies_in_both_directions(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     tuned, (ids, lengths) = make_tuned("ptune"), batch()
@@ -85,11 +85,11 @@ def test_compression_makes_both_ways_smaller(
     smaller = classifier.logits(ids, lengths)
     assert not torch.equal(smaller, exact)
     assert (smaller - exact).abs().max() < 0.01 * exact.abs().max()
-    facts = requests_of(classifier).to_dict()
-    assert facts["bytes_sent"] == facts["bytes_received"] == 2 * NUMBERS * 2
+    traffic = requests_of(classifier).to_dict()
+    assert traffic["bytes_sent"] == traffic["bytes_received"] == 2 * NUMBERS * 2
 
 
-def test_other_prompts_are_packed_anew(
+def test_other_prompts_are_serialized_again(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     first, second = make_tuned("deep_ptune", seed=1), make_tuned("deep_ptune", seed=2)
@@ -124,7 +124,7 @@ def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tenso
     return classifier.backbone.word_embeddings(ids)
 
 
-def test_what_a_server_finds_too_large_is_sent_in_halves(
+def test_a_request_too_large_for_a_server_is_split_in_halves(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
@@ -140,7 +140,7 @@ def test_what_a_server_finds_too_large_is_sent_in_halves(
         requests.forward(hidden_states(swarm_client.classifiers[-1], rows=2, length=2100), None)
 
 
-def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
+def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
@@ -153,7 +153,7 @@ def test_what_no_server_can_do_is_told_and_no_server_is_blamed_for_long(
     assert requests.forward(hidden, None).shape == hidden.shape
 
 
-def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them(
+def test_non_finite_values_from_two_servers_are_not_counted_against_them(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
@@ -166,11 +166,11 @@ def test_values_that_are_not_finite_are_the_texts_fault_if_two_servers_give_them
 
 
 @pytest.mark.slow
-def test_a_replica_that_hangs_does_not_hold_requests_up(
+def test_a_hanging_replica_does_not_delay_requests(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
-    patient = {"request_timeout": TIMEOUT}
-    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **patient)
+    options = {"request_timeout": TIMEOUT}
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **options)
     requests, (ids, lengths) = requests_of(classifier), batch()
     before = classifier.logits(ids, lengths)
     for _ in range(20):  # the usual latency is known by then: the first one, of a new connection, can be seconds
@@ -202,7 +202,7 @@ def test_replicas_that_are_all_busy_are_given_more_time(
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(classifier.logits, *batch())
             assert wait_for(lambda: requests_of(classifier).retries == 1)
-            time.sleep(_LEAST_PATIENCE + 1)  # the second attempt has not given up yet
+            time.sleep(_MIN_STALL_SECONDS + 1)  # the second attempt has not given up yet
             for group in groups:
                 os.killpg(group, signal.SIGCONT)
             assert torch.equal(answer.result(TIMEOUT), before)
@@ -211,7 +211,7 @@ def test_replicas_that_are_all_busy_are_given_more_time(
             os.killpg(group, signal.SIGCONT)
 
 
-def test_the_end_of_this_ranks_own_node_is_named(
+def test_the_death_of_this_ranks_node_is_reported(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     dht = join_swarm(three_replicas.initial_peers, TIMEOUT)
@@ -226,7 +226,7 @@ def test_the_end_of_this_ranks_own_node_is_named(
         classifier.close()
 
 
-def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
+def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     swarm, (ids, lengths) = three_replicas, batch()
@@ -241,7 +241,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
 
     swarm.kill_server(1)
     swarm.kill_server(2)
-    with ThreadPoolExecutor(16) as pool:  # side by side, or the server that is left might be asked only
+    with ThreadPoolExecutor(16) as pool:  # concurrently, or only the remaining server might be asked
         while not requests.retries and len(requests.spans()) == 3:  # until a dead one was asked, or is known to be gone
             for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
                 assert torch.equal(answer, before)
@@ -253,7 +253,7 @@ def test_killed_replicas_cost_retries_and_what_no_server_holds_is_waited_for(
         classifier.logits(ids, lengths)
     assert 4.0 < time.monotonic() - start < TIMEOUT / 2
     assert "no server to reach for block" in requests.outage.notice()
-    assert requests.outage.notice() == "", "said once in a while only"
+    assert requests.outage.notice() == "", "notices are rate-limited"
 
     requests.outage.timeout = TIMEOUT
     requests.outage.rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])

@@ -1,4 +1,4 @@
-"""The choice of routes, on made-up servers whose true speed is known."""
+"""The choice of routes, on simulated servers whose true speed is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulate(
     seed: int = 0,
     at_random: bool = False,
 ) -> tuple[float, Counter[str], Router]:
-    """Sends requests along the chosen routes to servers that do one after the other.
+    """Sends requests along the chosen routes to servers that process one at a time.
 
     Args:
         rates: seconds of each server for one token through one block.
@@ -73,7 +73,7 @@ def simulate(
 
 @pytest.mark.parametrize("travel", [0.0, 0.2])
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0, 20.0])
-def test_replicas_get_work_by_their_speed(slower: float, travel: float) -> None:
+def test_replicas_get_work_in_proportion_to_their_speed(slower: float, travel: float) -> None:
     spans = [Span("fast", 0, 4), Span("slow", 0, 4)]
     rates = {"fast": 2e-5, "slow": 2e-5 * slower}
     seconds, counts, _ = simulate(spans, 4, rates, travel=travel, window=12)
@@ -82,7 +82,7 @@ def test_replicas_get_work_by_their_speed(slower: float, travel: float) -> None:
     assert counts["slow"] <= 200 / (1 + slower) * 1.5 + 2
 
 
-def test_it_is_much_faster_than_chance_when_one_replica_is_slow() -> None:
+def test_it_is_much_faster_than_random_routing_when_one_replica_is_slow() -> None:
     spans = [Span("first", 0, 4), Span("fast", 4, 8), Span("slow", 4, 8)]
     rates = {"first": 1e-5, "fast": 2e-5, "slow": 1e-4}
     measured, _, _ = simulate(spans, 8, rates)
@@ -95,7 +95,7 @@ def test_a_slow_server_in_the_only_route_is_used() -> None:
     assert counts == {"a": 20, "b": 20}
 
 
-def test_equal_replicas_are_told_apart_differently_on_each_rank() -> None:
+def test_ties_between_equal_replicas_are_broken_differently_on_each_rank() -> None:
     spans = [Span("a", 0, 4), Span("b", 0, 4)]
     first = []
     for rank in range(40):
@@ -105,7 +105,7 @@ def test_equal_replicas_are_told_apart_differently_on_each_rank() -> None:
     assert 8 <= first.count("a") <= 32
 
 
-def test_requests_under_way_count_before_anything_is_measured() -> None:
+def test_requests_in_flight_count_before_anything_is_measured() -> None:
     spans, router = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
     sent = []
     for _ in range(6):
@@ -116,7 +116,7 @@ def test_requests_under_way_count_before_anything_is_measured() -> None:
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
 
-def test_nothing_known_means_few_hops() -> None:
+def test_without_measurements_routes_have_few_segments() -> None:
     spans = [Span("half", 0, 4), Span("other half", 4, 8), Span("all", 0, 8)]
     segments = [Router(seed).next_segment(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
     assert {segment.peer for segment in segments if segment} == {"all"}
@@ -133,7 +133,7 @@ def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
     assert router.next_segment(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
 
 
-def test_a_server_that_failed_is_left_alone_for_a_while_and_longer_each_time() -> None:
+def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
     spans, router = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
     bad, lengths, now = router.stats("bad"), [], 0.0
     for _ in range(3):
@@ -159,7 +159,7 @@ def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
     assert router.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
 
 
-def test_a_server_once_slow_is_tried_again() -> None:
+def test_a_server_that_was_slow_is_tried_again() -> None:
     router = Router()
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
         router.stats(peer).sent(TOKENS)
@@ -183,7 +183,7 @@ spans_of_eight = st.lists(
 
 
 @given(spans_of_eight, st.integers(0, 7), st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-3, 1e3)))
-def test_hops_lead_to_the_end_whenever_there_is_a_way(
+def test_segments_lead_to_the_end_whenever_there_is_a_route(
     drawn: list[tuple[str, int, int]], start: int, seconds: dict[str, float]
 ) -> None:
     spans, router = [Span(*span) for span in drawn], Router()
@@ -205,7 +205,7 @@ def test_hops_lead_to_the_end_whenever_there_is_a_way(
 
 
 @given(spans_of_eight, spans_of_eight)
-def test_what_is_avoided_is_left_out_where_another_server_has_it(
+def test_avoided_segments_are_removed_where_another_server_holds_them(
     drawn: list[tuple[str, int, int]], avoided: list[tuple[str, int, int]]
 ) -> None:
     spans = [Span(*span) for span in drawn]
@@ -217,4 +217,4 @@ def test_what_is_avoided_is_left_out_where_another_server_has_it(
         if holders[block] - unwanted:
             assert left == holders[block] - unwanted
         else:
-            assert len(left) == min(1, len(holders[block])), "one of those that are unwanted has to do it"
+            assert len(left) == min(1, len(holders[block])), "one of the avoided servers has to do it"
