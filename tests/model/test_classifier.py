@@ -136,8 +136,8 @@ def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
     tuned = make_tuned("deep_ptune", hidden=512, layers=1)
     remote = swarm_client.classifier(family_swarms["wide"], tuned)
     streamed = []
-    original = Transport._ask_in_parts
-    monkeypatch.setattr(Transport, "_ask_in_parts", lambda *a: (streamed.append(1), original(*a))[1])
+    original = Transport._call_stream
+    monkeypatch.setattr(Transport, "_call_stream", lambda *a: (streamed.append(1), original(*a))[1])
     ids, lengths = ragged_batch([123] * 8)  # 8 x (5 + 123) tokens of 512 float32: 2 MiB
     local = load_locally(str(tiny_models["wide"]), tuned)
     torch.testing.assert_close(remote.logits(ids, lengths), local.logits(ids, lengths))
