@@ -1,4 +1,4 @@
-"""The conductor: one run, from its configuration to its report."""
+"""One evaluation run, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OPENING_SECONDS = 120.0
 _CLAIM, _TO_DO, _COMPLETE, _REPORTED = "claim", "to do", "complete", "reported"
 _PREPARATION_SECONDS = 72 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
-texts take a day."""
+texts take about a day."""
 
 
 def evaluate_run(
@@ -62,21 +62,21 @@ def evaluate_run(
     stop: Stop | None = None,
     folder: RunFolder | None = None,
 ) -> dict[str, Any] | None:
-    """Evaluates a tuned classifier on a dataset; every rank calls it.
+    """Evaluates a classifier on a dataset; every rank calls it.
 
     Args:
-        config: what to do.
-        topology: where this process stands among the ranks.
-        rank_store: the ranks' store.
+        config: the run's options.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
-        stop: asked whether to go on.
-        folder: the run's folder, if the caller wants to note how the run ended.
+        stop: tells whether the run was asked to stop.
+        folder: the run's folder, if the caller wants to record how the run ended.
 
     Returns:
         On the leader the metrics by name, else None.
 
     Raises:
-        EvaluationError: the run cannot be done, on the rank that knows why.
+        EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     folder, stop = folder or RunFolder(config), stop or Stop()
@@ -90,7 +90,7 @@ def evaluate_run(
         if topology.is_leader:
             config = with_recorded_analysis(config, folder.results())
             folder.config = config
-        torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
+        torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         tuned = target_of(config)
         base = BaseModelSpec.of(config, tuned)
         custom_metrics = find_metrics(config, tuned)
@@ -113,7 +113,7 @@ def evaluate_run(
         data, plan = prepared or open_plan(base, tuned, topology, rank_store)
         analysis_options = (
             AnalysisOptions.of(config, data) if topology.is_leader else AnalysisOptions()
-        )  # now: what is wrong with it shows at once
+        )  # checked now, so that an error shows before anything is sent
         run_id = fingerprint_of(config, base, tuned, data, plan).digest()
         journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=topology.rank, run=run_id)
         stack.callback(journal.close)
@@ -150,7 +150,7 @@ def evaluate_run(
         if not topology.is_leader:
             if (
                 topology.hosts > 1 and topology.is_host_leader
-            ):  # a host that ends well is not started again for the leader
+            ):  # a scheduler does not restart a host that has exited with 0, should the leader's fail
                 rank_store.wait_for(_REPORTED, _PREPARATION_SECONDS)
             return None
         if combined.failed:
@@ -186,7 +186,7 @@ def evaluate_run(
 
 
 def find_metrics(config: EvaluationConfig, tuned: EvalTarget) -> list[CustomMetric]:
-    """Finds the caller's own metrics and tries them (see `load_metrics`)."""
+    """Loads the custom metrics and tries them on synthetic predictions (see `load_metrics`)."""
     if not config.metric:
         return []
     sample = synthetic_predictions(tuned.problem, tuned.num_labels)
@@ -198,7 +198,7 @@ def find_metrics(config: EvaluationConfig, tuned: EvalTarget) -> list[CustomMetr
 def open_plan(
     base: BaseModelSpec, tuned: EvalTarget, topology: Topology, rank_store: RankStore
 ) -> tuple[TokenizedDataset, Plan]:
-    """Waits for the tokenized data of this host, and plans the batches."""
+    """Waits for this host's tokenized dataset, and plans the batches."""
     data = TokenizedDataset(Path(rank_store.wait_for(f"data/{topology.node}", _PREPARATION_SECONDS)))
     return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
 
@@ -206,7 +206,7 @@ def open_plan(
 def fingerprint_of(
     config: EvaluationConfig, base: BaseModelSpec, tuned: EvalTarget, data: TokenizedDataset, plan: Plan
 ) -> Fingerprint:
-    """Returns what a run's results depend on, by names that a person reads when they differ."""
+    """Returns the inputs and options that a run's results depend on, by names for error messages."""
     return Fingerprint(
         {
             "base model": base.digest(),
@@ -226,7 +226,7 @@ def fingerprint_of(
 
 
 def window_for(config: RunConfig, base: BaseModelSpec, topology: Topology) -> Window:
-    """Returns a rank's window, within its share of the host's memory."""
+    """Returns a rank's window of requests in flight, sized within its share of the host's memory."""
     memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
     largest = largest_window(base.token_budget, base.config.hidden_size, memory)
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
@@ -235,7 +235,7 @@ def window_for(config: RunConfig, base: BaseModelSpec, topology: Topology) -> Wi
 def prepare_data(
     config: RunConfig, base: BaseModelSpec, tuned: EvalTarget, folder: Path, extra_columns: Sequence[str] = ()
 ) -> Path:
-    """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
+    """Tokenizes the dataset into a folder, once for all ranks of a host, with extra columns such as groups."""
     from transformers import AutoTokenizer
 
     own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()

@@ -77,4 +77,4 @@ def require_no_stop(stop: Stop, when: str) -> None:
     reason = common_reason(all_gather(stop.reason))
     if reason:
         stop.request(reason)
-        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to go on from there", None)
+        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to resume from there", None)

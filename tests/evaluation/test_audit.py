@@ -60,7 +60,7 @@ def test_what_ranks_found_is_joined() -> None:
     assert (facts["fraction"], facts["batches"], facts["alone"], facts["unanswered"]) == (0.1, 3, 3, 0)
     assert (facts["disputes"], len(facts["first_disputes"])) == (30, 20)
     for one in ranks:
-        again = Findings.of_notes(json.loads(json.dumps(one.to_notes())))
+        again = Findings.from_record(json.loads(json.dumps(one.to_record())))
         assert dataclasses.replace(again, faulty=one.faulty) == one
     assert Findings.merged(ranks)
     assert not Findings()

@@ -108,7 +108,7 @@ def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data
         finished, _ = found_in(folder)
         expected = Journal(folder, SIZES, LABELS)
         for outcome in kept:
-            expected._note(path, 0, outcome)
+            expected._index(path, 0, outcome)
         assert finished == sorted(batch for batch, place in expected._places.items() if place.is_whole)
 
 

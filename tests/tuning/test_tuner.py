@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     else:
         assert process.returncode == STOPPED[how], err
         assert noted(output)["status"] == "incomplete"
-        assert "start the same command again to go on" in err
+        assert "start the same command again to resume" in err
     assert run_here(*arguments) == 0
     assert not re.search(r"\b0/12 ", capfd.readouterr().err), "it began anew"
     assert noted(output)["status"] == "complete"
