@@ -195,7 +195,7 @@ def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
     os.kill(rank_of(launcher, 1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
-    assert "cannot go on with the other ranks" in noted(output)["error"]["message"], err
+    assert "lost contact with the other ranks" in noted(output)["error"]["message"], err
     assert run_here(*arguments) == 0
     assert_close(tuned(output), tuned(alone))
     assert not launcher.leftovers()
