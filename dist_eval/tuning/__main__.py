@@ -18,7 +18,7 @@ def parse(arguments: Sequence[str]) -> TuningConfig:
     return parse_args(arguments, COMMAND)
 
 
-def load() -> tuple[program.Conduct, type[RunFolder]]:
+def load() -> tuple[program.RunFunction, type[RunFolder]]:
     """Imports what a tuning needs."""
     from dist_eval.tuning.folder import TuningFolder
     from dist_eval.tuning.tuner import tune

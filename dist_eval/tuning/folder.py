@@ -32,8 +32,8 @@ RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
 class TuningFolder(RunFolder):
     """The folder of one tuning (see `RunFolder`)."""
 
-    results_name, keeps = RESULTS, "its folder"
-    others_have = (EVALUATION_RESULTS, BEST, LAST)
+    results_name, resume_source = RESULTS, "its folder"
+    foreign_files = (EVALUATION_RESULTS, BEST, LAST)
 
     @property
     def state(self) -> Path:

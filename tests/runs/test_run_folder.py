@@ -151,7 +151,7 @@ def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_pa
     before = (tmp_path / RESULTS).read_bytes()
     run = RunFolder(config_for(tmp_path))
     run.open()
-    with pytest.raises(RunError, match=r"complete run, and no journal that says of what.*--overwrite"):
+    with pytest.raises(RunError, match=r"complete run, but no journal that identifies it.*--overwrite"):
         run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
 
