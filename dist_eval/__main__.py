@@ -1,4 +1,4 @@
-"""`torchrun --nproc_per_node=N -m dist_eval`: the command line of the evaluator."""
+"""`torchrun --nproc_per_node=N -m dist_eval`: the command line of an evaluation."""
 
 from __future__ import annotations
 

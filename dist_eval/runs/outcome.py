@@ -64,12 +64,12 @@ def read_outcome(folder: Path) -> Outcome:
         return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
     if not isinstance(results, dict) or "status" not in results:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
-    error = results.get("error") or {}
+    failure = results.get("error") or {}
     return Outcome(
         folder,
         results["status"],
-        reason=error.get("message", ""),
-        transient=error.get("transient", results["status"] != "failed"),
+        reason=failure.get("message", ""),
+        transient=failure.get("transient", results["status"] != "failed"),
         version=(stat.st_ino, stat.st_mtime_ns, stat.st_size),
         progress=_progress(folder),
         results=results,
