@@ -29,20 +29,20 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
     Raises:
         EvaluationError: there is no such checkpoint or model, or they do not fit together.
     """
-    tuned = target_of(config)
-    facts.digests["tuned checkpoint"] = tuned.digest()
-    base = BaseModelSpec.of(config, tuned)
+    target = target_of(config)
+    facts.digests["tuned checkpoint"] = target.digest()
+    base = BaseModelSpec.of(config, target)
     facts.digests["base model"] = base.digest()
-    collect_needs(facts, config, base, tuned)
+    collect_needs(facts, config, base, target)
     return base
 
 
-def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, tuned: EvalTarget) -> None:
+def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, target: EvalTarget) -> None:
     """Notes the memory that this rank will need, and the GPU that it would use."""
     is_local = config.backend == "local" or config.compare_backends
     weights = parameters_of(base) * _FLOAT_BYTES if is_local or config.starts_swarm else 0
     facts.memory_needed = _RANK_BYTES
-    if config.uses_swarm and not isinstance(tuned, PretrainedClassifier):
+    if config.uses_swarm and not isinstance(target, PretrainedClassifier):
         # a client holds the embeddings, and its final norm
         facts.memory_needed += base.config.vocab_size * base.config.hidden_size * _FLOAT_BYTES
     if is_local and not _collect_gpu(facts, weights):
