@@ -19,7 +19,7 @@ def parse(arguments: Sequence[str]) -> TuningConfig:
 
 
 def load() -> tuple[program.RunFunction, type[RunFolder]]:
-    """Imports what a tuning needs."""
+    """Imports the run function of a tuning, and the class of its folder."""
     from dist_eval.tuning.folder import TuningFolder
     from dist_eval.tuning.tuner import tune
 
