@@ -1,4 +1,4 @@
-"""What follows from facts about hosts: names and interfaces, clocks, versions, memory, limits. Pure."""
+"""Derives findings from facts about hosts: names and interfaces, clocks, versions, memory, limits. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dist_eval.cluster.hosts import interface_of, is_loopback
 from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
-"""Seconds. Servers refuse the contact beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
+"""In seconds. Servers refuse clients beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
 
 _FILES_OF_A_PROCESS, _FILES_FOR_A_RANK, _FILES_OF_STORE_FOR_A_RANK = 256, 1, 3
-"""Files that a process has open: libraries, sockets of the swarm; with each other rank gloo; in torchrun, its store."""
+"""Open files of a process: libraries and sockets of the swarm; gloo's for each rank; those of torchrun's store for each
+rank."""
 
 _FULL = 0.9
 _DIFFERENCES_SHOWN = 5
 
 
 def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Host names that lead to loopback, interfaces that do not exist, a head that the hosts do not find."""
+    """Finds host names that resolve to loopback, interfaces that do not exist, and a head that hosts cannot resolve."""
     hosts = leaders(list(ranks))
-    # of two ranks only one connects to the other: an address that is wrong may never be used
+    # only one of two ranks connects to the other, so a wrong address may never be used
     level: Level = "error" if any(one.group is None for one in ranks) else "warning"
     faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one, level)]
     faults += [finding for one in hosts for finding in _rendezvous_faults(one)]
@@ -68,21 +69,21 @@ def _name_faults(one: RankFacts, level: Level) -> Iterator[Finding]:
         yield Finding(
             level,
             "names",
-            f"{one.host} does not know {one.head}, where the ranks meet (MASTER_ADDR).",
+            f"{one.host} does not know {one.head}, the rendezvous of the ranks (MASTER_ADDR).",
             "Name the first host by its IP address.",
         )
     elif one.head and all(map(is_loopback, one.head_addresses)):
         yield Finding(
             level,
             "names",
-            f"On {one.host} the place where the ranks meet, MASTER_ADDR={one.head}, leads to {one.head_addresses[0]}: "
-            "each host would meet itself only." + all_the_same,
+            f"On {one.host} the rendezvous of the ranks, MASTER_ADDR={one.head}, leads to {one.head_addresses[0]}: "
+            "each host would connect to itself only." + all_the_same,
             "Name the first host by its IP address, and start torchrun on it with --local-addr=ADDRESS.",
         )
 
 
 def _suggested_interface(one: RankFacts) -> str | None:
-    """The interface over which the host reaches the head; the head itself, the one that has its address."""
+    """Returns the interface over which the host reaches the head; on the head itself, the one with its address."""
     if one.way_to_head and (name := interface_of(one.way_to_head, one.interfaces)):
         return name
     return next(iter(one.interfaces), None)
@@ -94,21 +95,22 @@ def _rendezvous_faults(one: RankFacts) -> Iterator[Finding]:
         yield Finding(
             "error",
             "names",
-            f"On {one.host} the name of the --rendezvous leads to a loopback address: each host would meet itself.",
+            f"On {one.host} the name of the --rendezvous leads to a loopback address: each host would connect to "
+            "itself.",
             "Give the IP address of the first host.",
         )
     elif state.startswith("error: "):
         yield Finding(
             "error",
             "names",
-            f"{one.host} does not get to the --rendezvous: {state.removeprefix('error: ')}.",
+            f"{one.host} cannot reach the --rendezvous: {state.removeprefix('error: ')}.",
             "Check the address, the route and the firewall between the hosts.",
         )
     elif state == "listening":
         yield Finding(
             "warning",
             "names",
-            f"Somebody listens at the --rendezvous already, as {one.host} sees it.",
+            f"Seen from {one.host}, a process is listening at the --rendezvous already.",
             "If that is not the first host's torchrun, choose another port.",
         )
 
@@ -117,7 +119,7 @@ def _way(one: RankFacts) -> str:
     if one.rendezvous == "free":
         return f"the --rendezvous is on {one.host} and free"
     if one.rendezvous == "reachable":
-        return f"{one.host} gets to the host of the --rendezvous"
+        return f"{one.host} reaches the host of the --rendezvous"
     addresses = [f"{a} ({name})" for name, addresses in one.interfaces.items() for a in addresses]
     return f"{one.host} has {', '.join(addresses[:3]) or 'loopback only'}"
 
@@ -127,7 +129,7 @@ def _listed(one: RankFacts) -> str:
 
 
 def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Clocks that differ between hosts."""
+    """Finds clocks that differ between hosts."""
     known = [(one, one.clock) for one in leaders(list(ranks)) if one.clock is not None]
     if len(known) < 2:
         return
@@ -142,13 +144,13 @@ def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         "error" if is_error else "warning",
         "clocks",
         f"The clock of {worst.host} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of "
-        f"{first.host}." + (" Servers have nothing to do with clients more than 3 s off." if is_error else ""),
-        "Let all hosts take their time from the network (chrony, ntpd or systemd-timesyncd).",
+        f"{first.host}." + (" Servers refuse clients whose clocks are more than 3 s off." if is_error else ""),
+        "Synchronize the clocks of all hosts (chrony, ntpd or systemd-timesyncd).",
     )
 
 
 def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Versions that differ between ranks."""
+    """Finds versions that differ between ranks."""
     known = [one for one in ranks if one.versions]
     if not known:
         return
@@ -164,8 +166,8 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
         yield Finding(
             "error",
             "versions",
-            "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". What a text gets would "
-            "depend on the rank that has it.",
+            "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". A prediction would "
+            "depend on the rank that computes it.",
             "Install the same environment on all hosts, or start from one on a shared folder.",
         )
     else:
@@ -174,7 +176,7 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
 
 
 def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Limits of open files that many ranks would reach."""
+    """Finds limits of open files that are too low for the number of ranks."""
     known = [one for one in leaders(list(ranks)) if one.open_files is not None]
     needed = _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * ranks[0].world_size
     of_store = _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * ranks[0].world_size
@@ -194,15 +196,15 @@ def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findi
             "open files",
             f"On {ranks[0].host} torchrun may have {launcher} files open; with the store of {ranks[0].world_size} "
             f"ranks it needs about {of_store}.",
-            f"Before torchrun there: ulimit -n {2 * of_store}. Or put `python -m dist_eval.cluster.agent` in its "
-            "place, which does that itself.",
+            f"Before torchrun there: ulimit -n {2 * of_store}. Or use `python -m dist_eval.cluster.agent` instead, "
+            "which does that itself.",
         )
     elif known and not low:
         yield Finding("fine", "open files", f"a rank may have {min(one.open_files or 0 for one in known)}")
 
 
 def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Hosts and GPUs whose ranks need more memory than there is."""
+    """Finds hosts and GPUs whose ranks need more memory than there is."""
     hosts: dict[int, list[RankFacts]] = {}
     for one in ranks:
         hosts.setdefault(one.node, []).append(one)

@@ -1,4 +1,4 @@
-"""What follows from facts about what a run reads, writes and asks: folder, inputs, swarm. Pure."""
+"""Derives findings from facts about a run's output folder, inputs and swarm. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 5
 
 
 def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """An output folder that cannot be written, is not the same everywhere, or belongs to another run."""
+    """Finds an output folder that cannot be written, is not shared by all hosts, or belongs to another run."""
     unwritable = [one for one in ranks if "output folder" in one.errors]
-    for places, reason in _told_once(unwritable, "output folder"):
+    for places, reason in _by_reason(unwritable, "output folder"):
         yield Finding(
             "error",
             "output folder",
             f"At {places} {unwritable[0].output} cannot be used: {reason}.",
-            "Choose another --output, or mend its rights or its mount.",
+            "Choose another --output, or fix its permissions or its mount.",
         )
     strangers = sorted({words for one in ranks for words in one.strangers})
     if strangers:
@@ -45,7 +45,7 @@ def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     if blind:
         one = blind[0]
         rank = (one.unseen or [0])[0]
-        author = next((f"{other.place} wrote" for other in ranks if other.rank == rank), f"rank {rank} wrote")
+        author = next((f"{writer.place} wrote" for writer in ranks if writer.rank == rank), f"rank {rank} wrote")
         yield Finding(
             "warning",
             "output folder",
@@ -84,7 +84,7 @@ def _check_what_it_holds(leader: RankFacts, asked: Asked) -> Iterator[Finding]:
 
 
 def check_space(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Disks that are nearly full, for what the host's first rank writes."""
+    """Finds disks with too little space for what the host's first rank writes."""
     least: list[int] = []
     for one in leaders(list(ranks)):
         output_free = None if "output folder" in one.errors else one.output_free
@@ -105,12 +105,12 @@ def check_space(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 
 def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Inputs that cannot be read on a rank, or differ between ranks."""
+    """Finds inputs that cannot be read on a rank, or differ between ranks."""
     faults = False
     for subject in ("models", "dataset"):
         failed = [one for one in ranks if subject in one.errors]
         somewhere = {one.node for one in failed} != {one.node for one in ranks}
-        for places, message in _told_once(failed, subject):
+        for places, message in _by_reason(failed, subject):
             faults = True
             advice = "Other hosts have it: give a path that is the same on all of them." if somewhere else ""
             yield Finding("error", "inputs", f"At {places}: {message}", advice)
@@ -128,11 +128,11 @@ def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             )
     names = dict.fromkeys(name for one in ranks for name in one.digests)
     if names and not faults:
-        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", alike on all ranks" if ranks[1:] else ""))
+        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", equal on all ranks" if ranks[1:] else ""))
 
 
 def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Swarms that a rank does not reach, that miss blocks, whose servers do not answer or are not alike."""
+    """Finds a swarm that a rank cannot reach, or that lacks blocks, and servers that do not answer or differ."""
     if not asked.uses_swarm:
         return
     if asked.starts_swarm:
@@ -147,7 +147,7 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         )
         return
     failed = [one for one in ranks if "swarm" in one.errors]
-    for places, message in _told_once(failed, "swarm"):
+    for places, message in _by_reason(failed, "swarm"):
         advice = "Other ranks reach it: see the route and the firewall." if len(failed) < len(ranks) else ""
         yield Finding("error", "swarm", f"At {places}: {message}", advice)
     known = [one for one in ranks if one.swarm is not None]
@@ -157,7 +157,7 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "swarm",
-                f"As {one.place} sees it, nobody holds blocks {format_ranges(missing)} of "
+                f"Seen from {one.place}, no server holds blocks {format_ranges(missing)} of "
                 f"{(one.swarm or {})['dht_prefix']}.",
                 "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
             )
@@ -201,8 +201,8 @@ def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
         )
 
 
-def _told_once(failed: Sequence[RankFacts], step: str) -> Iterator[tuple[str, str]]:
-    """Yields each reason for which a step failed, with the ranks in words."""
+def _by_reason(failed: Sequence[RankFacts], step: str) -> Iterator[tuple[str, str]]:
+    """Yields each reason for which a step failed, preceded by the ranks, in words."""
     for reason in dict.fromkeys(one.errors[step] for one in failed):
         here = [one for one in failed if one.errors[step] == reason]
         yield here[0].place + (f" and {len(here) - 1} more" if here[1:] else ""), reason
