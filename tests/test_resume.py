@@ -68,7 +68,7 @@ def assert_equal_to(undisturbed: Path, output: Path) -> None:
         assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
 
 
-def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
+def assert_resumes(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
     """Another number of ranks, namely one, completes it."""
     assert run_here(*command) == 0
     assert_equal_to(undisturbed, output)
@@ -109,10 +109,10 @@ def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
         assert f"a part of another run: what differs is {differs}." in capfd.readouterr().err
         assert results_of(output)["status"] == "incomplete"
         assert journal_size(output) == size
-    assert_goes_on(launcher, command, undisturbed, output)
+    assert_resumes(launcher, command, undisturbed, output)
 
 
-def test_torchrun_restarts_the_ranks_and_they_go_on(
+def test_torchrun_restarts_the_ranks_and_they_resume(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
     output = tmp_path / "out"
@@ -128,7 +128,7 @@ def test_torchrun_restarts_the_ranks_and_they_go_on(
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
+def test_a_rank_that_hangs_is_named_and_does_not_block_the_others(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
     output = tmp_path / "out"
@@ -148,4 +148,4 @@ def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
         results["error"]["message"],
     )
     assert not launcher.processes()
-    assert_goes_on(launcher, command, undisturbed, output)
+    assert_resumes(launcher, command, undisturbed, output)

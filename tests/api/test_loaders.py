@@ -220,7 +220,7 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
     on_all_ranks(2, act)
 
 
-def test_a_batch_sampler_of_the_callers_counts_as_it_draws() -> None:
+def test_a_custom_batch_sampler_counts_as_it_draws() -> None:
     class InPieces:
         """Groups examples, differently on each rank unless told otherwise."""
 

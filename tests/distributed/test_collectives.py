@@ -53,7 +53,7 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert "disagreement" not in known[0]
 
 
-def test_a_rank_that_stands_still_in_the_exchange_is_named(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_in_a_collective_is_named(launcher: Launcher, tmp_path: Path) -> None:
     said = tmp_path / "said"
     result = launcher.run(str(Path(WORKER).with_name("silent_worker.py")), str(said), ranks=2)
     assert result.returncode == 0, result.stderr

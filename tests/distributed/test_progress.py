@@ -147,14 +147,14 @@ def test_a_rank_that_falls_silent_in_the_middle_stops_the_others_and_is_named(tw
     assert "received no heartbeat for 1.5 s from rank 1 on host-1 (4 examples done" in stops[0].reason
 
 
-def test_ranks_that_are_slow_but_alive_are_not_taken_for_gone(two_ranks: MakeProgress) -> None:
+def test_ranks_that_are_slow_but_alive_do_not_count_as_lost(two_ranks: MakeProgress) -> None:
     stops = Stop(), Stop()
     with shown(*(two_ranks(rank, stop=stop, stall_timeout=1.5) for rank, stop in enumerate(stops))):
         time.sleep(3.5)
     assert not any(stop.requested for stop in stops)
 
 
-def test_a_rank_that_is_cut_off_says_from_whom(
+def test_a_rank_that_is_cut_off_names_the_leader(
     two_ranks: MakeProgress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stop = Stop()

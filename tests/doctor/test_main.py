@@ -105,7 +105,7 @@ def test_a_missing_rank_is_named_within_the_time_limit(rank_of_two: Any, tmp_pat
     )
 
 
-def test_a_store_that_accepts_and_says_nothing_holds_nobody_up(rank_of_two: Any) -> None:
+def test_a_store_that_accepts_and_never_answers_blocks_no_rank(rank_of_two: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = rank_of_two(1, server.getsockname()[1], 1)
     assert done.returncode == 1

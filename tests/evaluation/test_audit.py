@@ -119,7 +119,7 @@ def local_logits(number: int) -> torch.Tensor:
     return load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(*batch(number))
 
 
-def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
+def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     swarm: SwarmWithLiar, swarm_client: SwarmClient
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
@@ -143,7 +143,7 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
     assert swarm.liar not in {str(span.peer) for span in requests.spans()}
 
 
-def test_a_batch_that_servers_take_in_halves_shows_the_odd_one_too(
+def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     swarm: SwarmWithLiar, swarm_client: SwarmClient
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
@@ -179,7 +179,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     assert not launcher.leftovers()
 
 
-def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
@@ -199,7 +199,7 @@ def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar,
     assert routing.findings == Findings(alone=1)
 
 
-def test_a_replica_that_is_gone_costs_its_opinion_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}

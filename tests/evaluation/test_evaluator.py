@@ -299,7 +299,7 @@ def test_an_embedded_swarm_is_refused_on_several_hosts(
     ("ranks", "case"),
     [(1, "empty"), (2, "unknown label"), (3, "no checkpoint")],
 )
-def test_of_several_ranks_one_speaks_once_and_the_run_is_marked_as_failed(
+def test_of_several_ranks_one_reports_and_the_run_is_marked_as_failed(
     ranks: int, case: str, launcher: Launcher, tmp_path: Path
 ) -> None:
     rows, checkpoint, words = {

@@ -154,7 +154,7 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
     assert found_in(tmp_path)[0] == [2]
 
 
-def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -> None:
+def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> None:
     router = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
     for batch, route in router.items():
         write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))

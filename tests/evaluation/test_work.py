@@ -79,7 +79,7 @@ def work_of(
 
 
 @pytest.mark.parametrize("verdict_at", [2, 7, 20])
-def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
+def test_batches_answered_by_a_faulty_server_are_predicted_again(
     verdict_at: int, data: TokenizedDataset, plan: Plan, tmp_path: Path
 ) -> None:
     assert len(plan) > 8
@@ -105,7 +105,7 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
     journal.close()
 
 
-def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
+def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
     journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
@@ -113,7 +113,7 @@ def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, 
     assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
 
 
-def test_too_many_failures_are_told_with_a_reason() -> None:
+def test_too_many_failures_are_an_error_with_a_reason() -> None:
     FailurePolicy(skip=True, limit=2).require_few(2, 10, "refused")
     with pytest.raises(RunError, match=r"3 examples failed, more than --max-failed 2 allows. One of them: refused"):
         FailurePolicy(skip=True, limit=2).require_few(3, 10, "refused")
@@ -122,7 +122,7 @@ def test_too_many_failures_are_told_with_a_reason() -> None:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=5))
-def test_every_batch_is_brought_or_done_by_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
+def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
     world_size = len(found_by_rank)
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)

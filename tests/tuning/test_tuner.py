@@ -150,7 +150,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGUSR1", "STOP"])
-def test_an_interrupted_run_goes_on_to_the_same_bits(
+def test_an_interrupted_run_resumes_to_the_same_bits(
     how: str,
     alone: Path,
     data: dict[str, Path],
@@ -182,7 +182,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert not launcher.leftovers()
 
 
-def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
+def test_one_rank_that_stops_or_dies_ends_all_and_any_number_resumes(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -237,7 +237,7 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
     assert ((alone / "tuning.json").read_bytes(), tuned(alone).digest()) == before
 
 
-def test_overwrite_starts_anew(data: dict[str, Path], tmp_path: Path) -> None:
+def test_overwrite_starts_afresh(data: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "out"
     short = ("--epochs", "1", "--tuning-mode", "ptune")
     assert run_here(*command(data, output, *LOCAL, *short)) == 0
@@ -260,7 +260,7 @@ def test_overwrite_starts_anew(data: dict[str, Path], tmp_path: Path) -> None:
         (("--learning-rate", "1e30", "--max-grad-norm", "0"), "not finite"),
     ],
 )
-def test_what_is_wrong_is_said_once_and_in_the_folder(
+def test_errors_are_reported_once_and_in_the_folder(
     further: tuple[str, ...], words: str, data: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
