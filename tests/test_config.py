@@ -1,4 +1,4 @@
-"""Options: all that can be checked without data or a swarm is checked before anything is done."""
+"""Options: everything that can be checked without data or a swarm is checked on construction."""
 
 from __future__ import annotations
 

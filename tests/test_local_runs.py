@@ -1,4 +1,4 @@
-"""Whole runs on this host: every kind of problem, any number of ranks, metrics of the caller's own."""
+"""Whole runs on this host: every problem type, any number of ranks, custom metrics."""
 
 from __future__ import annotations
 

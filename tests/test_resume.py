@@ -1,4 +1,4 @@
-"""Runs that end too soon, in many ways, and go on: nothing is lost, and the result is the same to the last byte."""
+"""Runs that end early, in many ways, and resume: nothing is lost, and the result is byte-identical."""
 
 from __future__ import annotations
 

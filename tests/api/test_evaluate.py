@@ -1,4 +1,4 @@
-"""The familiar evaluation loop as one call, on one process, under torchrun, and on a swarm."""
+"""`evaluate(model, eval_dataloader)` on one process, under torchrun, and on a swarm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of two ranks over a real store: what one knows, the other learns; who is silent is named."""
+"""Progress of two ranks over a real store: both see each other's counts, and a silent rank is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks' store: values, meetings, failures, and starts that must not mislead each other."""
+"""The ranks' store: values, barriers, failures, and separation of several starts."""
 
 from __future__ import annotations
 

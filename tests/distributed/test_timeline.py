@@ -1,4 +1,4 @@
-"""A timeline: what was under way when, whatever the number of calls, in a bounded number of bins."""
+"""A timeline: calls in flight over time, for any number of calls, in a bounded number of bins."""
 
 from __future__ import annotations
 

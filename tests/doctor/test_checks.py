@@ -1,4 +1,4 @@
-"""What the doctor makes of facts: healthy ones give no complaint, each ill one a finding that names host and cure."""
+"""The doctor's findings: none for healthy facts, and for each fault one that names the host and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.doctor`, as a person uses it, on real ranks and a real swarm."""
+"""`python -m dist_eval.doctor`, as users start it, on real ranks and a real swarm."""
 
 from __future__ import annotations
 

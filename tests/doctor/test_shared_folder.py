@@ -1,4 +1,4 @@
-"""Probes in the output folder: seen by those who look at the same folder, locked while their rank lives, gone after."""
+"""Probes in the output folder: seen by ranks with the same folder, locked while their rank runs, then removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second opinions: real servers, one of which computes with other weights."""
+"""Audits on real servers, one of which computes with other weights."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     swarm: SwarmWithLiar, swarm_client: SwarmClient
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
-    told: list[str] = []
-    audit, found, number = Audit(classifier, told.append), [], 0
-    while not told or number < 4:  # until it was asked
+    excluded: list[str] = []
+    audit, found, number = Audit(classifier, excluded.append), [], 0
+    while not excluded or number < 4:  # until it was asked
         routing = Routing(audited=True)
         logits = audit.logits(*batch(number), routing)
         assert swarm.liar not in {peer for peer, _, _ in routing.route}
@@ -134,7 +134,7 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
         found.append(routing.findings)
         number += 1
     facts = Findings.merged(found).to_dict(1.0)
-    assert told == [swarm.liar]
+    assert excluded == [swarm.liar]
     assert facts["batches"] == number
     assert swarm.liar not in {server["peer"] for server in facts["servers"]}
     assert all(server["agreed"] > 0 for server in facts["servers"])
@@ -150,13 +150,13 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((60,), 50)
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
-    told: list[str] = []
-    while not told:
+    excluded: list[str] = []
+    while not excluded:
         routing = Routing(audited=True)
-        logits = Audit(classifier, told.append).logits(ids, lengths, routing)
+        logits = Audit(classifier, excluded.append).logits(ids, lengths, routing)
         assert torch.allclose(logits, truth, atol=1e-4)
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
-    assert told == [swarm.liar]
+    assert excluded == [swarm.liar]
     assert requests.halved >= 1
 
 

@@ -1,4 +1,4 @@
-"""The swarm's answers beside the local ones: equal where both are right, and every change is told."""
+"""The swarm's logits compared with local ones: equal where both are right, and every change is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A complete run that is started again: what is asked for is computed from its predictions, and nothing gets lost."""
+"""A complete run that is started again: new metrics are computed from its predictions, and nothing gets lost."""
 
 from __future__ import annotations
 

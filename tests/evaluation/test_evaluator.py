@@ -1,4 +1,4 @@
-"""The main job as people run it: exact on any number of ranks, and clear about what is wrong."""
+"""Evaluation runs as users start them: exact on any number of ranks, with clear errors."""
 
 from __future__ import annotations
 

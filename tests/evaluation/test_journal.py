@@ -1,4 +1,4 @@
-"""The journal: what was written is found again, whatever happened to the files; nothing else is."""
+"""The journal: intact records are found again, whatever happened to the files, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's work: what is left is done, what an odd server had a hand in is done again."""
+"""A rank's work: unfinished batches are predicted, and those that a faulty server answered are predicted again."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.swarm.router import Routing
 
-ROWS, CLASSES, ODD = 40, 3, "odd"
+ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()
 
 
 class Classifier:
-    """Two servers that take turns; one of them answers falsely until it is distrusted.
+    """Two servers that take turns; one of them answers falsely until it is excluded.
 
     Args:
         journal: where the verdict is written.
-        verdict_at: the call in which the odd server is found out.
+        verdict_at: the call in which the faulty server is found.
     """
 
     num_labels = CLASSES
@@ -49,9 +49,9 @@ class Classifier:
 
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
         self.calls += 1
-        server = "honest" if self.calls % 2 or ODD in self._distrusted else ODD
+        server = "honest" if self.calls % 2 or FAULTY in self._distrusted else FAULTY
         if self.calls == self._verdict_at:
-            self._journal.exclude(ODD)
+            self._journal.exclude(FAULTY)
         routing.route.append((server, 0, 4))
         return torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)
 
@@ -85,8 +85,8 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     assert len(plan) > 8
     journal = Journal(tmp_path, plan.sizes, CLASSES)
     earlier = Journal(tmp_path, plan.sizes, CLASSES)
-    for batch, server in ((0, ODD), (1, "honest")):
-        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == ODD else 1.0, dtype=np.float32)
+    for batch, server in ((0, FAULTY), (1, "honest")):
+        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == FAULTY else 1.0, dtype=np.float32)
         earlier.append(BatchOutcome(batch, logits, [(server, 0, 4)]))
     earlier.close()
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
@@ -97,7 +97,7 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(predictions.index.tolist()) == list(range(ROWS))
     assert (predictions.logits == 1.0).all(), "a false answer counts"
-    assert (failed, findings.faulty) == ([], {ODD})
+    assert (failed, findings.faulty) == ([], {FAULTY})
     assert classifier.calls > len(plan) - 2
     facts = own.to_dict(ALONE)
     assert facts["resumed"] == plan.sizes[:2].sum()

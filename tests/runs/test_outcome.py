@@ -1,4 +1,4 @@
-"""What a run's folder says to a script: one exit status for each way a run can end."""
+"""The outcome in a run's folder: one exit status for each way in which a run can end."""
 
 from __future__ import annotations
 

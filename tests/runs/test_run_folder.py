@@ -1,4 +1,4 @@
-"""A run's folder: a true `results.json` at all times, and one run at a time."""
+"""A run's folder: a valid, current `results.json` at all times, and one run at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older, pickled exports: what they can look like, and what is refused without being run."""
+"""Older, pickled exports: the supported forms, and what is refused without being run."""
 
 from __future__ import annotations
 

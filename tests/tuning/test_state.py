@@ -1,4 +1,4 @@
-"""What a resumed tuning goes on from: it comes back as it was, and damage is noticed."""
+"""The state that a resumed tuning continues from: it survives saving and loading, and damage is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning as people run it: on one rank, on several, through a swarm, interrupted, and asked for the impossible."""
+"""Tuning runs as users start them: on one rank, on several, through a swarm, interrupted, and with invalid options."""
 
 from __future__ import annotations
 
