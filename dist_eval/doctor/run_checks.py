@@ -79,7 +79,7 @@ def _check_what_it_holds(leader: RankFacts, asked: Asked) -> Iterator[Finding]:
         )
     elif leader.run_status and not asked.overwrite:
         yield Finding(
-            "fine", "output folder", f"it holds a run that is {leader.run_status}: the same command goes on from there"
+            "fine", "output folder", f"it holds a run that is {leader.run_status}: the same command resumes it"
         )
 
 

@@ -45,7 +45,7 @@ FOLDER, FINGERPRINT = "journal", "fingerprint.json"
 FOLLOWS = ("token ids", "plan")
 """Names in a fingerprint that change only if another one does, or if dist_eval itself has changed."""
 
-_SUFFIX, _ODD_SUFFIX = ".batches", ".odd"
+_SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
@@ -88,7 +88,7 @@ class Journal:
             RunError: the folder cannot be read.
         """
         with _readable(self._folder):
-            found = self._folder.glob(f"{self._run}-odd-*{_ODD_SUFFIX}")
+            found = self._folder.glob(f"{self._run}-odd-*{_FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def exclude(self, server: str) -> None:
@@ -97,7 +97,7 @@ class Journal:
         Raises:
             RunError: the folder cannot be written.
         """
-        path = self._folder / f"{self._run}-odd-{server}{_ODD_SUFFIX}"
+        path = self._folder / f"{self._run}-odd-{server}{_FAULTY_SUFFIX}"
         with _writable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
@@ -281,6 +281,6 @@ def has_batches(folder: Path) -> bool:
 
 def forget_journal(folder: Path) -> None:
     """Removes the finished batches of a run's folder."""
-    for pattern in (f"*{_SUFFIX}", f"*{_ODD_SUFFIX}", FINGERPRINT):
+    for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT):
         for path in (folder / FOLDER).glob(pattern):
             path.unlink(missing_ok=True)
