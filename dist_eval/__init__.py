@@ -1,13 +1,13 @@
-"""Evaluates large language models that live on a Petals swarm, exactly, on any number of processes.
+"""Evaluates large language models hosted on a Petals swarm, exactly, on any number of processes.
 
     torchrun --nproc_per_node=4 -m dist_eval --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 
 The names below are the public API, together with the documented names of `dist_eval.demo`, `dist_eval.errors`,
-`dist_eval.schema` and `dist_eval.statistics`, the options of the command lines, and the files of a run: `results.json`,
-whose schema has a version, and `predictions.parquet`. What is public stays as it is as long as the major version does;
-all else may change at any time.
+`dist_eval.schema` and `dist_eval.statistics`, the command line options, and the files of a run: `results.json`, whose
+schema has a version, and `predictions.parquet`. The public API is stable within a major version; everything else may
+change at any time.
 
-The names are loaded when first used, so that importing the package costs nothing.
+The names are imported on first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.swarm.private import PrivateSwarm
 
-# Petals pins a transformers that uses names which torch has since deprecated: its users can do nothing about that
+# Petals pins a transformers that uses names which torch has since deprecated: users cannot do anything about that
 for _name in ("utils._pytree._register_pytree_node", "jit.script"):
     warnings.filterwarnings("ignore", f"`torch.{_name}` is deprecated", FutureWarning)
 
-_HOMES = {
+_MODULES = {
     "Coverage": "metrics.predictions",
     "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
@@ -63,9 +63,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`torchrun --nproc_per_node=N -m dist_eval`: the command line of the evaluator."""
+"""`torchrun --nproc_per_node=N -m dist_eval`: the command line of an evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
     return program.run(config, scratch_dir, stop, _load)
 
 
-def _load() -> tuple[program.Conduct, type[RunFolder]]:
+def _load() -> tuple[program.RunFunction, type[RunFolder]]:
     from dist_eval.evaluation.evaluator import evaluate_run
     from dist_eval.runs.run_folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""The errors that a user can act on: one sentence that names the culprit and says what to do."""
+"""The errors that a user can act on: one sentence that names the cause and says what to do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
 
 
 class EvaluationError(Exception):
-    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user as it stands.
+    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user unchanged.
 
     Attributes:
-        transient: whether the same command may get further although nobody changes anything.
+        transient: whether the same command may get further although nothing is changed.
     """
 
     transient = False
@@ -36,7 +36,7 @@ class ConfigError(EvaluationError):
 
 
 class DataError(EvaluationError):
-    """The dataset cannot be read, or a row of it cannot be evaluated."""
+    """The dataset cannot be read, or one of its rows cannot be evaluated."""
 
 
 class CheckpointError(EvaluationError):
@@ -44,34 +44,34 @@ class CheckpointError(EvaluationError):
 
 
 class SwarmError(EvaluationError):
-    """The swarm cannot be reached, misses blocks, or does not answer within the time set."""
+    """The swarm cannot be reached, lacks blocks, or does not answer within its time limit."""
 
     transient = True
 
 
 class RefusedError(SwarmError):
-    """Servers answered that they cannot do what was asked: asking again would not help."""
+    """Servers refused a request: sending it again would not help."""
 
     transient = False
 
 
 class OutageError(SwarmError):
-    """Some blocks have no server any more: whatever is sent would fail."""
+    """Some blocks have no server any more: every request would fail."""
 
 
 class ModelOutputError(EvaluationError):
-    """The model answered with something that is no prediction, such as non-finite logits."""
+    """The model's output is not a prediction, such as non-finite logits."""
 
 
 class ExactnessError(EvaluationError):
-    """Something that must agree does not: coverage, the two roads to a total, or the ranks among each other."""
+    """An exactness check failed: coverage, totals that are computed twice, or equality of values on all ranks."""
 
 
 class CoverageError(ExactnessError):
     """The predictions do not cover the dataset exactly once.
 
     Args:
-        message: what is wrong.
+        message: the error message.
         coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
     """
 
@@ -81,20 +81,20 @@ class CoverageError(ExactnessError):
 
 
 class RunError(EvaluationError):
-    """The run's folder or the group of ranks is in a state in which the run cannot go on."""
+    """The run's folder, or the group of ranks, is in a state in which the run cannot continue."""
 
 
 class LostRankError(RunError):
-    """Another rank, or the store that torchrun keeps, is not heard of any more."""
+    """Another rank, or torchrun's store, does not respond any more."""
 
     transient = True
 
 
 class RunStopped(EvaluationError):
-    """The run was asked to stop before its end; what is done is in its journal.
+    """The run was asked to stop before its end; finished batches are in its journal.
 
     Args:
-        message: why, and how far it came.
+        message: why, and how far the run is.
         coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
     """
 
@@ -104,11 +104,11 @@ class RunStopped(EvaluationError):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, or its type where it has none."""
+    """Returns the first line of an error's text, or its type if it has none."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def print_error(message: str) -> None:
-    """Prints an error for a person, on standard error."""
+    """Prints an error message to standard error."""
     print(f"dist_eval: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Loss and metrics in TensorBoard, Weights & Biases or MLflow, through `accelerate.tracking`."""
+"""Logs loss and metrics to TensorBoard, Weights & Biases or MLflow, through `accelerate.tracking`."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from typing import Any
 from dist_eval.errors import ConfigError
 
 _WANDB_NEWER = (("X_DISABLE_META", "true"),)
+"""Name of the variable `_DISABLE_META` in newer versions."""
+
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 class Trackers:
-    """Some trackers, or none.
+    """Any number of trackers.
 
     Args:
-        trackers: of `accelerate.tracking`, started.
+        trackers: started trackers of `accelerate.tracking`.
     """
 
     def __init__(self, trackers: Sequence[Any] = ()) -> None:
         self._trackers = trackers
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
-        """Logs figures by name; those that are undefined are left out."""
-        known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        """Logs values by name; undefined ones are left out."""
+        defined = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for tracker in self._trackers:
-            tracker.log(known, step=step)
+            tracker.log(defined, step=step)
 
 
 def require_trackers(names: Sequence[str]) -> None:
     """Checks that the libraries of trackers are installed.
 
     Raises:
-        ConfigError: one is not; the message names it.
+        ConfigError: a library is not installed; the message names it.
     """
     if not names:
         return
@@ -50,13 +52,16 @@ def require_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any], project: str) -> Iterator[Trackers]:
-    """Opens trackers for the time of the context; on the leader, within the process group if there is one.
+    """Opens trackers for the time of the context; called on the leader, within the process group if there is one.
 
     Args:
-        names: of trackers.
-        folder: where those that write files have a folder `logs`.
-        options: of the run; shown with its figures.
-        project: under which they show it.
+        names: names of trackers, from `TRACKERS`.
+        folder: trackers that write files write to its folder `logs`.
+        options: the run's options, which are logged, too.
+        project: the project's name in the tracker.
+
+    Yields:
+        The trackers.
     """
     if not names:
         yield Trackers()
@@ -72,7 +77,7 @@ def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]
             tracker_class = LOGGER_TYPE_TO_CLASS[name]
             where = {"logging_dir": str(folder / "logs")} if tracker_class.requires_logging_directory else {}
             tracker = tracker_class(project, **where)
-            if hasattr(tracker, "start"):  # before accelerate 1.8 they start by themselves
+            if hasattr(tracker, "start"):  # before accelerate 1.8, trackers start by themselves
                 tracker.start()
             opened.append(tracker)
             tracker.store_init_configuration(

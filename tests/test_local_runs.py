@@ -1,4 +1,4 @@
-"""Whole runs on this host: every kind of problem, any number of ranks, metrics of the caller's own."""
+"""Whole runs on this host: every problem type, any number of ranks, custom metrics."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ VIEW = ("intervals", "per_class", "groups", "calibration", "confident_mistakes",
 
 
 @pytest.mark.parametrize("problem", OWN)
-def test_a_complete_run_is_looked_at_anew_without_a_forward(
+def test_a_complete_run_is_analysed_again_without_a_forward(
     problem: str, cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:
     options, output = cases[problem], tmp_path / "out"
@@ -224,7 +224,7 @@ def test_a_complete_run_is_looked_at_anew_without_a_forward(
     assert (output / "reliability_diagram.png").exists() == (problem != "regression")
 
 
-def test_a_complete_run_is_looked_at_on_another_level(
+def test_a_complete_run_is_analysed_at_another_confidence(
     cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:
     options, output = cases["single_label_classification"], tmp_path / "out"

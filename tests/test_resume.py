@@ -1,4 +1,4 @@
-"""Runs that end too soon, in many ways, and go on: nothing is lost, and the result is the same to the last byte."""
+"""Runs that end early, in many ways, and resume: nothing is lost, and the result is byte-identical."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_equal_to(undisturbed: Path, output: Path) -> None:
         assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
 
 
-def assert_goes_on(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
+def assert_resumes(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
     """Another number of ranks, namely one, completes it."""
     assert run_here(*command) == 0
     assert_equal_to(undisturbed, output)
@@ -109,10 +109,10 @@ def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
         assert f"a part of another run: what differs is {differs}." in capfd.readouterr().err
         assert results_of(output)["status"] == "incomplete"
         assert journal_size(output) == size
-    assert_goes_on(launcher, command, undisturbed, output)
+    assert_resumes(launcher, command, undisturbed, output)
 
 
-def test_torchrun_restarts_the_ranks_and_they_go_on(
+def test_torchrun_restarts_the_ranks_and_they_resume(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
     output = tmp_path / "out"
@@ -120,14 +120,15 @@ def test_torchrun_restarts_the_ranks_and_they_go_on(
     os.kill(process_of_rank(launcher, 1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
-    assert re.search(r"no sign of rank 1 on \S+ \(\d+ examples done, the last ones in (batch \d+|no batch)\)", err)
+    lost = r"no (heartbeat|progress) for \S+ s from rank 1 on \S+ "
+    assert re.search(lost + r"\(\d+ examples done, the last ones in (batch \d+|no batch)\)", err)
     assert_equal_to(undisturbed, output)
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
     assert not launcher.leftovers()
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
+def test_a_rank_that_hangs_is_named_and_does_not_block_the_others(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
     output = tmp_path / "out"
@@ -142,9 +143,9 @@ def test_a_rank_that_hangs_is_named_and_holds_nobody_up(
     results = results_of(output)
     assert results["status"] == "failed"
     assert re.match(
-        r"Rank 0 waits, but for 5 s there was no sign of rank 1 on \S+ "
+        r"Rank 0 has (received no heartbeat|seen no progress) for 5 s from rank 1 on \S+ "
         r"\(\d+ examples done, the last ones in (batch \d+|no batch)\)\. .*--collective-timeout",
         results["error"]["message"],
     )
     assert not launcher.processes()
-    assert_goes_on(launcher, command, undisturbed, output)
+    assert_resumes(launcher, command, undisturbed, output)

@@ -1,1 +1,1 @@
-"""For programs of your own: `evaluate` in a training loop, `eval_batch`, and Petals' classifier to use them with."""
+"""The Python API: `evaluate` for a training loop, `eval_batch`, and a Petals classifier to use them with."""

@@ -1,9 +1,9 @@
-"""The familiar evaluation loop as one call: `evaluate(model, eval_dataloader)`.
+"""The usual evaluation loop as one call: `evaluate(model, eval_dataloader)`.
 
-What people write by hand after each epoch, with the mistakes taken out: each example counts once on any number of
-ranks, metrics are computed over all of them instead of averaged over batches or ranks, texts end where their mask says,
-and the model is left as it was found. A model whose blocks a Petals swarm hosts is evaluated as `python -m dist_eval`
-does it: a window of batches in flight, prompts once per request.
+It avoids the usual mistakes of hand-written loops: each example counts once on any number of ranks, metrics are
+computed over all examples instead of averaged over batches or ranks, texts end where their mask ends, and the model's
+mode is restored. A model hosted on a Petals swarm is evaluated as by `python -m dist_eval`: a window of batches in
+flight, prompts sent once per request.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluates a classifier on all batches of a DataLoader, on one process or under torchrun.
 
-    Under torchrun every rank calls it and gets the same result. A plain DataLoader is dealt out by batches; one with a
-    `DistributedSampler` is taken as it is, and its repeats count once. It uses the program's process group if there is
-    one, and one of its own for the time of the call otherwise. Not for several threads at a time.
+    Under torchrun every rank calls it and gets the same result. The batches of a plain DataLoader are divided among the
+    ranks; one with a `DistributedSampler` keeps its shards, and its repeats count once. The program's process group is
+    used if there is one; otherwise a group is opened for the time of the call. Not thread-safe.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`, a Hugging Face classifier, or any module whose output
-            has `logits` of shape [batch, num_labels]. Its mode (`train`, `eval`) and the grad mode are afterwards what
-            they were, also after an error.
-        eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and what the model's
-            `forward` takes, such as `input_ids` and `attention_mask` of shape [batch, length]. A model on Petals takes
-            these two, padded on the right. What `forward` does not take, such as the texts themselves, stays out.
-            Every rank gives the same data: it is sharded here.
-        device: where the batches are moved, for a model that is not on Petals.
-        return_predictions: add the predicted classes in dataset order.
+            has `logits` of shape [batch, num_labels]. Its mode (`train`, `eval`) and the grad mode are restored, also
+            after an error.
+        eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and arguments of the
+            model's `forward`, such as `input_ids` and `attention_mask` of shape [batch, length]. A model on Petals
+            takes these two, padded on the right. Other entries, such as the texts themselves, are ignored. Every rank
+            passes the same data: it is sharded here.
+        device: device that the batches are moved to, for a model that is not on Petals.
+        return_predictions: whether to add the predicted classes in dataset order.
 
     Returns:
         `accuracy`, `loss` (mean cross-entropy in nats), `precision`, `recall` and `f1` (weighted by the classes'
         examples; also as `f1_weighted`, `f1_macro`, `f1_micro` and so on), and the other metrics of
-        `dist_eval.compute_metrics`, as floats (NaN where the data leave one undefined); `examples`, their number; with
-        `return_predictions`, `predictions`, int64 of shape [examples].
+        `dist_eval.compute_metrics`, as floats (NaN if undefined for these data); `examples`, the number of examples;
+        with `return_predictions`, `predictions`, int64 of shape [examples].
 
     Raises:
-        ConfigError: the DataLoader leaves examples out or repeats them, its batches lack labels, or the model is
-            sharded over the ranks, or a Petals model with a head or forward of its own.
-        DataError: a label is none of the model's classes, or a text is padded on the left, or masked inside.
+        ConfigError: the DataLoader leaves examples out or repeats them, or its batches lack labels; or the model is
+            sharded over the ranks, or a Petals model with a custom head or forward.
+        DataError: a label is not one of the model's classes, or a text is padded on the left, or masked inside.
         ExactnessError: ranks have different models or data, or the examples were not covered exactly once.
         ModelOutputError: the logits are not finite or have a wrong shape.
         SwarmError: the swarm did not answer.
@@ -112,30 +112,30 @@ def evaluate(
 
 
 def raise_on_all_ranks(action: Callable[[], Result]) -> Result:
-    """Does something on all ranks; if it fails on one, it fails on all, instead of leaving the others waiting."""
-    result, problem = None, None
+    """Runs an action on all ranks; if it fails on one, it raises on all, so that the others do not wait forever."""
+    result, failure = None, None
     try:
         result = action()
-    except Exception as error:  # whatever it is
-        problem = error
-    problems = all_gather(problem and f"{type(problem).__name__}: {first_line(problem)}")
-    if problem is not None:
+    except Exception as error:  # any error has to reach the other ranks
+        failure = error
+    failures = all_gather(failure and f"{type(failure).__name__}: {first_line(failure)}")
+    if failure is not None:
         try:
-            raise problem
+            raise failure
         finally:
-            del problem  # with its traceback it holds what the action has opened, such as a loader's processes
-    for rank, text in enumerate(problems):
+            del failure  # its traceback keeps alive what the action has opened, such as a loader's processes
+    for rank, text in enumerate(failures):
         if text:
             raise RunError(f"Rank {rank} failed: {text}")
     return cast(Result, result)
 
 
 Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
-"""Positions, labels and logits of a batch."""
+"""Positions in the dataset, labels and logits of a batch."""
 
 
 def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, topology: Topology) -> Predictions | None:
-    """Predicts this rank's share; None if it is empty."""
+    """Predicts this rank's shard; None if it is empty."""
     with closing(
         _from_swarm(model, shard, topology) if is_on_swarm(model) else _from_module(model, shard, device)
     ) as answers:
@@ -144,9 +144,9 @@ def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, top
 
 
 def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> Generator[Answer, None, None]:
-    takes = names_taken(model)
+    accepts = names_taken(model)
     for positions, batch in shard.batches:
-        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name)}
+        inputs = {name: value for name, value in batch.items() if name != "labels" and accepts(name)}
         outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
         yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
 
@@ -165,7 +165,7 @@ def _from_swarm(model: Any, shard: LoaderShard, topology: Topology) -> Generator
 
 
 def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> Predictions:
-    """Checks a batch's answer and leaves repeats out."""
+    """Validates a batch's answer and drops repeated examples."""
     if logits.ndim != 2 or len(logits) != len(positions):
         raise ModelOutputError(
             f"The model's logits have shape {list(logits.shape)} instead of [{len(positions)}, num_labels]."
@@ -190,7 +190,7 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
 
 
 def _figures(combined: Predictions, totals: Totals, count: int) -> dict[str, Any]:
-    """Proves that each example counts once, and computes the result on the leader."""
+    """Proves that each example counts once, and computes the result; called on the leader."""
     prove_coverage(combined.index, count)
     require_same_totals(totals, Totals.of(combined))
     names = [f"LABEL_{number}" for number in range(combined.num_labels)]

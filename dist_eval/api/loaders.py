@@ -1,8 +1,8 @@
-"""Which batches of a DataLoader are whose: each example is evaluated by exactly one rank. Opens no process group.
+"""Shards a DataLoader: each example is evaluated by exactly one rank. Opens no process group.
 
-A plain DataLoader is dealt out by whole batches, so that its batches hold the same examples on any number of ranks. One
-whose sampler shards already is taken as it is, and what it repeats to give all ranks equally many is left out, by the
-index of the example in the dataset. Anything else that yields batches is read by every rank, which keeps its own.
+A plain DataLoader is sharded by whole batches, so that its batches hold the same examples on any number of ranks. If
+its sampler shards already, these shards are used, and examples that the sampler repeats to give all ranks equally many
+are dropped, by their index in the dataset. Any other iterable of batches is read by every rank, which keeps its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dist_eval.data.plan import shard_batches
 from dist_eval.errors import ConfigError, ExactnessError, RunError
 
 Gather = Callable[[Any], list[Any]]
-"""Brings an object of every rank to every rank."""
+"""Gathers an object from every rank on every rank."""
 
 _KEPT_ARGUMENTS = (
     "collate_fn",
@@ -39,9 +39,9 @@ class LoaderShard:
     """One rank's share of the batches of an evaluation set.
 
     Attributes:
-        batches: for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with -1 for
-            a repeat, and the batch as the DataLoader made it.
-        count: number of examples of the evaluation set; called when the batches are used up.
+        batches: yields for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with
+            -1 for a repeated example, and the batch as the DataLoader yields it.
+        count: returns the number of examples of the evaluation set; call it once the batches are exhausted.
     """
 
     batches: Iterable[tuple[np.ndarray, Any]]
@@ -55,17 +55,17 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
         loader: a DataLoader, or anything that yields batches, in the same order on all ranks.
         rank: this rank.
         world_size: number of ranks.
-        gather: brings an object of every rank to every rank.
+        gather: gathers an object from every rank on every rank.
 
     Returns:
-        The share.
+        The shard.
 
     Raises:
         ConfigError: the DataLoader leaves examples out, draws some more than once, or shards for other ranks.
-        RunError: on the other ranks.
+        RunError: another rank's DataLoader has one of these faults.
     """
-    problem = batches = sampler = None
-    is_sharded, looks = False, ""
+    failure = batches = sampler = None
+    is_sharded, digest = False, ""
     try:
         sampler = _sampler_of(loader)
         is_sharded = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
@@ -76,22 +76,22 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
             )
         if sampler is not None:
             batches = _index_batches(loader)
-            looks = _look_of(cast(Any, loader).dataset)
-            if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw some by chance
-                looks += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
+            digest = _digest_of(cast(Any, loader).dataset)
+            if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw a random subset
+                digest += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
         elif getattr(loader, "drop_last", False):
             raise ConfigError(
                 "The eval_dataloader has drop_last=True, so its figures might not be those of all examples: give it "
                 "drop_last=False."
             )
-    except Exception as error:  # the others have to be told, whatever it is
-        problem = error
-    # where the order is by chance, ranks may draw differently: the first one's counts for all
+    except Exception as error:  # any error has to reach the other ranks
+        failure = error
+    # if the order is random, ranks may draw differently: rank 0's order is used on all
     is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
-    kind = (batches is None, is_sharded, looks)
-    everybody = gather((problem and str(problem), kind, batches if is_shared else None))
-    if problem is not None:
-        raise problem
+    kind = (batches is None, is_sharded, digest)
+    everybody = gather((failure and str(failure), kind, batches if is_shared else None))
+    if failure is not None:
+        raise failure
     for other, (text, *_) in enumerate(everybody):
         if text:
             raise RunError(f"Rank {other} failed: {text}")
@@ -101,21 +101,21 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
             "dataset on every rank: it is sharded here, or by a DistributedSampler on all ranks."
         )
     if batches is None:
-        return _share_of_stream(loader, rank, world_size, gather)
+        return _shard_of_stream(loader, rank, world_size, gather)
     shared = [theirs for _, _, theirs in everybody]
     if is_sharded:
-        return _share_of_sharded(loader, batches, shared, rank)
-    return _share_of_plain(loader, sampler, shared[0] or batches, rank, world_size)
+        return _shard_of_sharded(loader, batches, shared, rank)
+    return _shard_of_plain(loader, sampler, shared[0] or batches, rank, world_size)
 
 
 def _is_in_order(loader: Any) -> bool:
-    """Whether a DataLoader draws the same batches on every rank, without a message telling it."""
+    """Returns whether a DataLoader draws the same batches on every rank without communication."""
     sampler = loader.batch_sampler
     return type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler)
 
 
-def _look_of(dataset: Any) -> str:
-    """Tells datasets apart, such as the shards of one: by their length and some of their rows."""
+def _digest_of(dataset: Any) -> str:
+    """Hashes a dataset's length and some of its rows, to distinguish datasets, such as different shards of one."""
     digest = hashlib.sha256(str(len(dataset)).encode())
     for index in sorted({0, len(dataset) // 2, len(dataset) - 1} if len(dataset) else ()):
         row = dataset[index]
@@ -130,7 +130,7 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _sampler_of(loader: Iterable[Any]) -> Any:
-    """Returns what draws the examples; None if the batches come from a stream."""
+    """Returns the sampler that draws the examples; None if the batches come from a stream."""
     if not isinstance(loader, DataLoader):
         return None
     if type(loader) is not DataLoader:
@@ -145,7 +145,7 @@ def _sampler_of(loader: Iterable[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
-def _share_of_plain(
+def _shard_of_plain(
     loader: Any, sampler: Any, batches: Sequence[np.ndarray], rank: int, world_size: int
 ) -> LoaderShard:
     drawn = _joined(batches)
@@ -156,7 +156,7 @@ def _share_of_plain(
             f"{counts.max()} times): give it a sampler without replacement."
         )
     is_known = type(loader.batch_sampler) is BatchSampler and hasattr(sampler, "__len__")
-    chosen = len(sampler) if is_known else len(drawn)  # a batch sampler of the caller's may choose as it likes
+    chosen = len(sampler) if is_known else len(drawn)  # a custom batch sampler may leave out any examples
     if len(drawn) < chosen:
         raise _left_out(chosen - len(drawn))
     own = [batches[number] for number in shard_batches(len(batches), rank=rank, world_size=world_size)]
@@ -164,7 +164,7 @@ def _share_of_plain(
     return LoaderShard(_Zipped(positions, _only(loader, own)), lambda: len(members))
 
 
-def _share_of_sharded(
+def _shard_of_sharded(
     loader: Any, batches: Sequence[np.ndarray], everybody: Sequence[Sequence[np.ndarray]], rank: int
 ) -> LoaderShard:
     total = len(loader.dataset)
@@ -184,7 +184,7 @@ def _share_of_sharded(
     return LoaderShard(_Zipped(positions, _only(loader, batches)), lambda: total)
 
 
-def _share_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: Gather) -> LoaderShard:
+def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: Gather) -> LoaderShard:
     stream = _Stream(loader, rank, world_size)
 
     def count() -> int:
@@ -202,7 +202,7 @@ def _share_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
 
 
 def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
-    """Returns a DataLoader like another one that yields just these batches, given by their examples' indices."""
+    """Returns a copy of a DataLoader that yields only these batches, given by the indices of their examples."""
     arguments = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
     return DataLoader(loader.dataset, batch_sampler=[batch.tolist() for batch in batches], **arguments)
 
@@ -212,7 +212,7 @@ def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class _Stream:
-    """Every `world_size`-th batch of what yields batches, with the positions that their examples have in it."""
+    """Every `world_size`-th batch of an iterable of batches, with the positions of its examples."""
 
     def __init__(self, loader: Iterable[Any], rank: int, world_size: int) -> None:
         self._loader, self._rank, self._world_size, self.rows = loader, rank, world_size, 0
@@ -247,10 +247,10 @@ class _Zipped:
 
 
 def rows_of(batch: Any) -> int:
-    """Returns the number of examples of a batch, by its labels.
+    """Returns the number of examples in a batch, by its labels.
 
     Raises:
-        ConfigError: it has no labels.
+        ConfigError: the batch has no labels.
     """
     try:
         labels = batch["labels"]

@@ -1,4 +1,4 @@
-"""Petals' own classifier, opened and closed in good order: for scripts that tune or evaluate a model by themselves."""
+"""Opens and gracefully closes Petals' own classifier, for scripts with their own tuning or evaluation loop."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ def open_petals_classifier(
     timeout: float = 120.0,
     **settings: Any,
 ) -> Iterator[Any]:
-    """Opens a Petals `Distributed*ForSequenceClassification`, and leaves its swarm at the end.
+    """Opens a Petals `Distributed*ForSequenceClassification`, and leaves its swarm at the end of the context.
 
-    It imports Petals so that it runs on a current hivemind, and waits until the swarm serves all blocks. Its helper
-    processes end with the context, or with this process, however that ends. Enter it before opening a process group:
+    It patches Petals to run on a current hivemind, and waits until the swarm serves all blocks. The helper processes
+    end with the context, or with this process, even if it is killed. Enter the context before opening a process group:
     Petals forks, and the fork would inherit the group's connections.
 
     Args:
         model: folder or hub name of the base model.
-        initial_peers: addresses of the swarm.
-        checkpoint: folder of a tuned checkpoint, whose prompts and head the model gets.
-        dht_prefix: name under which the swarm announces the model, if it is not the usual one.
+        initial_peers: addresses of the swarm's peers.
+        checkpoint: folder of a tuned checkpoint, whose prompts and head are loaded.
+        dht_prefix: name under which the swarm announces the model; by default Petals' rule for the model's name.
         timeout: seconds to wait for the swarm.
-        **settings: further fields of the model's config, such as `tuning_mode`, `pre_seq_len` and `num_labels` for a
+        **settings: other fields of the model's config, such as `tuning_mode`, `pre_seq_len` and `num_labels` for a
             model that is to be tuned, or `request_timeout` and `max_retries`.
 
     Yields:
         The model, in eval mode, float32 on the CPU.
 
     Raises:
-        CheckpointError: base model or checkpoint cannot be read, or do not belong together.
-        SwarmError: the swarm does not answer or misses blocks.
+        CheckpointError: base model or checkpoint cannot be read, or do not fit together.
+        SwarmError: the swarm does not answer or lacks blocks.
     """
     base = read_base_config(str(model))
     tuned = None if checkpoint is None else TunedCheckpoint.load(str(checkpoint))

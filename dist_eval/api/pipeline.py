@@ -1,9 +1,9 @@
-"""`eval_batch` over a swarm's pipeline, with the meaning it has in DeepSpeed's `PipelineEngine`, forward only.
+"""`eval_batch` on a swarm, with the semantics of DeepSpeed's `PipelineEngine`, forward only.
 
-The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Where DeepSpeed's
-own behaviour is a known defect, it is right here: averages are weighted by samples, so that a ragged last micro-batch
-counts as much as its examples do; logits come for all micro-batches, in order; and the module's mode and the iterator
-are afterwards what they were, also after an error.
+The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Known defects of
+DeepSpeed are corrected: averages are weighted by samples, so that a smaller last micro-batch has the weight of its
+examples; logits are returned for all micro-batches, in order; and the module's mode and the iterator are restored, also
+after an error.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class PetalsPipeline:
-    """A model whose blocks a swarm hosts, evaluated in micro-batches that are in its stages at the same time.
+    """A model hosted on a swarm, evaluated in micro-batches that are in its stages at the same time.
 
     Args:
         model: a Petals `Distributed*ForSequenceClassification`, or any module that is called with a micro-batch's
             inputs.
-        loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or several in a
-            list. Without it the outputs count as the loss.
-        micro_batches: how many `eval_batch` takes from an iterator if it is not told.
-        in_flight: how many are under way at a time; by itself if not set.
+        loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or a list of
+            several. Without it the outputs are used as the loss.
+        micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
+        in_flight: how many micro-batches are in flight at a time; by default adapted to the swarm.
 
     Attributes:
-        data_iterator: where a training loop of the caller takes its data from, as in DeepSpeed; nothing here reads it.
+        data_iterator: an iterator for the caller's training loop, as in DeepSpeed; not used here.
     """
 
     def __init__(
@@ -78,30 +78,30 @@ class PetalsPipeline:
         bcast_loss: bool = True,
         num_micro_batches: int | None = None,
     ) -> Any:
-        """Evaluates the next micro-batches of an iterator; every rank calls it, with data of its own.
+        """Evaluates the next micro-batches of an iterator; every rank calls it, with its own data.
 
         Args:
             data_iter: yields pairs of inputs and labels, or mappings with `labels`. Inputs are `input_ids`, int64 of
-                shape [batch, length], alone, in front of an `attention_mask` of the same shape, or in a mapping.
+                shape [batch, length], alone, followed by an `attention_mask` of the same shape, or in a mapping.
                 Micro-batches may differ in size, also from those in training.
-            return_logits: return the outputs too.
-            compute_loss: apply `loss_fn`; otherwise the outputs are reduced in the place of a loss.
-            reduce_output: "avg" for the mean over all samples of all micro-batches and ranks; None for what each
-                micro-batch of this rank gave, in order.
-            bcast_loss: accepted for the sake of the signature: each rank holds the whole pipeline, so that there is no
-                last stage that would have to tell the others.
-            num_micro_batches: how many to take; by default as many as `micro_batches`. If the iterator ends before,
-                those that came count.
+            return_logits: whether to return the outputs, too.
+            compute_loss: whether to apply `loss_fn`; otherwise the outputs are reduced in place of a loss.
+            reduce_output: "avg" for the mean over all samples of all micro-batches and ranks; None for the loss of each
+                micro-batch of this rank, in order.
+            bcast_loss: accepted for compatibility and ignored: each rank has the whole pipeline, so there is no last
+                stage that would have to broadcast the loss.
+            num_micro_batches: how many to take; by default `micro_batches`. If the iterator ends before that, the ones
+                that it yielded are evaluated.
 
         Returns:
-            The reduced loss, a tensor, or a list where `loss_fn` returns several; with `return_logits` a pair of it and
-            this rank's outputs, of shape [samples, ...] in the order of the iterator (a tuple if there are several,
+            The reduced loss, a tensor, or a list if `loss_fn` returns several; with `return_logits`, a pair of the loss
+            and this rank's outputs, of shape [samples, ...] in the order of the iterator (a tuple if there are several,
             None if this rank had no micro-batch).
 
         Raises:
-            StopIteration: the iterators of all ranks are used up.
-            ConfigError: an option has an impossible value, or outputs of different shapes should be averaged.
-            DataError: a micro-batch is no pair and no mapping, or cannot be read by a model on Petals.
+            StopIteration: the iterators of all ranks are exhausted.
+            ConfigError: an argument has an invalid value, or outputs of different shapes were to be averaged.
+            DataError: a micro-batch is neither a pair nor a mapping, or its inputs do not suit a model on Petals.
             ModelOutputError: the logits are not finite.
             SwarmError: the swarm did not answer.
             RunError: another rank failed.
@@ -119,9 +119,9 @@ class PetalsPipeline:
             )
         model = without_wrapper(self.module)
         with group_of_program() as topology, evaluation_mode(model):
-            all_gather(None)  # no rank begins before the others have ended what they did before
+            all_gather(None)  # a barrier: no rank begins before the others have finished their previous work
             taken = raise_on_all_ranks(lambda: self._forward(model, itertools.islice(data_iter, count), topology))
-            losses = raise_on_all_ranks(lambda: [self._loss(*one) if compute_loss else one[0] for one in taken])
+            losses = raise_on_all_ranks(lambda: [self._loss(*pair) if compute_loss else pair[0] for pair in taken])
             samples = raise_on_all_ranks(lambda: [_rows(labels) for _, labels in taken])
             everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
             ended = all(not rows for rows in all_gather(samples))
@@ -160,29 +160,31 @@ class PetalsPipeline:
             model, texts(), topology, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
         )
         with closing(answers):
-            found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda one: one[0])
-        return [(_beside(logits, labels), labels) for _, logits, labels in found]
+            found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda item: item[0])
+        return [(_to_device_of(labels, logits), labels) for _, logits, labels in found]
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:
-    """Gives inputs without names those of `input_ids` and `attention_mask`."""
+    """Names positional inputs `input_ids` and `attention_mask`."""
     if isinstance(inputs, Mapping):
         return inputs
-    several = _several(inputs)
-    if len(several) > 2:
+    values = _as_tuple(inputs)
+    if len(values) > 2:
         raise DataError(
-            f"A micro-batch has {len(several)} inputs. A model on Petals takes input_ids, alone or in front of an "
+            f"A micro-batch has {len(values)} inputs. A model on Petals takes input_ids, alone or followed by an "
             "attention_mask; others need names, in a mapping."
         )
-    return dict(zip(("input_ids", "attention_mask"), several, strict=False))
+    return dict(zip(("input_ids", "attention_mask"), values, strict=False))
 
 
-def _beside(logits: torch.Tensor, labels: Any) -> torch.Tensor:
+def _to_device_of(labels: Any, logits: torch.Tensor) -> torch.Tensor:
     return logits.to(labels.device) if isinstance(labels, torch.Tensor) else logits
 
 
 def _on_cpu(losses: Sequence[Any]) -> list[Any]:
-    return [loss.cpu() if isinstance(loss, torch.Tensor) else [one.cpu() for one in _several(loss)] for loss in losses]
+    return [
+        loss.cpu() if isinstance(loss, torch.Tensor) else [part.cpu() for part in _as_tuple(loss)] for loss in losses
+    ]
 
 
 def _pair(micro_batch: Any) -> tuple[Any, Any]:
@@ -197,18 +199,18 @@ def _pair(micro_batch: Any) -> tuple[Any, Any]:
 
 
 def _outputs(module: nn.Module, inputs: Any) -> Tensors:
-    outputs = module(**inputs) if isinstance(inputs, Mapping) else module(*_several(inputs))
+    outputs = module(**inputs) if isinstance(inputs, Mapping) else module(*_as_tuple(inputs))
     if isinstance(outputs, Mapping) or hasattr(outputs, "logits"):
         return logits_of(outputs)
     return tuple(outputs) if isinstance(outputs, list) else outputs
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def _rows(labels: Any) -> int:
-    first = next(iter(labels.values())) if isinstance(labels, Mapping) else _several(labels)[0]
+    first = next(iter(labels.values())) if isinstance(labels, Mapping) else _as_tuple(labels)[0]
     if not isinstance(first, torch.Tensor) or not first.ndim:
         raise DataError("The labels of a micro-batch should be a tensor with a row for each sample, or several.")
     return len(first)
@@ -219,7 +221,7 @@ def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
     losses = [loss for theirs, _ in everybody for loss in theirs]
     rows = [count for _, counts in everybody for count in counts]
     is_one = isinstance(losses[0], torch.Tensor)
-    columns = list(zip(*map(_several, losses), strict=True))
+    columns = list(zip(*map(_as_tuple, losses), strict=True))
     for column in columns:
         shapes = sorted({str(list(loss.shape)) for loss in column})
         if len(shapes) > 1:
@@ -235,7 +237,7 @@ def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
 
 
 def _joined(outputs: Sequence[Tensors]) -> Any:
-    """Joins the outputs of micro-batches; None if this rank had none."""
+    """Concatenates the outputs of micro-batches; None if this rank had none."""
     if not outputs:
         return None
     if isinstance(outputs[0], torch.Tensor):

@@ -1,1 +1,1 @@
-"""The command `dist-eval`: its subcommands (`main`), and how those that use several processes start them (`launch`)."""
+"""The command `dist-eval`: its subcommands (`main`), and the launch of those that use several processes (`launch`)."""

@@ -1,4 +1,4 @@
-"""`dist-eval completion SHELL`: prints what makes a shell complete the commands and options of `dist-eval`."""
+"""`dist-eval completion SHELL`: prints a script with which a shell completes commands and options of `dist-eval`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval completion",
         description='Prints a completion script. For bash: eval "$(dist-eval completion bash)"',
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def complete_parser() -> argparse.ArgumentParser:
-    """Makes one parser of all commands."""
+    """Builds one parser for all commands."""
     from dist_eval.cli.main import COMMANDS, NAME, parser_of
 
     parser = argparse.ArgumentParser(prog=NAME)

@@ -1,7 +1,7 @@
 """Starts the ranks of a command on this host, as `torchrun --nproc_per_node=N -m MODULE` does.
 
-Wrong options are found before any process starts, and the ranks' exit status and last sentence are those of the
-command: torchrun's own ends with status 1 and a traceback, whatever the ranks ended with.
+Unlike torchrun, which always exits with status 1 and a traceback, it exits with the ranks' status, and their error
+message comes last. Invalid options are found before any process starts.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ _OPTIONS = {
     "nproc-per-node": ("N", "processes (ranks) to start on this host (default: 1)"),
     "nnodes": ("N", "hosts of the run (default: 1)"),
     "node-rank": ("N", "number of this host, from 0"),
-    "rdzv-endpoint": ("HOST:PORT", "where the hosts meet"),
+    "rdzv-endpoint": ("HOST:PORT", "rendezvous of the hosts"),
     "rdzv-id": ("ID", "name of the run, the same on all hosts"),
-    "rdzv-backend": ("NAME", "how the hosts meet (such as c10d)"),
+    "rdzv-backend": ("NAME", "kind of rendezvous (such as c10d)"),
     "rdzv-conf": ("K=V,...", "settings of --rdzv-backend"),
     "master-addr": ("HOST", "address of the first host, without --rdzv-endpoint"),
     "master-port": ("PORT", "port of the first host, without --rdzv-endpoint"),
     "local-addr": ("HOST", "address at which the other hosts reach this one"),
     "max-restarts": ("N", "how often the ranks are started again after one died (default: 0)"),
 }
-"""Options of torchrun, which means the same by them."""
+"""Options of torchrun, with the same meaning."""
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("processes", "As torchrun takes them.")
+    group = parser.add_argument_group("processes", "As for torchrun.")
     for name, (metavar, text) in _OPTIONS.items():
         group.add_argument(f"--{name}", metavar=metavar, help=text, default=argparse.SUPPRESS)
 
 
 def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
-    """Makes the parser of a command together with the options of its launch."""
+    """Builds the parser of a command, with the options of its launch."""
     parser = commandline.build_parser(command)
     _add_options(parser)
     return parser
 
 
 def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) -> int | list[str]:
-    """Starts the ranks of this host and waits for their end, unless a single process is enough.
+    """Starts the ranks of this host and waits for them, unless this process can be the only rank.
 
     Args:
-        module: what each rank runs, as of `python -m`.
+        module: what each rank runs, as with `python -m`.
         command: its options.
         arguments: the command line: options of the launch and of the ranks, in any order.
 
     Returns:
-        The exit status (see `dist_eval.cluster.agent`); or, if the caller can be the only rank itself, its options.
+        The exit status (see `dist_eval.cluster.agent`); or, if this process can be the only rank, the rank's options.
     """
     words = [_with_dashes(word) for word in arguments]
     launching = OptionParser(add_help=False, allow_abbrev=False)
@@ -70,14 +70,14 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
         return options
     from dist_eval.cluster import agent
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun sets it, too, and says so at length
-    logging.disable(logging.CRITICAL)  # what the agent logs of its ranks' end they have said themselves
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, too, with a long warning
+    logging.disable(logging.CRITICAL)  # the agent would log failures that the ranks have reported themselves
     torchrun = [f"--{name.replace('_', '-')}={value}" for name, value in vars(launch).items()]
     return agent.main([*torchrun, "-m", module, *options])
 
 
 def _with_dashes(word: str) -> str:
-    """Spells an option of the launch with dashes: torchrun takes both, --nproc-per-node and --nproc_per_node."""
+    """Spells an option of the launch with dashes: torchrun accepts both --nproc-per-node and --nproc_per_node."""
     name, equals, value = word.partition("=")
     dashed = name.replace("_", "-")
     return dashed + equals + value if dashed.removeprefix("--") in _OPTIONS else word

@@ -1,7 +1,7 @@
-"""`dist-eval COMMAND ...`: every program of this package under one name.
+"""`dist-eval COMMAND ...`: all commands of this package.
 
-A command is a module that also runs as `python -m MODULE`; it is imported only when it is asked for, so that help is
-immediate. Those that work on several processes are started by `launch`.
+A command is a module that also runs as `python -m MODULE`; it is imported only when it is used, so that `--help` is
+immediate. Commands that use several processes are started by `launch`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NAME = "dist-eval"
 
 @dataclass(frozen=True)
 class Program:
-    """What a command runs.
+    """The module behind a command.
 
     Attributes:
-        help: what it is for, in a line.
-        module: what runs as `python -m`; unless `command` is given, it has a function `build_parser`.
-        command: where the options of a command with several processes are described, as MODULE:NAME.
+        help: what it is for, in one line.
+        module: module to run, as with `python -m`; unless `command` is given, it has a function `build_parser`.
+        command: for a command with several processes, its `Command`, as MODULE:NAME; else empty.
     """
 
     help: str
@@ -76,7 +76,7 @@ def main() -> int:
     """Runs the command line of `dist-eval`.
 
     Returns:
-        The exit status, of commands that do not end the process by themselves.
+        The exit status, for commands that do not end the process themselves.
     """
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def parser_of(program: Program) -> argparse.ArgumentParser:
-    """Makes the parser of a command."""
+    """Builds the parser of a command."""
     if not program.command:
         return import_module(program.module).build_parser()
     from dist_eval.cli import launch

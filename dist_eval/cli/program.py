@@ -1,6 +1,6 @@
-"""A run as a program: one rank from its command line to its exit status, whatever kind of run it is.
+"""Runs one rank of any kind of run as a program, from its command line to its exit status.
 
-Knows signals, the workspace, and who of several failed ranks speaks; what a run does is the caller's.
+Handles signals, the scratch folder, and which of several failed ranks reports; the caller says what a run does.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
 
 Config = TypeVar("Config", bound=RunConfig)
-Conduct = Callable[..., Any]
-"""What every rank does: called with its configuration, topology, board, private folder, stop, and the run's folder."""
+RunFunction = Callable[..., Any]
+"""Runs one rank: called with its configuration, topology, rank store, scratch folder, stop, and the run's folder."""
 
-Load = Callable[[], "tuple[Conduct, type[RunFolder]]"]
-"""Imports what conducts the run, and the class of its folder."""
+Load = Callable[[], "tuple[RunFunction, type[RunFolder]]"]
+"""Imports the run function, and the class of the run's folder."""
 
 
 def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
     """Runs one rank and ends the process.
 
     Args:
-        parse: makes a configuration of the command line without the program's name.
-        load: imports what the run needs; called once the command line is known to be right.
+        parse: builds a configuration from the command line without the program's name.
+        load: imports what the run needs; called once the command line is known to be valid.
     """
     try:
         config = parse(sys.argv[1:])
@@ -61,34 +61,34 @@ def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
         stop.ignore_signals()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # everything is closed; threads that still wait for a server's answer must not keep us
+    os._exit(code)  # everything is closed; threads that still wait for a server's answer must not delay the exit
 
 
 def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> int:
-    """Runs one rank; of the ranks that fail, the first one speaks for all.
+    """Runs one rank; if ranks fail, the first one reports for all.
 
     Args:
-        config: what to do.
+        config: the run's options.
         scratch_dir: this rank's private folder.
-        stop: asked whether to go on.
+        stop: tells whether the run was asked to stop.
         load: imports what the run needs.
 
     Returns:
-        The exit status: 0 when the run is complete, 1 when it failed, 75 when it was stopped in good order, 3 when a
-        person did so, 130 when it was interrupted. Ranks that stop together have the same one.
+        The exit status: 0 if the run is complete, 1 if it failed, 75 if it was stopped gracefully, 3 if a person
+        stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same one.
     """
     with gc_paused():
         from dist_eval.distributed.rank_store import RankStore, Topology
         from dist_eval.errors import print_error
 
-        conduct, folder_class = load()
+        run_function, folder_class = load()
 
     topology, rank_store, coverage, details, folder = None, None, None, "", folder_class(config)
-    transient = True  # what nobody foresaw may be the host's, not the input's
+    transient = True  # an unexpected error may be due to the host, not to the input
     try:
         topology = Topology.from_environment()
         rank_store = RankStore(topology)
-        conduct(config, topology, rank_store, scratch_dir, stop, folder)
+        run_function(config, topology, rank_store, scratch_dir, stop, folder)
         return COMPLETE
     except KeyboardInterrupt:
         message, code = "interrupted before the end", INTERRUPTED
@@ -106,16 +106,16 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     reason = {"message": message, "rank": topology.rank, "host": topology.host, "transient": transient}
     reason["coverage"] = coverage
     try:
-        speaks = rank_store is None or rank_store.claim_failure(reason)
-        first = reason if speaks or rank_store is None else rank_store.failure() or reason
-    except (EvaluationError, RuntimeError):  # the store went with torchrun: better twice than not at all
-        speaks, first = True, reason
-    if speaks:
+        reports = rank_store is None or rank_store.claim_failure(reason)
+        first = reason if reports or rank_store is None else rank_store.failure() or reason
+    except (EvaluationError, RuntimeError):  # the store ended with torchrun: better report twice than not at all
+        reports, first = True, reason
+    if reports:
         if folder.is_ours and folder.is_resumable and folder.results().get("status") == "running":
-            print_error(f"What was finished before is in {folder.keeps}: the same command resumes from there.")
+            print_error(f"What was finished before is in {folder.resume_source}: the same command resumes from there.")
         print_error(details + message)
-        _tell_torchrun(message)
-    if speaks or topology.is_leader:  # the leader too: the rank that failed may be on a host with other disks
+        _report_to_torchrun(message)
+    if reports or topology.is_leader:  # the leader, too: the failed rank may be on a host with other disks
         try:
             end = folder.stop if code == INTERRUPTED else folder.fail
             end(**first)
@@ -124,10 +124,10 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     return code
 
 
-def _tell_torchrun(message: str) -> None:
-    """Has torchrun's own report of the failure, which follows, end with the message.
+def _report_to_torchrun(message: str) -> None:
+    """Adds the message to torchrun's own report of the failure, which follows.
 
-    The file's form: https://docs.pytorch.org/docs/stable/elastic/errors.html
+    Format of the file: https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
     path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), int(time.time())
     if path:

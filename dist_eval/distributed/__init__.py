@@ -1,6 +1,6 @@
-"""The processes among each other: store, collectives, progress, stopping.
+"""Communication between ranks: store, collectives, progress, stopping.
 
-`rank_store` is the store that torchrun keeps, waited for within limits (`limited_store`); `collectives` the exchange in
-a process group; no other module imports torch.distributed. `progress` knows how far all are, `stop` shuts them down
-gracefully, `timeline` notes what this one did when.
+`rank_store` is a key-value store on torchrun's, with a time limit for each call (`limited_store`); `collectives` are
+exchanges in a process group; no other module imports torch.distributed. `progress` tracks how far all ranks are, `stop`
+shuts them down gracefully, `timeline` records when this rank was busy.
 """

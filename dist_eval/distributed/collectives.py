@@ -1,7 +1,6 @@
-"""The exchange between ranks, in a process group (gloo) that is opened after the model is built.
+"""Collectives between ranks, in a gloo process group that is opened after the model is built.
 
-With `rank_store`, through which ranks tell each other small things before and beside it, the only module that imports
-torch.distributed.
+Only this module and `rank_store`, which passes small values between ranks without a group, import torch.distributed.
 """
 
 from __future__ import annotations
@@ -25,43 +24,43 @@ from dist_eval.metrics.predictions import Collector, Predictions
 from dist_eval.process.files import allow_many_files
 
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
-"""Of predictions of all ranks together that travel at a time, which bounds what a rank has to hold of the others'; and
-of each rank at least, because a round takes its time however little travels."""
+"""Size of a round of gathered predictions: of all ranks together, which bounds what a rank holds of the others'; and at
+least of each rank, because a round has a fixed cost."""
 
 _CALL_SECONDS = 6 * 3600.0
 """Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
 
-_MEETING_SECONDS = 1800.0
-"""Longest wait for all ranks to make a call, which some programs make on one rank only."""
+_BARRIER_SECONDS = 1800.0
+"""Longest wait for all ranks to make a call: some programs make it on one rank only, by mistake."""
 
-_LAST_WORDS_SECONDS, _POLL_SECONDS = 15.0, 0.1
-"""What a rank that fails may need until it says so: it leaves the swarm first."""
+_ROOT_CAUSE_SECONDS, _POLL_SECONDS = 15.0, 0.1
+"""How long a failing rank may take to report its error: it leaves the swarm first."""
 
-_BROKEN_OFF = ("gloo", "connection", "socket", "timed out")
-"""What torch says when an exchange between ranks breaks off; its errors have no kind of their own."""
+_LOST_CONNECTION = ("gloo", "connection", "socket", "timed out")
+"""Words in torch's messages when a collective loses its connection; its errors have no type of their own."""
 
 _group: dist.ProcessGroup | None = None
-"""What collectives go through, if it is not the default group."""
+"""The group for collectives, if it is not the default group."""
 _calls = 0
 
 
 @contextmanager
 def group_of_program() -> Iterator[Topology]:
-    """Uses the process group that the program has opened, or opens one for the time of the context.
+    """Uses the program's process group, or opens one for the time of the context; every rank calls it.
 
-    Objects travel through gloo, also where the program's own group is for GPUs. Every rank calls it.
+    Collectives use gloo, even if the program's own group is for GPUs.
 
     Yields:
-        Where this process stands.
+        This process's place among the ranks.
 
     Raises:
-        RunError: the environment names several ranks, but torchrun's store cannot be reached, or they did not all come.
+        RunError: the environment names several ranks, but torchrun's store cannot be reached, or a rank did not call.
     """
     global _group, _calls
     if not dist.is_initialized():
         topology, _calls = Topology.from_environment(), _calls + 1
         rank_store = RankStore(topology, f"call-{_calls}")
-        rank_store.barrier("in the same call", _MEETING_SECONDS)
+        rank_store.barrier("in the same call", _BARRIER_SECONDS)
         with process_group(topology, rank_store, _CALL_SECONDS):
             yield topology
         return
@@ -85,11 +84,11 @@ def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> 
     Open it only after everything that forks (the swarm's DHT) has been started: a fork would inherit its sockets.
 
     Args:
-        topology: where this process stands.
-        rank_store: the ranks' store.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         timeout: seconds after which a collective that waits for another rank fails.
     """
-    allow_many_files()  # each rank is connected with every other one
+    allow_many_files()  # each rank has a connection to every other one
     dist.init_process_group(
         "gloo",
         store=rank_store.store_of_group(timeout),
@@ -107,38 +106,40 @@ def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> 
 def explaining_lost_ranks(
     topology: Topology, rank_store: RankStore, suspicion: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Lets the rank speak that knows why an exchange broke off: to the others its end looks like a lost connection.
+    """Waits for the root-cause rank to report before raising LostRankError.
+
+    To the other ranks, a failing rank looks like a lost connection.
 
     Args:
-        topology: where this process stands.
-        rank_store: the ranks' store.
-        suspicion: returns who is not heard of any more, if that is known.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
+        suspicion: returns which rank has stopped sending heartbeats, in words; empty if none is known.
 
     Raises:
-        LostRankError: the exchange with another rank broke off; the message says who is suspected.
+        LostRankError: the connection to another rank was lost; the message names the suspected one.
     """
     try:
         yield
     except RuntimeError as error:
-        if topology.world_size == 1 or not any(word in str(error).lower() for word in _BROKEN_OFF):
+        if topology.world_size == 1 or not any(word in str(error).lower() for word in _LOST_CONNECTION):
             raise
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + _ROOT_CAUSE_SECONDS
         while time.monotonic() < deadline and not suspicion() and not rank_store.failure():
             time.sleep(_POLL_SECONDS)
         raise LostRankError(
-            f"Rank {topology.rank} on {topology.host} cannot go on with the other ranks ({first_line(error)}): "
+            f"Rank {topology.rank} on {topology.host} lost contact with the other ranks ({first_line(error)}): "
             f"{suspicion() or 'one of them may have ended.'}"
         ) from error
 
 
 def require_agreement(facts: Mapping[str, str]) -> None:
-    """Compares facts that must be equal on all ranks, such as the hash of the tuned weights.
+    """Checks that values are equal on all ranks, such as the hash of the tuned weights; every rank calls it.
 
     Args:
         facts: value by name, the same names on all ranks.
 
     Raises:
-        ExactnessError: a value differs; the message names the fact and the ranks, on every rank.
+        ExactnessError: a value differs; the message names the value and the ranks, on every rank.
     """
     everybody = all_gather(dict(facts))
     for name, expected in everybody[0].items():
@@ -152,18 +153,18 @@ def require_agreement(facts: Mapping[str, str]) -> None:
 
 
 def all_gather(value: Any) -> list[Any]:
-    """Brings one picklable object of every rank to every rank, in the order of the ranks."""
+    """Gathers one picklable object from every rank on every rank, in rank order."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value, group=_group)
     return gathered
 
 
 def gather_predictions(local: Predictions) -> Predictions:
-    """Brings the predictions of all ranks to rank 0, as compact arrays.
+    """Gathers the predictions of all ranks on rank 0, as compact arrays; every rank calls it.
 
-    all_gather_object gives every rank what any rank gives. So they travel in rounds of bounded size, and only rank 0
-    keeps what it receives: the memory of the other ranks does not depend on how many examples there are. Rank 0's own
-    ones, which after a restart may be nearly all, do not travel.
+    all_gather_object sends every rank's object to every rank. So predictions are sent in rounds of bounded size, and
+    only rank 0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0's own
+    predictions, which after a restart may be nearly all, are not sent.
 
     Args:
         local: this rank's predictions, possibly of no example.
@@ -185,16 +186,16 @@ def gather_predictions(local: Predictions) -> Predictions:
 
 
 def _rows_of_a_rank(ranks: int, num_labels: int) -> int:
-    """Returns how many predictions each rank gives in a round."""
-    in_a_row = 24 + 8 * num_labels  # at most: labels may be numbers, too
+    """Returns how many predictions each rank sends in a round."""
+    in_a_row = 24 + 8 * num_labels  # bytes, at most: labels may be floats, too
     return max(1, max(_BYTES_IN_A_ROUND // ranks, _BYTES_OF_A_RANK) // in_a_row)
 
 
 def least_over_ranks(local: np.ndarray) -> np.ndarray:
-    """Returns the least of all ranks' values at each place.
+    """Returns the elementwise minimum over all ranks.
 
     Args:
-        local: int32 of any shape, the same on all ranks; it is left as it is.
+        local: int32 of any shape, the same shape on all ranks; not changed.
     """
     tensor = torch.from_numpy(local.astype(np.int32))
     if tensor.numel():
@@ -203,27 +204,27 @@ def least_over_ranks(local: np.ndarray) -> np.ndarray:
 
 
 def sum_over_ranks(local: Totals) -> Totals:
-    """Adds the totals of all ranks up; each rank weighs as many samples as it has.
+    """Adds up the totals of all ranks: sums over samples, so each sample has the same weight.
 
-    Dtypes and shapes are pinned (int64 counts, float64 sums), also on a rank without examples.
+    Dtypes and shapes are fixed (int64 counts, float64 sums), also on a rank without examples.
     """
     reduced = {}
     for name, dtype in (("counts", np.int64), ("confusion", np.int64), ("loss", np.float64), ("errors", np.float64)):
         tensor = torch.from_numpy(np.array(getattr(local, name), dtype=dtype))
-        if tensor.numel():  # some problems have no confusion, others no errors; all ranks have the same problem
+        if tensor.numel():  # some problem types have no confusion, others no errors; it is the same on all ranks
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
         reduced[name] = tensor.numpy()
     return replace(local, **reduced)
 
 
 def sum_vectors(local: torch.Tensor) -> torch.Tensor:
-    """Adds a vector of each rank up, such as gradients summed over the rank's examples.
+    """Adds up one vector of each rank, such as gradients summed over the rank's examples.
 
     Args:
-        local: float64 of shape [n], the same n on all ranks, on the CPU; it is left as it is.
+        local: float64 of shape [n], the same n on all ranks, on the CPU; not changed.
 
     Returns:
-        The sum, equal on all ranks to the last bit.
+        The sum, float64 of shape [n], bit-identical on all ranks.
     """
     total = local.clone()
     dist.all_reduce(total, op=dist.ReduceOp.SUM, group=_group)

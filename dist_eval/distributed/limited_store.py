@@ -1,7 +1,7 @@
-"""A store of small strings whose answers are waited for within a limit.
+"""A key-value store of small strings, with a time limit for each call.
 
-torch's TCP client waits for ever for the answer of a host that was cut off: nobody tells it that nothing will come, and
-most of its calls take no time limit. So each call is made by a thread that is left behind if it does not come back.
+torch's TCP client waits forever for an answer from a host that was cut off: the connection reports no error, and most
+calls take no time limit. So each call is made by a thread that is abandoned if the call does not return.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dist_eval.errors import LostRankError
 
 
 class LimitedStore:
-    """Passes calls on to a store.
+    """Forwards calls to a store.
 
     Args:
         store: a `torch.distributed.Store`.
-        limit: seconds until an answer.
-        unanswered: says what does not answer; called when the limit has passed.
+        limit: longest wait for an answer, in seconds.
+        unanswered: returns the error message; called when the limit has passed.
     """
 
     def __init__(self, store: Any, limit: float, unanswered: Callable[[], str]) -> None:
@@ -35,19 +35,19 @@ class LimitedStore:
         self._ask(lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
-        """Returns a value that is known to be there."""
+        """Returns a value that is known to exist."""
         return self._ask(lambda: self._store.get(key))
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Returns values that are known to be there."""
+        """Returns values that are known to exist."""
         return self._ask(lambda: self._store.multi_get(keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, and returns the sum."""
+        """Adds to a counter, and returns the sum."""
         return self._ask(lambda: self._store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """Returns whether all of these are there."""
+        """Returns whether all of these keys exist."""
         return self._ask(lambda: self._store.check(keys))
 
     def delete_key(self, key: str) -> bool:
@@ -55,15 +55,14 @@ class LimitedStore:
         return self._ask(lambda: self._store.delete_key(key))
 
     def close(self) -> None:
-        """Ends the thread; the connection goes with it."""
+        """Ends the thread, which closes the connection."""
         self._calls.put(None)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """Makes one call.
 
         Raises:
-            LostRankError: there was no answer in time, now or before: a late one would be taken for that of another
-                call.
+            LostRankError: this call or an earlier one timed out: a late answer would be taken for that of another call.
         """
         if not self._is_lost:
             self._calls.put(call)
@@ -81,5 +80,5 @@ class LimitedStore:
         while (call := self._calls.get()) is not None:
             try:
                 self._answers.put((call(), None))
-            except Exception as error:  # it belongs to whoever asked
+            except Exception as error:  # raised again in the calling thread
                 self._answers.put((None, error))

@@ -1,8 +1,8 @@
-"""How far all ranks are: one display for all of them, and the wait for the slowest before they combine.
+"""Progress of all ranks: one display for all of them, heartbeats, and the wait for the slowest rank.
 
-Each rank has a thread that reports to the others twice a second. It also passes on that the run is to stop, and what a
-rank waits for. If a rank is not heard of any more, or hears nothing itself, the run stops: a host may be gone, and once
-started again the run shares out what is left.
+Each rank has a thread that reports to the others twice a second. It also passes on requests to stop, and notices about
+what a rank is waiting for. If a rank sends no heartbeats any more, or cannot reach the store, the run stops: its host
+may be lost, and a restarted run assigns the remaining batches to the ranks that it has then.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ _DONE, _FAILED, _HOST, _BATCH, _BEAT = "examples_done", "failed", "host", "batch
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
-"""By so much less often each rank reports, and looks at all others, for each rank there is: one store serves all."""
+"""Added for each rank to the interval between reports, and between reads of all counters: one store serves all."""
 
 _BEATS_MISSED_SECONDS = 10.0
-"""Once the run is to stop, a rank that has not been heard of for so long is not waited for."""
+"""Once the run was asked to stop, a rank without a heartbeat for this long is not waited for."""
 
 _BLIND_SECONDS = 5.0
-"""A leader that has not looked for so long cannot tell who was silent."""
+"""A leader that has not read the heartbeats for this long cannot tell which ranks were silent."""
 
-_LONGER = " A longer patience is set with --collective-timeout."
+_LONGER = " To wait longer, raise --collective-timeout."
+_NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"
 
 
 class Progress:
-    """Counts this rank's finished examples and knows everybody's.
+    """Counts this rank's finished examples and tracks those of all ranks.
 
     Args:
-        topology: where this process stands.
-        rank_store: the ranks' store.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         total: examples of the whole run.
-        done: those of them that an earlier start has finished.
-        stop: told when another rank is to stop, and asked what to tell the others.
-        folder: the run's folder, where a file named STOP is looked for.
-        notice: returns what this rank waits for, if anything.
-        stall_timeout: seconds without a sign of another rank after which the run stops.
+        done: examples that earlier starts have finished.
+        stop: the request to stop; shared with the other ranks in both directions.
+        folder: the run's folder, which is checked for a file named STOP.
+        notice: returns what this rank is waiting for, in words; empty if nothing.
+        stall_timeout: seconds without a heartbeat from another rank after which the run stops.
         stream: where the leader shows the progress; by default stderr.
 
     Attributes:
-        failed: examples without a prediction, on all ranks, as last heard.
+        failed: examples without a prediction on all ranks, as last reported.
     """
 
     def __init__(
@@ -90,15 +91,15 @@ class Progress:
             return sum(self._counts(store, _DONE))
 
     def begin(self, done: int, counted: int) -> None:
-        """Goes on from `done` finished examples, where `counted` have been reported."""
+        """Starts a round: `done` examples are finished, and `counted` have been reported so far."""
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
 
     def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
-        """Notes that this rank has finished some more examples.
+        """Counts examples that this rank has finished.
 
         Args:
-            examples: with a prediction.
-            failed: without one.
+            examples: number of examples with a prediction.
+            failed: number of examples without one.
             batch: the batch's number.
         """
         self._done += examples
@@ -121,16 +122,16 @@ class Progress:
             thread.join(self._report_seconds * 4)
 
     def wait_for_all(self, stall_timeout: float) -> None:
-        """Waits until all ranks have finished their shards, however long that takes, as long as they get on.
+        """Waits until all ranks have finished their shards, however long that takes, as long as they make progress.
 
         Collectives have a fixed time limit, which would either be too short for a slow rank or hide a dead one.
 
         Args:
-            stall_timeout: seconds without a finished example on any other rank after which the late ones are given up.
+            stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
 
         Raises:
-            LostRankError: the remaining ranks made no progress, or, when the run is to stop, are not heard of; the
-                message names them, their hosts and the batches they had done last.
+            LostRankError: the remaining ranks made no progress, or sent no heartbeat after the run was asked to stop;
+                the message names them, their hosts and their last batches.
         """
         self._rounds += 1
         finished, enough = f"{_FINISHED}-{self._rounds}", min(stall_timeout, _BEATS_MISSED_SECONDS)
@@ -143,7 +144,7 @@ class Progress:
             store.add(finished, 1)
             counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
             heard, looked = dict.fromkeys(range(self._topology.world_size), since), since
-            if self._gone:  # it has been waited for already
+            if self._gone:  # this rank was waited for already
                 heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
             while store.add(finished, 0) < self._topology.world_size:
                 self._rank_store.require_no_failure(store)
@@ -159,24 +160,25 @@ class Progress:
                 silent = [rank for rank in late if now - heard[rank] > enough]
                 if self._stop.requested and silent:
                     known = self._gone or enough == stall_timeout
-                    raise LostRankError(self._complaint(store, silent, counts, enough) + (_LONGER if known else ""))
+                    message = self._describe_lost(store, silent, counts, enough, _NO_HEARTBEAT)
+                    raise LostRankError(message + (_LONGER if known else ""))
                 if late and now - since > stall_timeout:
-                    raise LostRankError(self._complaint(store, late, counts, stall_timeout) + _LONGER)
+                    raise LostRankError(self._describe_lost(store, late, counts, stall_timeout, _NO_PROGRESS) + _LONGER)
 
-    def _complaint(self, store: Any, late: list[int], counts: list[int], stall_timeout: float) -> str:
-        def said(key: str, rank: int, unknown: str) -> str:
+    def _describe_lost(self, store: Any, lost: list[int], counts: list[int], seconds: float, symptom: str) -> str:
+        def reported(key: str, rank: int, unknown: str) -> str:
             return store.get(f"{key}/{rank}").decode() if store.check([f"{key}/{rank}"]) else unknown
 
         named = ", ".join(
-            f"rank {rank} on {said(_HOST, rank, 'an unknown host')} "
-            f"({counts[rank]} examples done, the last ones in {said(_BATCH, rank, 'no batch')})"
-            for rank in late[:_LATE_RANKS_NAMED]
+            f"rank {rank} on {reported(_HOST, rank, 'an unknown host')} "
+            f"({counts[rank]} examples done, the last ones in {reported(_BATCH, rank, 'no batch')})"
+            for rank in lost[:_LATE_RANKS_NAMED]
         )
-        more = f" and {len(late) - _LATE_RANKS_NAMED} more" if len(late) > _LATE_RANKS_NAMED else ""
-        return f"Rank {self._topology.rank} waits, but for {stall_timeout:g} s there was no sign of {named}{more}."
+        more = f" and {len(lost) - _LATE_RANKS_NAMED} more" if len(lost) > _LATE_RANKS_NAMED else ""
+        return f"Rank {self._topology.rank} has {symptom} for {seconds:g} s from {named}{more}."
 
     def _open_counts(self, store: Any) -> None:
-        # reading all at once waits until all exist; if each rank opened those of all, the store would drown
+        # a read of all counters blocks until all exist; if each rank created all of them, it would overload the store
         keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._topology.world_size)]
         own = [f"{key}/{self._topology.rank}" for key in (_DONE, _BEAT, _ROUND)]
         for key in keys if self._topology.is_leader and not store.check(keys) else own:
@@ -196,7 +198,7 @@ class Progress:
                 store.set(f"{_BATCH}/{self._topology.rank}", f"batch {self._batch}")
 
     def _pass_on(self, store: Any) -> None:
-        """Tells the others what this rank knows, and learns what they know."""
+        """Sends a heartbeat, and exchanges requests to stop and notices with the other ranks."""
         store.add(f"{_BEAT}/{self._topology.rank}", 1)
         if self._folder is not None:
             self._stop.look_for_file(self._folder)
@@ -219,7 +221,7 @@ class Progress:
         while not self._ended.is_set():
             try:
                 self._keep_reporting(display)
-            except Exception as error:  # others judge by our reports whether we get on: try again
+            except Exception as error:  # the other ranks judge by these reports whether this one is alive: try again
                 self._stop_if_cut_off(error)
                 self._ended.wait(self._report_seconds)
         if display:
@@ -236,9 +238,9 @@ class Progress:
         self._stop.request(f"this rank is cut off from rank 0 on {leader}")
 
     def _stop_if_one_is_gone(self, store: Any) -> None:
-        """Stops the run if a rank has not been heard of; on the leader, which all others hear."""
+        """Stops the run if a rank sends no heartbeats any more; called on the leader only."""
         now = time.monotonic()
-        if now - self._looked > _BLIND_SECONDS:  # it was this one, or the store, that did not get on: begin anew
+        if now - self._looked > _BLIND_SECONDS:  # this rank, or the store, was stalled itself: start over
             self._heard = {}
         self._looked = now
         for rank, beats in enumerate(self._counts(store, _BEAT)):
@@ -247,7 +249,8 @@ class Progress:
         gone = [rank for rank, (_, moment) in self._heard.items() if now - moment > self._stall_timeout]
         if gone and not self._stop.requested:
             self._gone = True
-            self._stop.request(self._complaint(store, gone, self._counts(store, _DONE), self._stall_timeout))
+            counts = self._counts(store, _DONE)
+            self._stop.request(self._describe_lost(store, gone, counts, self._stall_timeout, _NO_HEARTBEAT))
 
     def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
         with self._connect() as store:

@@ -1,8 +1,8 @@
-"""What the ranks tell each other through the store that torchrun keeps, or one of our own without torchrun.
+"""The ranks' place in a run (`Topology`), and the key-value store that they share (`RankStore`).
 
-It works before a process group exists (see `collectives`), and opens no connection that outlives a call, so that
-processes forked meanwhile inherit none. It carries the swarm's peers, the place of the tokenized data, progress, and
-who reports an error.
+The store is torchrun's, or a local one without torchrun. It works before a process group exists (see `collectives`),
+and opens no connection that outlives a call, so that processes forked meanwhile inherit none. It holds the swarm's
+peers, the path of the tokenized data, progress, and the first failure.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dist_eval.errors import LostRankError, RunError, first_line
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 
 _SECONDS_FOR_A_RANK = 0.0005
-"""By so much less often each rank asks the store, for each rank there is: one store answers all of them."""
+"""Added for each rank to the polling interval: one store answers all ranks."""
 
 _FAILURE, _STARTED = "failure", "started"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Where this process stands among the ranks, as torchrun tells it through the environment.
+    """This process's place among the ranks, as torchrun sets it in the environment.
 
     Attributes:
         rank: number of this rank among all.
@@ -97,20 +97,20 @@ class Topology:
 
 
 class RankStore:
-    """A store of small strings that all ranks can write and read without a process group.
+    """A key-value store of small strings that all ranks can write and read without a process group.
 
     Args:
-        topology: where this process stands.
-        run: a name that tells runs of one process apart.
+        topology: this process's place among the ranks.
+        run: a name that distinguishes several runs of one process.
     """
 
     def __init__(self, topology: Topology, run: str = "run") -> None:
         self._topology = topology
         self._prefix = f"dist_eval/{run}/{topology.attempt}"
         self._groups, self._known = 0, False
-        self._start = uuid.uuid4().hex  # tells this process from the one that a later start has for the same rank
+        self._start = uuid.uuid4().hex  # distinguishes this process from the same rank's process of a later start
         self.poll_seconds = max(_POLL_SECONDS, topology.world_size * _SECONDS_FOR_A_RANK)
-        self._scratch_dir = dist.HashStore() if topology.world_size == 1 else None
+        self._local_store = dist.HashStore() if topology.world_size == 1 else None
         self._is_lost = False
 
     @contextmanager
@@ -118,12 +118,11 @@ class RankStore:
         """Opens a connection for the time of the context.
 
         Args:
-            limit: seconds until it must be open, and for each answer. Less, once there was none: then a rank that is
-                cut off should come to its end.
+            limit: longest wait for the connection, and for each answer, in seconds. It is shorter after a timeout, so
+                that a rank that is cut off ends soon.
 
         Raises:
-            RunError: the store that torchrun keeps cannot be reached, does not answer (any more), or is not, or not
-                only, that of this start.
+            RunError: torchrun's store cannot be reached or does not answer, or another start uses it.
         """
         limit = min(limit, _AGAIN_SECONDS) if self._is_lost else limit
         try:
@@ -139,15 +138,15 @@ class RankStore:
             store.close()
 
     def _require_this_start(self, store: LimitedStore) -> None:
-        """Makes sure that two starts never use one store: what one of them has written would mislead the other.
+        """Checks that no other start uses this store: its values would mislead this one.
 
-        Where hosts come and go, torchrun may start the ranks of those that stayed again with the same store, and a
-        scheduler may start a host again while the others still run.
+        With an elastic number of hosts, torchrun may restart the ranks of the remaining hosts with the same store, and
+        a scheduler may restart a host while the others are still running.
         """
         key, rank = f"{_STARTED}/{self._topology.rank}", self._topology.rank
-        if self._scratch_dir is not None:
+        if self._local_store is not None:
             return
-        was_known = self._known  # read first: another thread of this rank may be making itself known
+        was_known = self._known  # read first: another thread of this rank may be registering
         if not store.check([key]):
             if was_known:
                 raise LostRankError(
@@ -172,7 +171,7 @@ class RankStore:
         self._known = True
 
     def _open(self, timeout: float) -> dist.Store:
-        store: dist.Store = _torchrun_store(timeout) if self._scratch_dir is None else self._scratch_dir
+        store: dist.Store = _torchrun_store(timeout) if self._local_store is None else self._local_store
         store.set_timeout(timedelta(seconds=timeout))
         return dist.PrefixStore(self._prefix, store)
 
@@ -181,19 +180,19 @@ class RankStore:
         return f"{_store_in_words()} does not answer rank {self._topology.rank} on {self._topology.host} any more."
 
     def store_of_group(self, timeout: float) -> dist.Store:
-        """Returns the store for a process group, under a name that no earlier one of this board had.
+        """Returns the store for a new process group, with a prefix of its own.
 
         Args:
-            timeout: seconds that a wait may take.
+            timeout: longest wait, in seconds.
 
         Raises:
-            RunError: the store that torchrun keeps cannot be reached.
+            RunError: torchrun's store cannot be reached.
         """
         self._groups += 1
         return dist.PrefixStore(f"group-{self._groups}", self._open(timeout))
 
     def publish(self, key: str, value: str) -> None:
-        """Writes a value that other ranks wait for."""
+        """Publishes a value that other ranks wait for."""
         with self.connect() as store:
             store.set(key, value)
 
@@ -208,7 +207,7 @@ class RankStore:
             The value.
 
         Raises:
-            RunError: nobody published it in time, or a rank has failed.
+            RunError: no rank published it in time, or a rank has failed.
         """
         deadline = time.monotonic() + timeout
         with self.connect() as store:
@@ -218,18 +217,18 @@ class RankStore:
                 self.require_no_failure(store)
                 time.sleep(self.poll_seconds)
         raise LostRankError(
-            f"Rank {self._topology.rank} on {self._topology.host} waited {timeout:g} s in vain for {key!r} "
+            f"Rank {self._topology.rank} on {self._topology.host} timed out after {timeout:g} s waiting for {key!r} "
             "from another rank."
         )
 
     def require_no_failure(self, store: LimitedStore) -> None:
-        """Raises a `RunError` if a rank has failed; asked of an open connection while waiting for others."""
+        """Raises a `RunError` if a rank has failed; called with an open connection while waiting for other ranks."""
         if store.check([_FAILURE]):
             raise RunError(f"Rank {self._topology.rank} gave up, because another rank failed.")
 
     @staticmethod
     def failed_rank(store: LimitedStore) -> str:
-        """Returns which rank has failed, for a message; empty if none has. Asked of an open connection."""
+        """Returns which rank has failed, for a message, from an open connection; empty if none has."""
         if not store.check([_FAILURE]):
             return ""
         reason = json.loads(store.get(_FAILURE))
@@ -239,10 +238,10 @@ class RankStore:
         """Announces that this rank has failed, so that the others stop waiting.
 
         Args:
-            reason: what `failure` gives to the other ranks, ready for JSON.
+            reason: what `failure` returns on the other ranks, ready for JSON.
 
         Returns:
-            Whether this rank is the first to fail, the one that speaks for all.
+            Whether this rank is the first to fail: it reports for all ranks.
         """
         with self.connect() as store:
             first = store.add(f"{_FAILURE}/claims", 1) == 1
@@ -256,16 +255,16 @@ class RankStore:
             return json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
 
     def barrier(self, name: str, timeout: float) -> None:
-        """Waits until all ranks have come to the same point.
+        """Waits until all ranks have reached the same point.
 
-        Unlike a collective it can be interrupted, ends when a rank fails, and can name who is missing.
+        Unlike a collective, it can be interrupted, ends when a rank fails, and names the missing ranks.
 
         Args:
-            name: the point's name, used once.
+            name: name of the barrier, used once; completes "all ranks to be ..." in the error message.
             timeout: seconds.
 
         Raises:
-            RunError: a rank has failed, or did not come in time; the message names the missing ones.
+            RunError: a rank has failed, or did not reach the barrier in time; the message names the missing ones.
         """
         world_size, deadline = self._topology.world_size, time.monotonic() + timeout
         with self.connect() as store:
@@ -276,8 +275,8 @@ class RankStore:
                 if time.monotonic() > deadline:
                     missing = [rank for rank in range(world_size) if not store.check([f"{name}/{rank}"])]
                     raise LostRankError(
-                        f"Rank {self._topology.rank} on {self._topology.host} waited {timeout:g} s for all ranks to be "
-                        f"{name}; missing are ranks {', '.join(map(str, missing[:10]))}."
+                        f"Rank {self._topology.rank} on {self._topology.host} timed out after {timeout:g} s waiting "
+                        f"for all ranks to be {name}; missing: ranks {', '.join(map(str, missing[:10]))}."
                     )
                 time.sleep(self.poll_seconds)
 

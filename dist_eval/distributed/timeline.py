@@ -1,7 +1,7 @@
-"""What was under way when: any number of calls, in a bounded number of bins.
+"""Timelines: how many calls were in flight at what time, in a bounded number of bins.
 
-Bins are aligned with the clock and become twice as wide whenever there would be too many of them, so timelines of
-several ranks and servers can be laid beside each other. Clocks of several hosts may differ.
+Bins are aligned with the clock and double their width whenever there would be too many of them, so that timelines of
+several ranks and servers can be compared. Clocks of several hosts may differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EPOCH = time.time() - time.monotonic()
 
 
 class Timeline:
-    """Calls over time. Threads may note theirs side by side.
+    """Calls over time. Thread-safe.
 
     Args:
         most_bins: how many bins there may be, at least 2.
@@ -28,13 +28,13 @@ class Timeline:
         self._lock = threading.Lock()
 
     def add(self, began: float, ended: float, *, done: int = 1, failed: int = 0) -> None:
-        """Notes a call that has ended.
+        """Records a call that has ended.
 
         Args:
             began: when it began, in the seconds of `time.monotonic()`.
-            ended: when it ended.
-            done: what it has finished, in whatever is counted here.
-            failed: what it has failed to do.
+            ended: when it ended, likewise.
+            done: how many items it has finished, such as examples or requests.
+            failed: how many items have failed.
         """
         began, ended = began + _EPOCH, max(began, ended) + _EPOCH
         with self._lock:
@@ -52,11 +52,11 @@ class Timeline:
             cell[2] += failed
 
     def to_dict(self) -> dict[str, Any] | None:
-        """Returns the timeline ready for JSON, None if nothing was noted.
+        """Returns the timeline, ready for JSON; None if no call was recorded.
 
         Returns:
-            `began` (seconds since 1970 in UTC) and `bin_seconds` say where bins lie; for each one `busy` has the
-            average number of calls under way, `done` and `failed` what ended in it.
+            `began` (seconds since 1970 in UTC) and `bin_seconds` locate the bins; for each bin, `busy` has the average
+            number of calls in flight, `done` and `failed` the items that ended in it.
         """
         with self._lock:
             if not self._bins:

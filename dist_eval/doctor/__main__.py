@@ -17,18 +17,18 @@ from dist_eval.process.logging_setup import silence_libraries
 
 
 def examine(config: DoctorConfig) -> int:
-    """Examines on this rank (see `dist_eval.doctor.examination.examine_run`)."""
+    """Runs this rank's part of the checks (see `dist_eval.doctor.examination.examine_run`)."""
     with gc_paused():
         from dist_eval.doctor.examination import examine_run
         from dist_eval.doctor.shared_folder import Probe
 
-    probe = Probe.somewhere_in(config.output_folder)
+    probe = Probe.in_folder(config.output_folder)
     with workspace(probe.path) as scratch_dir, temporary_files_in(scratch_dir):
         return examine_run(config, scratch_dir, probe)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and ends the process: with 0, 1 if the run would fail, 2 if an option is wrong."""
+    """Runs the command line and ends the process: with 0, 1 if the run would fail, 2 if an option is invalid."""
     try:
         config = parse_args(sys.argv[1:] if arguments is None else arguments, DOCTOR)
     except ConfigError as error:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = INTERRUPTED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads that still wait for an answer must not keep us
+    os._exit(status)  # threads that still wait for an answer must not delay the exit
 
 
 if __name__ == "__main__":

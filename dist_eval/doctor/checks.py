@@ -1,4 +1,4 @@
-"""From everybody's facts to findings: who is there, whether they are one group, and all further checks. Pure."""
+"""Derives findings from the facts of all ranks: missing ranks, the process group, and all other checks. Pure."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from dist_eval.doctor.host_checks import HOST_CHECKS
 from dist_eval.doctor.run_checks import RUN_CHECKS
 
 _SLOW_SECONDS, _SHOWN = 1.0, 10
-_TOLD_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
-"""Steps whose failure a check of its own tells."""
+_REPORTED_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
+"""Steps whose failure is reported by their own check."""
 
 
 def examine(ranks: Sequence[RankFacts], asked: Asked) -> list[Finding]:
-    """Decides what the facts mean.
+    """Derives all findings from the facts.
 
     Args:
-        ranks: facts of all ranks that reported, by rank; at least one.
-        asked: what the run is going to be.
+        ranks: facts of all ranks that reported, in rank order; at least one.
+        asked: properties of the planned run.
 
     Returns:
-        Findings, in the order in which things would go wrong.
+        Findings, in the order in which the run would depend on them.
     """
     findings = [*_check_presence(ranks, asked), *_check_group(ranks, asked)]
     for check in (*HOST_CHECKS, *RUN_CHECKS):
         findings += check(ranks, asked)
-    for one in ranks:
-        for step, reason in one.errors.items():
-            if step not in _TOLD_ELSEWHERE:
-                findings.append(Finding("error", step, f"At {one.place}: {reason}"))
+    for facts in ranks:
+        for step, reason in facts.errors.items():
+            if step not in _REPORTED_ELSEWHERE:
+                findings.append(Finding("error", step, f"At {facts.place}: {reason}"))
     return findings
 
 
 def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     first = ranks[0]
-    present = {one.rank for one in ranks}
+    present = {facts.rank for facts in ranks}
     missing = [rank for rank in range(first.world_size) if rank not in present]
-    if "store" in first.errors:  # it tells what it knows of itself
+    if "store" in first.errors:  # a rank on its own: it can only report itself
         yield Finding(
             "error",
             "group",
@@ -45,11 +45,11 @@ def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findin
             f"See whether this host reaches {first.head or 'the first host'}, and what the first host's log says.",
         )
     elif missing:
-        here = ", ".join(sorted({one.host for one in ranks}))
+        here = ", ".join(sorted({facts.host for facts in ranks}))
         yield Finding(
             "error",
             "group",
-            f"Nothing was heard of rank{'s' if missing[1:] else ''} {', '.join(map(str, missing[:_SHOWN]))} within "
+            f"No report from rank{'s' if missing[1:] else ''} {', '.join(map(str, missing[:_SHOWN]))} within "
             f"{asked.check_timeout:g} s; the others are on {here}.",
             f"Look at the log of the host that is missing, and whether it reaches {first.head or 'the first host'}.",
         )
@@ -75,9 +75,9 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         if "launch" not in first.errors:
             yield Finding("fine", "group", f"one rank on {first.host}")
         return
-    failed = [one for one in ranks if "group" in one.errors]
+    failed = [facts for facts in ranks if "group" in facts.errors]
     if failed:
-        where = ", ".join(one.place for one in failed[:_SHOWN])
+        where = ", ".join(facts.place for facts in failed[:_SHOWN])
         yield Finding(
             "error",
             "group",
@@ -97,7 +97,7 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "See that no other run uses the same port.",
         )
         return
-    slowest = max(max(one.group["all_reduce"], one.group["all_gather"]) for one in ranks if one.group)
+    slowest = max(max(facts.group["all_reduce"], facts.group["all_gather"]) for facts in ranks if facts.group)
     by_host: dict[str, int] = {}
     for host in members.values():
         by_host[host] = by_host.get(host, 0) + 1

@@ -1,4 +1,4 @@
-"""What the doctor is asked: all that a run is asked, and a little of its own."""
+"""The options of the doctor: those of a run, and a few of its own."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LONGEST_CHECK = 3600.0
 
 @dataclass(kw_only=True)
 class DoctorConfig(EvaluationConfig):
-    """The options of a check of hosts, group, inputs and swarm.
+    """The options of the doctor.
 
     Raises:
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
     """
 
     expect_hosts: int | None = option(
-        None, "hosts that the run should have (default: as the scheduler or torchrun says)", group="doctor", metavar="N"
+        None, "expected number of hosts (default: from the scheduler or torchrun)", group="doctor", metavar="N"
     )
     rendezvous: str | None = option(
         None,
-        "without torchrun: where the hosts are going to meet, to see whether this host gets there",
+        "without torchrun: the planned rendezvous of the hosts, to check whether this host reaches it",
         group="doctor",
         metavar="HOST:PORT",
     )
@@ -42,12 +42,12 @@ class DoctorConfig(EvaluationConfig):
 
     @property
     def uses_swarm(self) -> bool:
-        """Whether requests go to servers."""
+        """Whether the run sends requests to servers."""
         return self.backend == "petals"
 
     @property
     def starts_swarm(self) -> bool:
-        """Whether the run would start servers of its own."""
+        """Whether the run would start its own servers."""
         return self.uses_swarm and not self.initial_peers and self.swarm != "public"
 
 
@@ -55,7 +55,7 @@ def split_address(text: str) -> tuple[str, int]:
     """Splits HOST:PORT.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not an address.
     """
     host, _, port = text.rpartition(":")
     if not (host and port.isdigit() and 0 < int(port) < 65536):
@@ -66,7 +66,7 @@ def split_address(text: str) -> tuple[str, int]:
 DOCTOR = Command(
     program=PROGRAM,
     config=DoctorConfig,
-    description="Checks what a run would rest on, and sends no data: the hosts, the group of ranks, the output folder, "
+    description="Checks what a run depends on, and sends no data: the hosts, the group of ranks, the output folder, "
     "the inputs and the swarm. It takes the options of the run.",
     examples=f"""\
 examples:

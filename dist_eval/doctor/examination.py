@@ -1,8 +1,7 @@
-"""The conductor: one rank of an examination, from the first fact to the verdict.
+"""Runs one rank's part of the doctor, from the first fact to the verdict.
 
-Nothing waits without a limit. Each step runs in a thread of its own that is left behind when its time is up, also where
-the system itself does not come back (a dead network folder, a host that is gone); whoever calls ends the process with
-`os._exit`.
+Every wait has a limit. Each step runs in its own thread, which is abandoned when its time is up, even if a system call
+never returns (a dead network folder, a lost host); the caller has to end the process with `os._exit`.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dist_eval.doctor.checks import examine
 from dist_eval.doctor.config import DoctorConfig, split_address
 from dist_eval.doctor.facts import Asked, RankFacts
 from dist_eval.doctor.group import collect_group
-from dist_eval.doctor.host import collect_host, collect_versions, look_at_rendezvous
+from dist_eval.doctor.host import collect_host, collect_versions, probe_rendezvous
 from dist_eval.doctor.inputs import collect_dataset, collect_models
-from dist_eval.doctor.shared_folder import Probe, collect_run, collect_space, look_around
+from dist_eval.doctor.shared_folder import Probe, collect_probes, collect_run, collect_space
 from dist_eval.doctor.swarm import collect_swarm
 from dist_eval.errors import RunError, first_line
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -34,19 +33,19 @@ from dist_eval.runs.files import RESULTS
 
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.05, 5.0
 _SWARM_EXTRA_SECONDS = 30.0
-"""For what surrounds the wait for a swarm: importing Petals, asking the servers, leaving."""
+"""Time for everything besides the wait for a swarm: importing Petals, asking the servers, leaving."""
 
 _STEPS_APART = 5
-"""Steps that the ranks take without waiting for each other: so many times a step's limit may one be behind another."""
+"""Steps between two barriers: a rank may be this many times a step's limit behind another one."""
 
 
 def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Probe) -> int:
-    """Examines what a run would rest on; every rank calls it, and rank 0 prints what all have found.
+    """Checks what a run depends on; every rank calls it, and rank 0 prints the findings.
 
     Args:
-        config: what the run is going to be.
+        config: options of the planned run.
         scratch_dir: this rank's private folder for sockets.
-        probe: what it writes to the output folder.
+        probe: the file that this rank writes to the output folder.
 
     Returns:
         The exit status: 1 if something will make the run fail.
@@ -57,7 +56,7 @@ def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Probe) -> int:
         topology = Topology()
         facts = _facts_of(topology)
         facts.errors["launch"] = str(error)
-        return _tell(config, [facts])
+        return _report(config, [facts])
     torch.set_num_threads(1)
     return Examination(config, topology, scratch_dir, probe).run()
 
@@ -75,13 +74,13 @@ def _facts_of(topology: Topology) -> RankFacts:
 
 @dataclass(frozen=True)
 class Examination:
-    """One rank's part.
+    """One rank's part of the checks.
 
     Attributes:
-        config: what the run is going to be.
-        topology: where this process stands.
+        config: options of the planned run.
+        topology: this process's place among the ranks.
         scratch_dir: this rank's private folder for sockets.
-        probe: what it writes to the output folder.
+        probe: the file that this rank writes to the output folder.
     """
 
     config: DoctorConfig
@@ -90,42 +89,42 @@ class Examination:
     probe: Probe
 
     def run(self) -> int:
-        """Collects the facts, and on rank 0 tells the findings; returns the exit status."""
+        """Collects the facts, and on rank 0 reports the findings; returns the exit status."""
         facts, rank_store, limit = (
             _facts_of(self.topology),
             RankStore(self.topology, "doctor"),
             self.config.check_timeout,
         )
-        self.look_at_host(facts)
+        self.collect_host_facts(facts)
         hello = json.dumps([self.probe.path.name, self.topology.node])
         roster = self.step(facts, "store", lambda: self.barrier(rank_store, "hello", hello, limit), 3 * limit)
         if roster is None:
-            return _tell(self.config, [facts])  # for itself: this rank does not get to the others
+            return _report(self.config, [facts])  # on its own: this rank cannot reach the others
         facts.clock = time.time()
         if self.topology.rank not in roster:
             facts.errors["store"] = f"it came more than {limit:g} s after rank 0, which did not wait for it"
-            return _tell(self.config, [facts])
+            return _report(self.config, [facts])
         facts.absent = [rank for rank in range(self.topology.world_size) if rank not in roster]
         with ExitStack() as stack:
-            self.look_at_folder(facts, rank_store, roster, stack)
-            self.look_at_run(facts)
+            self.collect_folder_facts(facts, rank_store, roster, stack)
+            self.collect_run_facts(facts)
             if self.topology.world_size > 1 and not facts.absent:
                 self.step(facts, "group", lambda: collect_group(facts, self.topology, rank_store, limit))
             late = _STEPS_APART * limit + _SWARM_EXTRA_SECONDS
-            told = self.step(
+            reports = self.step(
                 facts, "store", lambda: self.barrier(rank_store, "facts", facts.to_json(), late, roster), 3 * late
             )
-        if told is None:
-            return _tell(self.config, [facts])
+        if reports is None:
+            return _report(self.config, [facts])
         if not self.topology.is_leader:
             verdict = self.step(facts, "store", lambda: rank_store.wait_for("verdict", limit), 2 * limit)
             self.step(facts, "store", lambda: rank_store.publish(f"bye/{self.topology.rank}", ""), _CLEANUP_SECONDS)
             return int(verdict or 1)
-        return self.tell_all(facts, rank_store, {rank: RankFacts.from_json(text) for rank, text in told.items()})
+        return self.report_all(facts, rank_store, {rank: RankFacts.from_json(text) for rank, text in reports.items()})
 
-    def tell_all(self, facts: RankFacts, rank_store: RankStore, everybody: dict[int, RankFacts]) -> int:
-        """Tells the findings, and the other ranks the verdict; waits a moment until they have heard it."""
-        status = _tell(self.config, [everybody[rank] for rank in sorted(everybody)])
+    def report_all(self, facts: RankFacts, rank_store: RankStore, everybody: dict[int, RankFacts]) -> int:
+        """Prints the findings, and publishes the verdict; waits a moment until the other ranks have received it."""
+        status = _report(self.config, [everybody[rank] for rank in sorted(everybody)])
         others = [rank for rank in everybody if rank != self.topology.rank]
         self.step(facts, "store", lambda: rank_store.publish("verdict", str(status)), _CLEANUP_SECONDS)
         self.step(
@@ -133,18 +132,20 @@ class Examination:
         )
         return status
 
-    def look_at_host(self, facts: RankFacts) -> None:
-        """Notes what concerns this host alone."""
+    def collect_host_facts(self, facts: RankFacts) -> None:
+        """Collects the facts about this host."""
         self.step(facts, "host", lambda: collect_host(facts))
         self.step(facts, "versions", lambda: collect_versions(facts))
         self.step(facts, "disk space", lambda: collect_space(facts, self.config.output_folder))
         if self.config.rendezvous and self.topology.world_size == 1:
             host, port = split_address(self.config.rendezvous)
             limit = self.config.check_timeout
-            facts.rendezvous = self.step(facts, "rendezvous", lambda: look_at_rendezvous(host, port, limit / 2), limit)
+            facts.rendezvous = self.step(facts, "rendezvous", lambda: probe_rendezvous(host, port, limit / 2), limit)
 
-    def look_at_folder(self, facts: RankFacts, rank_store: RankStore, roster: dict[int, str], stack: ExitStack) -> None:
-        """Notes who sees what in the output folder; the probe stays until the end of the context."""
+    def collect_folder_facts(
+        self, facts: RankFacts, rank_store: RankStore, roster: dict[int, str], stack: ExitStack
+    ) -> None:
+        """Collects the facts about the output folder; the probe is removed when the stack is closed."""
         folder, limit = self.config.output_folder, self.config.check_timeout
         if self.topology.is_leader:
             self.step(facts, "output folder", lambda: collect_run(facts, folder, RESULTS))
@@ -155,12 +156,12 @@ class Examination:
         )
         if written is None or fault:
             return
-        said = {rank: json.loads(text) for rank, text in roster.items() if written.get(rank) == ""}
-        names, nodes = ({rank: one[part] for rank, one in said.items()} for part in (0, 1))
-        self.step(facts, "output folder", lambda: look_around(facts, names, nodes, folder))
+        probes = {rank: json.loads(text) for rank, text in roster.items() if written.get(rank) == ""}
+        names, nodes = ({rank: probe[part] for rank, probe in probes.items()} for part in (0, 1))
+        self.step(facts, "output folder", lambda: collect_probes(facts, names, nodes, folder))
 
-    def look_at_run(self, facts: RankFacts) -> None:
-        """Notes what the run reads, and the swarm that it asks."""
+    def collect_run_facts(self, facts: RankFacts) -> None:
+        """Collects the facts about the run's inputs and its swarm."""
         config, limit = self.config, self.config.check_timeout
         base: BaseModelSpec | None = self.step(facts, "models", lambda: collect_models(facts, config))
         self.step(facts, "dataset", lambda: collect_dataset(facts, config))
@@ -176,20 +177,20 @@ class Examination:
         """Runs an action within a time limit.
 
         Args:
-            facts: where a failure is noted, under `name`.
-            name: what is done.
-            action: does it.
-            limit: seconds, by default those of a check.
+            facts: where a failure is recorded, under `name`.
+            name: name of the step.
+            action: what to run.
+            limit: seconds; by default `--check-timeout`.
 
         Returns:
-            What the action returns, None if it failed.
+            What the action returns; None if it failed or timed out.
         """
         seconds, answer, faults = limit or self.config.check_timeout, [], []
 
         def act() -> None:
             try:
                 answer.append(action())
-            except Exception as error:  # whatever it is: the other checks go on
+            except Exception as error:  # any error: the other checks continue
                 faults.append(f"{error.strerror} ({error.filename})" if _is_plain(error) else first_line(error))  # type: ignore[attr-defined]
 
         thread = threading.Thread(target=act, name=name, daemon=True)
@@ -202,32 +203,32 @@ class Examination:
     def barrier(
         self, rank_store: RankStore, name: str, value: str, timeout: float, roster: dict[int, str] | None = None
     ) -> dict[int, str]:
-        """Tells the leader something and learns what all have told it in time.
+        """Gathers a value from each rank on all ranks, without those that are late.
 
         Args:
-            rank_store: the ranks' store.
-            name: of the meeting, used once.
-            value: what this rank tells.
+            rank_store: the store shared by the ranks.
+            name: name of the barrier, used once.
+            value: this rank's value.
             timeout: seconds that the leader waits.
             roster: the ranks that are waited for; by default all.
 
         Returns:
-            What was told, by rank.
+            The values that the leader received in time, by rank.
 
         Raises:
-            RunError: the store cannot be reached, or the leader does not come.
+            RunError: the store cannot be reached, or the leader did not answer.
         """
         rank_store.publish(f"{name}/{self.topology.rank}", value)
         if self.topology.is_leader:
-            told = self.collect(rank_store, name, list(roster or range(self.topology.world_size)), timeout)
-            rank_store.publish(f"{name}/all", json.dumps(told))
+            values = self.collect(rank_store, name, list(roster or range(self.topology.world_size)), timeout)
+            rank_store.publish(f"{name}/all", json.dumps(values))
         else:
-            told = json.loads(rank_store.wait_for(f"{name}/all", 2 * timeout))
-        return {int(rank): text for rank, text in told.items()}
+            values = json.loads(rank_store.wait_for(f"{name}/all", 2 * timeout))
+        return {int(rank): text for rank, text in values.items()}
 
     @staticmethod
     def collect(rank_store: RankStore, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
-        """Waits for what ranks tell; returns what came in time."""
+        """Waits for the values of ranks; returns those that were published in time."""
         deadline, keys = time.monotonic() + timeout, {f"{name}/{rank}": rank for rank in ranks}
         with rank_store.connect() as store:
             while keys and time.monotonic() < deadline and not store.check(list(keys)):
@@ -239,7 +240,7 @@ def _is_plain(error: Exception) -> bool:
     return isinstance(error, OSError) and bool(error.strerror and error.filename)
 
 
-def _tell(config: DoctorConfig, ranks: list[RankFacts]) -> int:
+def _report(config: DoctorConfig, ranks: list[RankFacts]) -> int:
     asked = Asked(
         expect_hosts=config.expect_hosts,
         uses_swarm=config.uses_swarm,

@@ -1,4 +1,4 @@
-"""What the doctor knows: the facts that a rank collects, and the findings that follow from everybody's."""
+"""The facts that a rank collects for the doctor, and the findings that are derived from those of all ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Level = Literal["fine", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that was found.
+    """A result of a check.
 
     Attributes:
-        level: "error" if it will make the run fail, or be another run than was meant.
+        level: "error" if the run will fail, or will not be the run that was meant; "warning", or "fine".
         subject: what it is about, a word or two.
         message: what was found.
-        advice: what to do about it; empty where it is fine.
+        advice: what to do about it; empty if nothing.
     """
 
     level: Level
@@ -28,48 +28,50 @@ class Finding:
 
 @dataclass
 class RankFacts:
-    """What one rank found out; what it could not find out is None or empty, and the reason is in `errors`.
+    """The facts that one rank collects; unknown ones are None or empty, and `errors` has the reason.
 
     Attributes:
-        rank: its number.
-        local_rank: its number on its host.
+        rank: number of this rank.
+        local_rank: number of this rank on its host.
         node: number of its host.
         host: name of its host.
-        world_size: ranks of the group, as torchrun says.
-        hosts: hosts of the group, as torchrun says.
-        scheduler_hosts: hosts that the scheduler has given, if there is one.
-        name_addresses: IP addresses that the host's name has on the host itself.
-        interfaces: IP addresses by network interface, loopback left out.
+        world_size: number of ranks in the group, according to torchrun.
+        hosts: number of hosts in the group, according to torchrun.
+        scheduler_hosts: number of hosts that the scheduler has allocated, if there is one.
+        name_addresses: IP addresses that the host's own name resolves to on this host.
+        interfaces: IP addresses by network interface, without loopback.
         gloo_interfaces: GLOO_SOCKET_IFNAME.
         head: MASTER_ADDR.
-        head_addresses: IP addresses of it.
-        way_to_head: address of this host that packets to it carry.
-        rendezvous: without torchrun, what there is at --rendezvous.
-        versions: of Python and of the libraries that results depend on; `dist_eval source` is a hash of our code.
-        open_files: how many files a rank may have open; it raises its limit as far as the system lets it.
-        launcher_files: the same of torchrun on the first host, which has the ranks' store; None for no limit.
+        head_addresses: IP addresses of the head.
+        way_to_head: source address of packets from this host to the head.
+        rendezvous: without torchrun, the state of --rendezvous.
+        versions: of Python and of the libraries that results depend on; `dist_eval source` is a hash of this package.
+        open_files: how many files a rank may have open, with its limit raised as far as possible.
+        launcher_files: how many files torchrun, which has the ranks' store, may have open on the first host; None
+            without a limit.
         memory: bytes of memory that are available to this host's ranks.
         gpu: index, name, free and total bytes of the GPU that the rank would use.
         clock: seconds since 1970 at a moment that is the same on all ranks, to about 0.2 s.
         output: the output folder.
-        output_free: bytes free there.
+        output_free: free bytes in the output folder.
         temporary: folder for temporary files.
-        temporary_free: bytes free there.
+        temporary_free: free bytes in the folder for temporary files.
         unseen: ranks whose probes were not seen in the output folder.
         strangers: live probes of another group that checks the same folder, in words.
         lock_of: a rank on another host whose lock in the output folder was tried.
-        lock_holds: whether it held.
-        run_status: status of the run that the folder holds, if any.
-        in_use: who holds the folder's lock, if anybody.
-        digests: hash by input; the same on all ranks if the inputs are.
+        lock_holds: whether that lock was effective on this host.
+        run_status: status of the run in the folder, if any.
+        in_use: who holds the folder's lock, if anyone.
+        digests: hash by input; equal on all ranks if the inputs are.
         dataset_bytes: size of the dataset, if it is a file.
-        memory_needed: bytes that this rank will need, on a GPU for `gpu_needed`.
+        memory_needed: bytes of memory that this rank will need, without `gpu_needed`.
         gpu_needed: bytes that it will need on a GPU.
         servers_needed: bytes that an embedded swarm needs on the leader's host.
-        swarm: {seconds, dht_prefix, num_blocks, missing, replicas, servers: [{peer, blocks, dtype, state, seconds}]}.
+        swarm: {seconds, dht_prefix, num_blocks, missing, replicas, servers: [{peer, blocks, dtype, quantization,
+            seconds}]}.
         group: {seconds, members: [[rank, host]], all_reduce, all_gather}, in seconds; members on rank 0 only.
-        absent: ranks that this one waited for in vain.
-        errors: for each check that failed, why.
+        absent: ranks that did not reach the first barrier in time.
+        errors: reason of the failure, by failed step.
     """
 
     rank: int = 0
@@ -129,14 +131,14 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run is going to be, as far as the findings depend on it.
+    """The properties of the planned run that the findings depend on.
 
     Attributes:
-        expect_hosts: hosts that it should have, if that was said.
-        uses_swarm: whether requests go to servers.
-        starts_swarm: whether the run starts them itself.
-        overwrite: whether the output folder is to be begun afresh.
-        check_timeout: seconds that each check had.
+        expect_hosts: `--expect-hosts`, if given.
+        uses_swarm: whether the run sends requests to servers.
+        starts_swarm: whether the run starts these servers itself.
+        overwrite: whether the run overwrites the output folder.
+        check_timeout: time limit of each check, in seconds.
     """
 
     expect_hosts: int | None = None
@@ -147,8 +149,8 @@ class Asked:
 
 
 def leaders(ranks: list[RankFacts]) -> list[RankFacts]:
-    """Returns one rank of each host, the first."""
+    """Returns the first rank of each host."""
     found: dict[int, RankFacts] = {}
-    for one in sorted(ranks, key=lambda facts: facts.rank):
-        found.setdefault(one.node, one)
+    for facts in sorted(ranks, key=lambda facts: facts.rank):
+        found.setdefault(facts.node, facts)
     return list(found.values())

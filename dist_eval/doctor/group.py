@@ -1,4 +1,4 @@
-"""Facts about the group of ranks: whether all come together, and how long they take to tell each other something."""
+"""Facts about the process group: whether it opens on all ranks, and how long collectives take."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ROUNDS = 5
 
 
 def collect_group(facts: RankFacts, topology: Topology, rank_store: RankStore, timeout: float) -> None:
-    """Opens the process group of a run and notes who is in it and how fast it is; every rank calls it.
+    """Opens the process group of a run, and measures it; every rank calls it.
 
     Args:
-        facts: where to note it.
-        topology: where this process stands.
-        rank_store: the ranks' store.
+        facts: where to record the members and the times.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         timeout: seconds for each wait.
 
     Raises:
-        RuntimeError: the group does not come together.
+        RuntimeError: the group does not open.
     """
     start = time.monotonic()
     with process_group(topology, rank_store, timeout):

@@ -1,4 +1,4 @@
-"""Facts about the host that a rank is on: names, interfaces, versions, limits, memory. Asks nobody else."""
+"""Facts about a rank's host: names, interfaces, versions, limits, memory. Needs no other rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
 
 
 def collect_host(facts: RankFacts, environment: Mapping[str, str] = os.environ) -> None:
-    """Notes names, interfaces and limits.
+    """Records names, interfaces and limits.
 
     Args:
-        facts: where to note them.
-        environment: the variables of this process.
+        facts: where to record them.
+        environment: the environment variables of this process.
     """
     facts.name_addresses = resolve(facts.host)
     facts.interfaces = outward(interfaces())
@@ -41,16 +41,16 @@ def collect_host(facts: RankFacts, environment: Mapping[str, str] = os.environ) 
 
 
 def _limit_of_torchrun() -> int | None:
-    """The open files of the process that has the ranks' store; unlike a rank, torchrun itself does not ask for more."""
+    """Returns the limit of open files of torchrun, which has the ranks' store and, unlike a rank, does not raise it."""
     try:
         limit, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
-    except OSError:  # another user's, or gone
+    except OSError:  # another user's process, or ended
         return None
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def collect_versions(facts: RankFacts) -> None:
-    """Notes the versions of Python and of the libraries that results depend on."""
+    """Records the versions of Python and of the libraries that results depend on."""
     from dist_eval.runs.environment import environment
 
     found = environment()
@@ -58,7 +58,7 @@ def collect_versions(facts: RankFacts) -> None:
 
 
 def source_digest() -> str:
-    """Returns a hash of our own modules: two checkouts may have the same version."""
+    """Returns a hash of this package's modules: two checkouts may have the same version."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
@@ -66,14 +66,17 @@ def source_digest() -> str:
 
 
 def available_memory() -> int:
-    """Returns the bytes that new processes of this host may use: what is free, or what is left of a control group's."""
+    """Returns the bytes that new processes on this host may use: free memory, or what a control group has left."""
     import psutil
 
     return min([int(psutil.virtual_memory().available), *_left_in_control_groups()])
 
 
 def _left_in_control_groups() -> list[int]:
-    """Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2, and admin-guide/cgroup-v1/memory."""
+    """Returns the bytes that each limiting control group of this process has left.
+
+    Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2, and admin-guide/cgroup-v1/memory.
+    """
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -99,7 +102,7 @@ def _left_in_control_groups() -> list[int]:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes that a control group is charged with, but gives up when others need them."""
+    """Returns the bytes of file cache that a control group is charged with, but that the kernel can reclaim."""
     try:
         entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
@@ -107,12 +110,17 @@ def _file_cache(folder: Path) -> int:
     return int(entries.get("inactive_file", 0))
 
 
-def look_at_rendezvous(host: str, port: int, timeout: float) -> str:
-    """Tries whether this host gets to where the ranks are going to meet.
+def probe_rendezvous(host: str, port: int, timeout: float) -> str:
+    """Checks whether this host reaches the planned rendezvous.
+
+    Args:
+        host: name or address of the rendezvous.
+        port: its port.
+        timeout: seconds to wait for a connection.
 
     Returns:
-        "listening" if somebody is there already, "free" if the address is this host's and can be listened at,
-        "reachable" if its host answers but nobody listens there yet, else "error: " and the reason.
+        "listening" if a process is listening there already, "free" if the address is this host's and its port is free,
+        "reachable" if its host answers but nothing is listening there yet, else "error: " and the reason.
     """
     addresses = resolve(host)
     if not addresses:
@@ -125,10 +133,10 @@ def look_at_rendezvous(host: str, port: int, timeout: float) -> str:
     except OSError as error:
         return f"error: {error.strerror or error}"
     family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
-    with socket.socket(family) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((addresses[0], port))
+            listener.bind((addresses[0], port))
         except OSError:
             return "reachable"
     return "error: loopback" if is_loopback(addresses[0]) else "free"

@@ -1,4 +1,4 @@
-"""What follows from facts about hosts: names and interfaces, clocks, versions, memory, limits. Pure."""
+"""Derives findings from facts about hosts: names and interfaces, clocks, versions, memory, limits. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from dist_eval.cluster.hosts import interface_of, is_loopback
 from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
-"""Seconds. Servers refuse the contact beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
+"""In seconds. Servers refuse clients beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
 
 _FILES_OF_A_PROCESS, _FILES_FOR_A_RANK, _FILES_OF_STORE_FOR_A_RANK = 256, 1, 3
-"""Files that a process has open: libraries, sockets of the swarm; with each other rank gloo; in torchrun, its store."""
+"""Open files of a process: libraries and sockets of the swarm; gloo's for each rank; those of torchrun's store for each
+rank."""
 
 _FULL = 0.9
 _DIFFERENCES_SHOWN = 5
 
 
 def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Host names that lead to loopback, interfaces that do not exist, a head that the hosts do not find."""
+    """Finds host names that resolve to loopback, interfaces that do not exist, and a head that hosts cannot resolve."""
     hosts = leaders(list(ranks))
-    # of two ranks only one connects to the other: an address that is wrong may never be used
-    level: Level = "error" if any(one.group is None for one in ranks) else "warning"
-    faults = [finding for one in hosts if one.hosts > 1 for finding in _name_faults(one, level)]
-    faults += [finding for one in hosts for finding in _rendezvous_faults(one)]
+    # only one of two ranks connects to the other, so a wrong address may never be used
+    level: Level = "error" if any(facts.group is None for facts in ranks) else "warning"
+    faults = [finding for facts in hosts if facts.hosts > 1 for finding in _name_faults(facts, level)]
+    faults += [finding for facts in hosts for finding in _rendezvous_faults(facts)]
     yield from faults
-    twice = sorted({one.host for one in hosts if [other.host for other in hosts].count(one.host) > 1})
+    twice = sorted({facts.host for facts in hosts if [other.host for other in hosts].count(facts.host) > 1})
     if twice:
         yield Finding(
             "warning",
@@ -35,100 +36,101 @@ def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "Give them different host names.",
         )
     if not faults and not twice:
-        yield Finding("fine", "names", "; ".join(_way(one) for one in hosts[:_DIFFERENCES_SHOWN]))
+        yield Finding("fine", "names", "; ".join(_way(facts) for facts in hosts[:_DIFFERENCES_SHOWN]))
 
 
-def _name_faults(one: RankFacts, level: Level) -> Iterator[Finding]:
-    if "host" in one.errors:
+def _name_faults(facts: RankFacts, level: Level) -> Iterator[Finding]:
+    if "host" in facts.errors:
         return
-    suggestion = _suggested_interface(one)
+    suggestion = _suggested_interface(facts)
     all_the_same = " They came together this time, but need not with other hosts." if level == "warning" else ""
-    advice = f"On {one.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
-    address = next(iter(one.interfaces.get(suggestion or "", ())), "ADDRESS")
-    chosen = [name.lstrip("=") for name in (one.gloo_interfaces or "").split(",") if name]
-    unknown = [name for name in chosen if name not in one.interfaces]
+    advice = f"On {facts.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
+    address = next(iter(facts.interfaces.get(suggestion or "", ())), "ADDRESS")
+    chosen = [name.lstrip("=") for name in (facts.gloo_interfaces or "").split(",") if name]
+    unknown = [name for name in chosen if name not in facts.interfaces]
     if unknown:
         yield Finding(
             level,
             "names",
-            f"{one.host} has no interface {', '.join(unknown)} with an address that others reach, which "
-            f"GLOO_SOCKET_IFNAME names. It has {_listed(one)}.",
+            f"{facts.host} has no interface {', '.join(unknown)} with an address that others reach, which "
+            f"GLOO_SOCKET_IFNAME names. It has {_listed(facts)}.",
             advice + ".",
         )
-    elif not chosen and (not one.name_addresses or all(map(is_loopback, one.name_addresses))):
-        leads = f"leads to {one.name_addresses[0]}" if one.name_addresses else "is unknown"
+    elif not chosen and (not facts.name_addresses or all(map(is_loopback, facts.name_addresses))):
+        leads = f"leads to {facts.name_addresses[0]}" if facts.name_addresses else "is unknown"
         yield Finding(
             level,
             "names",
-            f"On {one.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
+            f"On {facts.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
             + all_the_same,
             f"{advice}, and start torchrun there with --local-addr={address}.",
         )
-    if one.head and not one.head_addresses:
+    if facts.head and not facts.head_addresses:
         yield Finding(
             level,
             "names",
-            f"{one.host} does not know {one.head}, where the ranks meet (MASTER_ADDR).",
+            f"{facts.host} does not know {facts.head}, the rendezvous of the ranks (MASTER_ADDR).",
             "Name the first host by its IP address.",
         )
-    elif one.head and all(map(is_loopback, one.head_addresses)):
+    elif facts.head and all(map(is_loopback, facts.head_addresses)):
         yield Finding(
             level,
             "names",
-            f"On {one.host} the place where the ranks meet, MASTER_ADDR={one.head}, leads to {one.head_addresses[0]}: "
-            "each host would meet itself only." + all_the_same,
+            f"On {facts.host} the rendezvous of the ranks, MASTER_ADDR={facts.head}, leads to "
+            f"{facts.head_addresses[0]}: each host would connect to itself only." + all_the_same,
             "Name the first host by its IP address, and start torchrun on it with --local-addr=ADDRESS.",
         )
 
 
-def _suggested_interface(one: RankFacts) -> str | None:
-    """The interface over which the host reaches the head; the head itself, the one that has its address."""
-    if one.way_to_head and (name := interface_of(one.way_to_head, one.interfaces)):
+def _suggested_interface(facts: RankFacts) -> str | None:
+    """Returns the interface over which the host reaches the head; on the head itself, the one with its address."""
+    if facts.way_to_head and (name := interface_of(facts.way_to_head, facts.interfaces)):
         return name
-    return next(iter(one.interfaces), None)
+    return next(iter(facts.interfaces), None)
 
 
-def _rendezvous_faults(one: RankFacts) -> Iterator[Finding]:
-    state = one.rendezvous or ""
+def _rendezvous_faults(facts: RankFacts) -> Iterator[Finding]:
+    state = facts.rendezvous or ""
     if state == "error: loopback":
         yield Finding(
             "error",
             "names",
-            f"On {one.host} the name of the --rendezvous leads to a loopback address: each host would meet itself.",
+            f"On {facts.host} the name of the --rendezvous leads to a loopback address: each host would connect to "
+            "itself.",
             "Give the IP address of the first host.",
         )
     elif state.startswith("error: "):
         yield Finding(
             "error",
             "names",
-            f"{one.host} does not get to the --rendezvous: {state.removeprefix('error: ')}.",
+            f"{facts.host} cannot reach the --rendezvous: {state.removeprefix('error: ')}.",
             "Check the address, the route and the firewall between the hosts.",
         )
     elif state == "listening":
         yield Finding(
             "warning",
             "names",
-            f"Somebody listens at the --rendezvous already, as {one.host} sees it.",
+            f"Seen from {facts.host}, a process is listening at the --rendezvous already.",
             "If that is not the first host's torchrun, choose another port.",
         )
 
 
-def _way(one: RankFacts) -> str:
-    if one.rendezvous == "free":
-        return f"the --rendezvous is on {one.host} and free"
-    if one.rendezvous == "reachable":
-        return f"{one.host} gets to the host of the --rendezvous"
-    addresses = [f"{a} ({name})" for name, addresses in one.interfaces.items() for a in addresses]
-    return f"{one.host} has {', '.join(addresses[:3]) or 'loopback only'}"
+def _way(facts: RankFacts) -> str:
+    if facts.rendezvous == "free":
+        return f"the --rendezvous is on {facts.host} and free"
+    if facts.rendezvous == "reachable":
+        return f"{facts.host} reaches the host of the --rendezvous"
+    addresses = [f"{a} ({name})" for name, addresses in facts.interfaces.items() for a in addresses]
+    return f"{facts.host} has {', '.join(addresses[:3]) or 'loopback only'}"
 
 
-def _listed(one: RankFacts) -> str:
-    return ", ".join(f"{name} ({', '.join(a)})" for name, a in one.interfaces.items()) or "none"
+def _listed(facts: RankFacts) -> str:
+    return ", ".join(f"{name} ({', '.join(a)})" for name, a in facts.interfaces.items()) or "none"
 
 
 def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Clocks that differ between hosts."""
-    known = [(one, one.clock) for one in leaders(list(ranks)) if one.clock is not None]
+    """Finds clocks that differ between hosts."""
+    known = [(facts, facts.clock) for facts in leaders(list(ranks)) if facts.clock is not None]
     if len(known) < 2:
         return
     first, reference = known[0]
@@ -142,19 +144,19 @@ def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         "error" if is_error else "warning",
         "clocks",
         f"The clock of {worst.host} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of "
-        f"{first.host}." + (" Servers have nothing to do with clients more than 3 s off." if is_error else ""),
-        "Let all hosts take their time from the network (chrony, ntpd or systemd-timesyncd).",
+        f"{first.host}." + (" Servers refuse clients whose clocks are more than 3 s off." if is_error else ""),
+        "Synchronize the clocks of all hosts (chrony, ntpd or systemd-timesyncd).",
     )
 
 
 def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Versions that differ between ranks."""
-    known = [one for one in ranks if one.versions]
+    """Finds versions that differ between ranks."""
+    known = [facts for facts in ranks if facts.versions]
     if not known:
         return
     first, differs = known[0], []
     for name in first.versions:
-        differing = [one for one in known if one.versions.get(name) != first.versions[name]]
+        differing = [facts for facts in known if facts.versions.get(name) != first.versions[name]]
         if differing:
             differs.append(
                 f"{name} is {first.versions[name]} at {first.place} and {differing[0].versions.get(name)} at "
@@ -164,8 +166,8 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
         yield Finding(
             "error",
             "versions",
-            "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". What a text gets would "
-            "depend on the rank that has it.",
+            "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". A prediction would "
+            "depend on the rank that computes it.",
             "Install the same environment on all hosts, or start from one on a shared folder.",
         )
     else:
@@ -174,11 +176,11 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
 
 
 def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Limits of open files that many ranks would reach."""
-    known = [one for one in leaders(list(ranks)) if one.open_files is not None]
+    """Finds limits of open files that are too low for the number of ranks."""
+    known = [facts for facts in leaders(list(ranks)) if facts.open_files is not None]
     needed = _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * ranks[0].world_size
     of_store = _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * ranks[0].world_size
-    low = [one for one in known if (one.open_files or 0) < needed]
+    low = [facts for facts in known if (facts.open_files or 0) < needed]
     if low:
         yield Finding(
             "error",
@@ -194,22 +196,22 @@ def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findi
             "open files",
             f"On {ranks[0].host} torchrun may have {launcher} files open; with the store of {ranks[0].world_size} "
             f"ranks it needs about {of_store}.",
-            f"Before torchrun there: ulimit -n {2 * of_store}. Or put `python -m dist_eval.cluster.agent` in its "
-            "place, which does that itself.",
+            f"Before torchrun there: ulimit -n {2 * of_store}. Or use `python -m dist_eval.cluster.agent` instead, "
+            "which does that itself.",
         )
     elif known and not low:
-        yield Finding("fine", "open files", f"a rank may have {min(one.open_files or 0 for one in known)}")
+        yield Finding("fine", "open files", f"a rank may have {min(facts.open_files or 0 for facts in known)}")
 
 
 def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Hosts and GPUs whose ranks need more memory than there is."""
+    """Finds hosts and GPUs whose ranks need more memory than there is."""
     hosts: dict[int, list[RankFacts]] = {}
-    for one in ranks:
-        hosts.setdefault(one.node, []).append(one)
+    for facts in ranks:
+        hosts.setdefault(facts.node, []).append(facts)
     fits = []
     for here in hosts.values():
-        needed, available = sum(one.memory_needed or 0 for one in here), here[0].memory
-        servers = sum(one.servers_needed or 0 for one in here if one.rank == 0)
+        needed, available = sum(facts.memory_needed or 0 for facts in here), here[0].memory
+        servers = sum(facts.servers_needed or 0 for facts in here if facts.rank == 0)
         if not needed or available is None:
             continue
         what = f"{_ranks(here)} on {here[0].host}" + (" and the servers of --swarm embedded" if servers else "")
@@ -226,12 +228,15 @@ def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
     gpus: dict[int, list[RankFacts]] = {}
-    for one in here:
-        if one.gpu is not None:
-            gpus.setdefault(one.gpu["index"], []).append(one)
+    for facts in here:
+        if facts.gpu is not None:
+            gpus.setdefault(facts.gpu["index"], []).append(facts)
     for index, sharing in gpus.items():
         gpu: dict[str, Any] = sharing[0].gpu or {}
-        needed, free = sum(one.gpu_needed or 0 for one in sharing), min((one.gpu or gpu)["free"] for one in sharing)
+        needed, free = (
+            sum(facts.gpu_needed or 0 for facts in sharing),
+            min((facts.gpu or gpu)["free"] for facts in sharing),
+        )
         text = (
             f"{_ranks(sharing)} on GPU {index} ({gpu['name']}) of {here[0].host}: about {_gigabytes(needed)} are "
             f"needed, {_gigabytes(free)} are free"

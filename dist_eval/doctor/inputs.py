@@ -1,4 +1,4 @@
-"""Facts about what a run reads (dataset, checkpoint, base model) as this rank sees them, and the memory it takes."""
+"""Facts about a run's inputs (dataset, checkpoint, base model) as this rank sees them, and the memory they need."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
-"""What a rank and a server use besides weights: measured, see benchmarks/README.md."""
+"""Memory of a rank and of a server besides weights: measured, see benchmarks/README.md."""
 
 
 def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
-    """Notes the hashes of checkpoint and base model, and what memory they need.
+    """Records the hashes of checkpoint and base model, and the memory that they need.
 
     Returns:
         The base model.
 
     Raises:
-        EvaluationError: there is no such checkpoint or model, or they do not fit together.
+        EvaluationError: checkpoint or model do not exist, or do not fit together.
     """
-    tuned = target_of(config)
-    facts.digests["tuned checkpoint"] = tuned.digest()
-    base = BaseModelSpec.of(config, tuned)
+    target = target_of(config)
+    facts.digests["tuned checkpoint"] = target.digest()
+    base = BaseModelSpec.of(config, target)
     facts.digests["base model"] = base.digest()
-    collect_needs(facts, config, base, tuned)
+    collect_needs(facts, config, base, target)
     return base
 
 
-def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, tuned: EvalTarget) -> None:
-    """Notes the memory that this rank will need, and the GPU that it would use."""
+def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, target: EvalTarget) -> None:
+    """Records the memory that this rank will need, and the GPU that it would use."""
     is_local = config.backend == "local" or config.compare_backends
     weights = parameters_of(base) * _FLOAT_BYTES if is_local or config.starts_swarm else 0
     facts.memory_needed = _RANK_BYTES
-    if config.uses_swarm and not isinstance(tuned, PretrainedClassifier):
-        # a client holds the embeddings, and its final norm
+    if config.uses_swarm and not isinstance(target, PretrainedClassifier):
+        # a client holds the embeddings and the final norm
         facts.memory_needed += base.config.vocab_size * base.config.hidden_size * _FLOAT_BYTES
     if is_local and not _collect_gpu(facts, weights):
         facts.memory_needed += weights
@@ -52,7 +52,7 @@ def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, t
 
 
 def _collect_gpu(facts: RankFacts, weights: int) -> bool:
-    """Returns whether the rank would compute on a GPU."""
+    """Records the GPU that the rank would use; returns whether there is one."""
     import torch
 
     device = local_device(facts.local_rank)
@@ -66,7 +66,7 @@ def _collect_gpu(facts: RankFacts, weights: int) -> bool:
 
 
 def parameters_of(base: BaseModelSpec) -> int:
-    """Counts the parameters of a model; of one of a hub, which is not here yet, those that its config speaks of."""
+    """Counts the parameters of a model, in its files or, if it is not downloaded yet, by its config."""
     return stored_parameters(base.name) or described_parameters(base.config)
 
 
@@ -81,9 +81,9 @@ def described_parameters(config: Any) -> int:
 
 
 def stored_parameters(model: str) -> int:
-    """Counts the parameters in a folder's files; 0 where it is no folder, or has no safetensors.
+    """Counts the parameters in a folder's safetensors files; 0 if it is not a folder, or has none.
 
-    Source: the header of the safetensors format, 8 bytes of its length and then JSON.
+    The header of a safetensors file is its length in 8 bytes, followed by JSON.
     """
     count = 0
     for path in sorted(Path(model).glob("*.safetensors")):
@@ -94,11 +94,11 @@ def stored_parameters(model: str) -> int:
 
 
 def collect_dataset(facts: RankFacts, config: DoctorConfig) -> None:
-    """Notes the hash of the dataset on the first rank of a host, where its columns are looked for too.
+    """Records the hash of the dataset, and checks its columns, on the first rank of a host.
 
     Raises:
-        DataError: there is no such dataset or column, or it cannot be read.
-        OSError: the same.
+        DataError: the dataset or a column does not exist, or cannot be read.
+        OSError: the dataset cannot be read.
     """
     path = Path(str(config.dataset))
     if facts.local_rank:
@@ -113,7 +113,7 @@ def collect_dataset(facts: RankFacts, config: DoctorConfig) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Returns a SHA-256 of a file's size and samples: to read a large one takes longer than a check may."""
+    """Returns a SHA-256 of a file's size and samples: reading all of a large file takes longer than a check may."""
     digest = hashlib.sha256()
     for sample in samples_of(path):
         digest.update(sample)

@@ -1,4 +1,4 @@
-"""What was found, for a person and for a program."""
+"""Reports findings, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_errors(findings: Sequence[Finding]) -> bool:
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """Writes findings for people: what is wrong first, then what is fine, then the verdict."""
+    """Formats findings for people: errors first, then warnings, then what is ok, then the verdict."""
     lines = []
     for level in _ORDER:
         for finding in (finding for finding in findings if finding.level == level):
@@ -54,25 +54,25 @@ def write_report(
 ) -> Path:
     """Writes `doctor.json`: {schema_version, status: "fine" or "ill", findings, ranks}.
 
-    `findings` are those of `dist_eval.doctor.facts.Finding`, `ranks` all facts of `RankFacts` by rank.
+    `findings` has the fields of `Finding`, `ranks` those of `RankFacts` (see `dist_eval.doctor.facts`).
 
     Args:
-        folder: where to.
-        findings: what was found.
-        ranks: what it follows from.
-        secret: addresses that are not to be written.
+        folder: folder of the file.
+        findings: the findings.
+        ranks: the facts of all ranks.
+        secret: addresses that must not be written.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     content = {
         "schema_version": SCHEMA_VERSION,
         "status": "ill" if has_errors(findings) else "fine",
         "findings": [asdict(finding) for finding in findings],
-        "ranks": [asdict(one) for one in ranks],
+        "ranks": [asdict(facts) for facts in ranks],
     }
     text = json.dumps(content, indent=2) + "\n"
     for address in secret:

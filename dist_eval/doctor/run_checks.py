@@ -1,4 +1,4 @@
-"""What follows from facts about what a run reads, writes and asks: folder, inputs, swarm. Pure."""
+"""Derives findings from facts about a run's output folder, inputs and swarm. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SHOWN = 5
 
 
 def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """An output folder that cannot be written, is not the same everywhere, or belongs to another run."""
-    unwritable = [one for one in ranks if "output folder" in one.errors]
-    for places, reason in _told_once(unwritable, "output folder"):
+    """Finds an output folder that cannot be written, is not shared by all hosts, or belongs to another run."""
+    unwritable = [facts for facts in ranks if "output folder" in facts.errors]
+    for places, reason in _by_reason(unwritable, "output folder"):
         yield Finding(
             "error",
             "output folder",
             f"At {places} {unwritable[0].output} cannot be used: {reason}.",
-            "Choose another --output, or mend its rights or its mount.",
+            "Choose another --output, or fix its permissions or its mount.",
         )
-    strangers = sorted({words for one in ranks for words in one.strangers})
+    strangers = sorted({words for facts in ranks for words in facts.strangers})
     if strangers:
         yield Finding(
             "error",
@@ -32,7 +32,7 @@ def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "one group may have made one each.",
             "See that all hosts name the same first host (torchrun's --master-addr or --rdzv-endpoint) and --nnodes.",
         )
-    users = [one for one in ranks if one.in_use]
+    users = [facts for facts in ranks if facts.in_use]
     if users:
         yield Finding(
             "error",
@@ -40,18 +40,18 @@ def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             f"{users[0].output} is in use by another run ({users[0].in_use}).",
             "Wait for its end, or choose another --output.",
         )
-    blind = [one for one in ranks if one.unseen]
-    lost = [one for one in ranks if one.lock_holds is False]
+    blind = [facts for facts in ranks if facts.unseen]
+    lost = [facts for facts in ranks if facts.lock_holds is False]
     if blind:
-        one = blind[0]
-        rank = (one.unseen or [0])[0]
-        author = next((f"{other.place} wrote" for other in ranks if other.rank == rank), f"rank {rank} wrote")
+        facts = blind[0]
+        rank = (facts.unseen or [0])[0]
+        author = next((f"{writer.place} wrote" for writer in ranks if writer.rank == rank), f"rank {rank} wrote")
         yield Finding(
             "warning",
             "output folder",
-            f"It is not the same on all hosts: what {author} to {one.output} did not show at {one.place} within 10 s. "
-            "Results will be on the first host only, and a run that is started again finds what is finished only if "
-            "it has the same hosts.",
+            f"It is not the same on all hosts: what {author} to {facts.output} did not show at {facts.place} within "
+            "10 s. Results will be on the first host only, and a run that is started again finds what is finished only "
+            "if it has the same hosts.",
             "Give an --output on a folder that all hosts share, by its full path.",
         )
     elif lost:
@@ -62,9 +62,9 @@ def check_folder(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "runs in the same folder would not notice each other.",
             "Mount it with locks (for NFS without nolock), or take care yourself.",
         )
-    elif not (unwritable or users) and all(one.unseen is not None for one in ranks):
+    elif not (unwritable or users) and all(facts.unseen is not None for facts in ranks):
         several = f", seen by all {len(ranks)} ranks" if len(ranks) > 1 else ""
-        held = ", locks hold between hosts" if any(one.lock_holds for one in ranks) else ""
+        held = ", locks hold between hosts" if any(facts.lock_holds for facts in ranks) else ""
         yield Finding("fine", "output folder", f"{ranks[0].output} can be written{several}{held}")
     yield from _check_what_it_holds(ranks[0], asked)
 
@@ -79,25 +79,25 @@ def _check_what_it_holds(leader: RankFacts, asked: Asked) -> Iterator[Finding]:
         )
     elif leader.run_status and not asked.overwrite:
         yield Finding(
-            "fine", "output folder", f"it holds a run that is {leader.run_status}: the same command goes on from there"
+            "fine", "output folder", f"it holds a run that is {leader.run_status}: the same command resumes it"
         )
 
 
 def check_space(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Disks that are nearly full, for what the host's first rank writes."""
+    """Finds disks with too little space for what the host's first rank writes."""
     least: list[int] = []
-    for one in leaders(list(ranks)):
-        output_free = None if "output folder" in one.errors else one.output_free
-        for folder, free in ((one.output, output_free), (one.temporary, one.temporary_free)):
+    for facts in leaders(list(ranks)):
+        output_free = None if "output folder" in facts.errors else facts.output_free
+        for folder, free in ((facts.output, output_free), (facts.temporary, facts.temporary_free)):
             if free is None:
                 continue
             least.append(free)
-            wanted = max(_LITTLE_FREE, 2 * (one.dataset_bytes or 0))
+            wanted = max(_LITTLE_FREE, 2 * (facts.dataset_bytes or 0))
             if free < wanted:
                 yield Finding(
                     "error" if free < _LEAST_FREE else "warning",
                     "disk space",
-                    f"On {one.host} {free / (1 << 20):.0f} MiB are free in {folder}.",
+                    f"On {facts.host} {free / (1 << 20):.0f} MiB are free in {folder}.",
                     "Free some space, or name another place with --output, for temporary files with TMPDIR.",
                 )
     if least and min(least) >= _LITTLE_FREE:
@@ -105,18 +105,18 @@ def check_space(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 
 def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Inputs that cannot be read on a rank, or differ between ranks."""
+    """Finds inputs that cannot be read on a rank, or differ between ranks."""
     faults = False
     for subject in ("models", "dataset"):
-        failed = [one for one in ranks if subject in one.errors]
-        somewhere = {one.node for one in failed} != {one.node for one in ranks}
-        for places, message in _told_once(failed, subject):
+        failed = [facts for facts in ranks if subject in facts.errors]
+        somewhere = {facts.node for facts in failed} != {facts.node for facts in ranks}
+        for places, message in _by_reason(failed, subject):
             faults = True
             advice = "Other hosts have it: give a path that is the same on all of them." if somewhere else ""
             yield Finding("error", "inputs", f"At {places}: {message}", advice)
-    for name in dict.fromkeys(name for one in ranks for name in one.digests):
-        known = [one for one in ranks if name in one.digests]
-        differing = [one for one in known if one.digests[name] != known[0].digests[name]]
+    for name in dict.fromkeys(name for facts in ranks for name in facts.digests):
+        known = [facts for facts in ranks if name in facts.digests]
+        differing = [facts for facts in known if facts.digests[name] != known[0].digests[name]]
         if differing:
             faults = True
             yield Finding(
@@ -126,17 +126,17 @@ def check_inputs(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
                 f"{differing[0].digests[name][:12]}.",
                 "Copy it again, or give a path on a folder that all hosts share.",
             )
-    names = dict.fromkeys(name for one in ranks for name in one.digests)
+    names = dict.fromkeys(name for facts in ranks for name in facts.digests)
     if names and not faults:
-        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", alike on all ranks" if ranks[1:] else ""))
+        yield Finding("fine", "inputs", f"{', '.join(names)}: readable" + (", equal on all ranks" if ranks[1:] else ""))
 
 
 def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    """Swarms that a rank does not reach, that miss blocks, whose servers do not answer or are not alike."""
+    """Finds a swarm that a rank cannot reach, or that lacks blocks, and servers that do not answer or differ."""
     if not asked.uses_swarm:
         return
     if asked.starts_swarm:
-        several = max((one.hosts for one in ranks), default=1) > 1
+        several = max((facts.hosts for facts in ranks), default=1) > 1
         yield Finding(
             "error" if several else "fine",
             "swarm",
@@ -146,19 +146,19 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "Start one with `dist-eval swarm --host ADDRESS`, and name it with --initial-peers." if several else "",
         )
         return
-    failed = [one for one in ranks if "swarm" in one.errors]
-    for places, message in _told_once(failed, "swarm"):
+    failed = [facts for facts in ranks if "swarm" in facts.errors]
+    for places, message in _by_reason(failed, "swarm"):
         advice = "Other ranks reach it: see the route and the firewall." if len(failed) < len(ranks) else ""
         yield Finding("error", "swarm", f"At {places}: {message}", advice)
-    known = [one for one in ranks if one.swarm is not None]
-    for one in known:
-        missing = (one.swarm or {})["missing"]
+    known = [facts for facts in ranks if facts.swarm is not None]
+    for facts in known:
+        missing = (facts.swarm or {})["missing"]
         if missing:
             yield Finding(
                 "error",
                 "swarm",
-                f"As {one.place} sees it, nobody holds blocks {format_ranges(missing)} of "
-                f"{(one.swarm or {})['dht_prefix']}.",
+                f"Seen from {facts.place}, no server holds blocks {format_ranges(missing)} of "
+                f"{(facts.swarm or {})['dht_prefix']}.",
                 "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
             )
             break
@@ -168,14 +168,14 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
     swarm: dict[str, Any] = known[0].swarm or {}
-    servers = {s["peer"]: s for one in known for s in (one.swarm or {})["servers"]}
-    silent = [(one, s) for one in known for s in (one.swarm or {})["servers"] if s["seconds"] is None]
-    times = [s["seconds"] for one in known for s in (one.swarm or {})["servers"] if s["seconds"] is not None]
-    for one, server in silent[:_SHOWN]:
+    servers = {s["peer"]: s for facts in known for s in (facts.swarm or {})["servers"]}
+    silent = [(facts, s) for facts in known for s in (facts.swarm or {})["servers"] if s["seconds"] is None]
+    times = [s["seconds"] for facts in known for s in (facts.swarm or {})["servers"] if s["seconds"] is not None]
+    for facts, server in silent[:_SHOWN]:
         yield Finding(
             "error",
             "swarm",
-            f"{one.place[0].upper()}{one.place[1:]} gets no answer from server ...{server['peer'][-8:]} (blocks "
+            f"{facts.place[0].upper()}{facts.place[1:]} gets no answer from server ...{server['peer'][-8:]} (blocks "
             f"{server['blocks']}), which announces itself.",
             "See at what address it announces itself, and whether that host reaches it.",
         )
@@ -201,10 +201,10 @@ def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
         )
 
 
-def _told_once(failed: Sequence[RankFacts], step: str) -> Iterator[tuple[str, str]]:
-    """Yields each reason for which a step failed, with the ranks in words."""
-    for reason in dict.fromkeys(one.errors[step] for one in failed):
-        here = [one for one in failed if one.errors[step] == reason]
+def _by_reason(failed: Sequence[RankFacts], step: str) -> Iterator[tuple[str, str]]:
+    """Yields each reason for which a step failed, preceded by the ranks, in words."""
+    for reason in dict.fromkeys(facts.errors[step] for facts in failed):
+        here = [facts for facts in failed if facts.errors[step] == reason]
         yield here[0].place + (f" and {len(here) - 1} more" if here[1:] else ""), reason
 
 

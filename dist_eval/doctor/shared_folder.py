@@ -1,6 +1,6 @@
-"""Facts about the output folder: each rank writes a probe there, looks for everybody else's, and removes its own.
+"""Facts about the output folder: each rank writes a probe there, looks for those of all ranks, and removes its own.
 
-What is a fact on one host alone (that it can write) says nothing about what the others see, so this needs all ranks.
+That one host can write to the folder does not show that the others see the same folder, so this needs all ranks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from dist_eval.runs.journal import FOLDER as JOURNAL
 
 _PREFIX, _POLL_SECONDS = ".doctor-", 0.1
 PATIENCE_SECONDS = 10.0
-"""How long a file may take until another host shows it: network file systems remember what was not there."""
+"""How long a new file may take to appear on another host: network file systems cache missing names."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A file in the output folder that its rank holds a lock on.
+    """A file in the output folder, locked by its rank.
 
     Attributes:
-        path: where it is.
+        path: path of the file.
     """
 
     path: Path
 
     @classmethod
-    def somewhere_in(cls, folder: Path) -> Probe:
-        """Names a probe that no other has."""
+    def in_folder(cls, folder: Path) -> Probe:
+        """Returns a probe with a unique name in a folder; it is not written yet."""
         return cls(folder / f"{_PREFIX}{uuid.uuid4().hex}")
 
     @contextmanager
@@ -48,7 +48,7 @@ class Probe:
         """Writes the probe and locks it, for the time of the context.
 
         Args:
-            facts: of the rank, to be told to whoever finds it.
+            facts: facts of the rank, some of which are written into the file for those who find it.
 
         Raises:
             OSError: the folder cannot be written, or files there cannot be locked.
@@ -67,7 +67,7 @@ class Probe:
 
 
 def collect_space(facts: RankFacts, output: Path) -> None:
-    """Notes the space that is free in the output folder and for temporary files."""
+    """Records the free space in the output folder and for temporary files."""
     facts.output = str(output.absolute())
     facts.temporary = tempfile.gettempdir()
     facts.temporary_free = shutil.disk_usage(facts.temporary).free
@@ -76,7 +76,7 @@ def collect_space(facts: RankFacts, output: Path) -> None:
 
 
 def collect_run(facts: RankFacts, output: Path, results_name: str) -> None:
-    """Notes what the folder holds, and whether a run is using it."""
+    """Records the status of the run in the folder, and whether a run is using it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         facts.run_status = json.loads((output / results_name).read_text(encoding="utf-8")).get("status")
     lock = output / JOURNAL / LOCK_FILE
@@ -84,11 +84,13 @@ def collect_run(facts: RankFacts, output: Path, results_name: str) -> None:
         facts.in_use = lock.read_text(encoding="utf-8", errors="replace").strip() or "an unknown process"
 
 
-def look_around(facts: RankFacts, probes: Mapping[int, str], nodes: Mapping[int, int], folder: Path) -> None:
-    """Notes whose probes this rank sees, and whether locks of other hosts hold here; call it once all have written.
+def collect_probes(facts: RankFacts, probes: Mapping[int, str], nodes: Mapping[int, int], folder: Path) -> None:
+    """Records whose probes this rank sees, and whether locks of other hosts are effective on this one.
+
+    Call it once all ranks have written their probes.
 
     Args:
-        facts: where to note it.
+        facts: where to record it.
         probes: names of the probes by rank.
         nodes: number of the host by rank.
         folder: the output folder as this rank sees it.
@@ -108,7 +110,7 @@ def look_around(facts: RankFacts, probes: Mapping[int, str], nodes: Mapping[int,
 
 
 def can_lock(path: Path) -> bool:
-    """Returns whether nobody else holds the lock of a file (or it is gone); it is not kept."""
+    """Returns whether the lock of a file is free, or the file is gone; the lock is released again."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -127,6 +129,6 @@ def can_lock(path: Path) -> bool:
 def _stranger(path: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         if not can_lock(path):
-            one = json.loads(path.read_text())
-            return f"rank {one['rank']} of {one['world_size']} on {one['host']}"
-    return None  # what a killed doctor left
+            content = json.loads(path.read_text())
+            return f"rank {content['rank']} of {content['world_size']} on {content['host']}"
+    return None  # left by a doctor that was killed

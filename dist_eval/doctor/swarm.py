@@ -1,4 +1,4 @@
-"""Facts about the swarm as this rank sees it: who holds which blocks, and how far away they are."""
+"""Facts about the swarm as this rank sees it: which servers hold which blocks, and how fast they answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 
 
 def collect_swarm(facts: RankFacts, config: RunConfig, base: BaseModelSpec, timeout: float, sockets: Path) -> None:
-    """Joins the swarm, notes who holds the model's blocks and how long each server takes to answer, and leaves it.
+    """Joins the swarm, records which servers hold the model's blocks and how fast they answer, and leaves it.
 
     Args:
-        facts: where to note it.
-        config: names the swarm's peers.
+        facts: where to record it.
+        config: the options with the swarm's peers.
         base: the base model.
-        timeout: seconds until a peer answers and all blocks are there.
+        timeout: longest wait for a peer's answer and for all blocks, in seconds.
         sockets: folder for the sockets of the p2p daemon.
 
     Raises:
@@ -36,7 +36,7 @@ def collect_swarm(facts: RankFacts, config: RunConfig, base: BaseModelSpec, time
     dht = join_swarm(peers, timeout, timeout_option="--check-timeout")
     try:
         seconds = time.monotonic() - start
-        while True:  # its servers may be just starting
+        while True:  # servers may be starting
             left = max(1.0, start + timeout - time.monotonic())
             coverage = look_up_coverage(dht, base.dht_prefix, base.config.num_hidden_layers, left)
             if not coverage.missing or time.monotonic() - start > timeout:

@@ -1,5 +1,6 @@
-"""A run: `evaluator` conducts it from the options to the results.
+"""An evaluation run: `evaluator` runs it from the options to the results.
 
-`work` does a rank's batches and puts them into the `journal`, with an `audit` or a `backend_comparison` if asked;
-`combination` puts together what all ranks found; `run_folder` holds it, `completed` presents a run that is complete.
+`work` predicts a rank's batches and appends them to the `journal`, with an `audit` or a `backend_comparison` on
+request; `combination` gathers and reduces the results of all ranks; `completed` rescores a run that is complete. The
+run's folder is in `dist_eval.runs`.
 """

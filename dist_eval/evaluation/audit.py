@@ -1,9 +1,9 @@
-"""Second opinions: a share of the batches is sent twice, over different servers, and the logits are compared.
+"""Audits: a share of the batches is sent twice, over different servers, and the logits are compared.
 
-Where they differ, the way is walked again: each part of it is asked of both servers that had a hand in it, with the
-same input, and where those two differ, of a third one. The one that the third does not agree with is odd: it is asked
-no more, and whatever it had answered counts as never answered (see `journal`). With two servers only, nobody can tell
-which one is right, and the dispute is reported.
+Where they differ, both routes are walked again segment by segment: both servers of a segment get the same input, and
+where their answers differ, a third server decides. The server that disagrees with the third one is faulty: it is
+excluded, and every batch it has answered is predicted again (see `journal`). With only two servers there is no
+majority, so the dispute is reported instead.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dist_eval.swarm.findings import Dispute, Findings
 from dist_eval.swarm.router import RouteSegment, Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest relative difference that counts as agreement, by the coarsest dtype that a server on the way computes in.
+"""Largest relative difference that counts as agreement, by the coarsest dtype that a server on the route computes in.
 
-Rounding makes one of about 1e-7, 5e-4 and 4e-3 (half the last place, relative) in each of a few operations of a block;
-over tens of blocks, computed on other hardware, the sum stays well below these bounds, and a server that skips, swaps
-or quantises blocks is far above them.
+Each of a few operations of a block has a relative rounding error of about 1e-7, 5e-4 and 4e-3 (half a unit in the last
+place); over tens of blocks, on different hardware, the sum stays well below these bounds, and a server that skips,
+swaps or quantizes blocks is far above them.
 """
 
 _MOST_ROUNDS, _ROUNDING = 10, 1e-9
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
-    """Chooses the batches to audit: the same ones on any number of ranks.
+    """Chooses the batches to audit, the same ones on any number of ranks.
 
     Args:
         batches: number of batches of the plan.
@@ -49,15 +49,15 @@ def audited_batches(batches: int, fraction: float) -> frozenset[int]:
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e-12) -> float:
-    """Measures how far two tensors are apart, by the row that differs most.
+    """Returns the largest relative difference between corresponding rows of two tensors.
 
     Args:
         one: floats of shape [..., width].
         other: floats of the same shape.
-        least: rows shorter than this count as this long.
+        least: lower bound for the norm that a distance is divided by.
 
     Returns:
-        The largest Euclidean distance of two rows, relative to the longer one of them.
+        The largest Euclidean distance of two rows, relative to the larger of their norms.
     """
     one, other = one.to(torch.float64), other.to(torch.float64)
     longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp_min(least)
@@ -65,11 +65,11 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
 
 
 class Audit:
-    """A classifier on a swarm that asks for a second opinion about some batches.
+    """A classifier on a swarm that predicts some batches a second time, over other servers.
 
     Args:
-        classifier: it, on a `SwarmBackbone`.
-        on_faulty: called with each server that is found odd.
+        classifier: the classifier, on a `SwarmBackbone`.
+        on_faulty: called with each server that is found faulty.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
     """
 
@@ -82,7 +82,7 @@ class Audit:
         if not isinstance(classifier.backbone, SwarmBackbone):
             raise TypeError("only a classifier on a swarm can be audited")
         self._classifier, self._backbone, self._tolerance = classifier, classifier.backbone, tolerance
-        self._requests, self._on_odd = classifier.backbone.requests, on_faulty
+        self._requests, self._on_faulty = classifier.backbone.requests, on_faulty
 
     @property
     def num_labels(self) -> int:
@@ -95,11 +95,11 @@ class Audit:
         return self._classifier.retries
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Asks servers no more, whoever found them odd."""
+        """Sends no more requests to servers, whichever rank found them faulty."""
         self._classifier.exclude(servers)
 
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """Classifies a batch (see `Classifier.logits`); if the trip is audited, more than once."""
+        """Classifies a batch (see `Classifier.logits`); more than once if it is to be audited."""
         if not routing.audited:
             return self._classifier.logits(input_ids, lengths, routing)
         for _ in range(_MOST_ROUNDS):
@@ -115,13 +115,13 @@ class Audit:
     def _second_opinion(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[RouteSegment], first: torch.Tensor
     ) -> Findings | None:
-        """Compares a batch's logits with those of another way; None if it has to be done again without odd servers."""
+        """Compares a batch's logits with those over another route; None if it must be repeated without some servers."""
         other = Routing(avoided=tuple(route))
         try:
             second = self._classifier.logits(input_ids, lengths, other)
         except EvaluationError:
             return Findings(unanswered=1)
-        names = _who_parted(route, other.route)
+        names = _differing_servers(route, other.route)
         if not names:
             return Findings(alone=1)
         difference = largest_difference(first, second, least=1.0)
@@ -131,16 +131,16 @@ class Audit:
             return self._by_halves(input_ids, lengths)
         faulty, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
         for server in faulty - self._requests.excluded:
-            self._on_odd(server)
+            self._on_faulty(server)
         self.exclude(faulty)
-        # another batch may have shown meanwhile that one of these servers is odd
+        # another batch may have shown meanwhile that one of these servers is faulty
         if not self._requests.excluded.isdisjoint(peer for peer, *_ in (*route, *other.route)):
             return None
         assert dispute is not None
         return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
 
     def _by_halves(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> Findings | None:
-        """Does the same with each half of a batch that a server took in halves, which may have gone different ways."""
+        """Audits each half of a batch separately: a server took it in halves, which may have had different routes."""
         known, found = set(self._requests.excluded), []
         for rows in torch.arange(len(input_ids)).tensor_split(2):
             routing = Routing(audited=True)
@@ -161,7 +161,7 @@ class Audit:
     def _compare_by_parts(
         self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
-        """Walks two ways side by side, and asks third servers where they part."""
+        """Walks two routes segment by segment, and asks a third server where their answers differ."""
         spans, faulty = self._requests.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
         parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
@@ -177,16 +177,18 @@ class Audit:
             if apart <= tolerated:
                 hidden = answer
                 continue
-            likes, judge = self._third_opinion(spans, start, end, hidden, {one: answer, another: opposite}, tolerated)
+            confirmed, judge = self._third_opinion(
+                spans, start, end, hidden, {one: answer, another: opposite}, tolerated
+            )
             if judge is None:
                 return faulty, Dispute(
                     (one, another), (start, end), apart, "no third server agrees with only one of them"
                 )
-            faulty.add(another if likes == one else one)
+            faulty.add(another if confirmed == one else one)
             hidden = judge
         if faulty:
             return faulty, None
-        peers = tuple(_who_parted(route, other))
+        peers = tuple(_differing_servers(route, other))
         return faulty, Dispute(peers, (cuts[0], cuts[-1]), difference, "asked again part by part, they agreed")
 
     def _third_opinion(
@@ -198,7 +200,7 @@ class Audit:
         answers: Mapping[str, torch.Tensor],
         tolerated: float,
     ) -> tuple[str, torch.Tensor | None]:
-        """Returns the one of two servers that a third one agrees with, and that one's answer; None if there is none."""
+        """Returns which of two servers a third one agrees with, and the third one's answer; None if none decides it."""
         for peer in dict.fromkeys(str(span.peer) for span in spans):
             if peer in answers:
                 continue
@@ -206,9 +208,9 @@ class Audit:
                 judge = self._ask(spans, peer, start, end, hidden)
             except SwarmError:  # it is gone, or does not hold these blocks
                 continue
-            liked = [name for name, answer in answers.items() if largest_difference(answer, judge) <= tolerated]
-            if len(liked) == 1:
-                return liked[0], judge
+            confirmed = [name for name, answer in answers.items() if largest_difference(answer, judge) <= tolerated]
+            if len(confirmed) == 1:
+                return confirmed[0], judge
         return "", None
 
     def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -219,11 +221,11 @@ class Audit:
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 
-def _who_parted(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:
-    """Returns the servers of two ways, without those blocks that have the same server on both."""
+def _differing_servers(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:
+    """Returns the servers of two routes on the blocks that have different servers."""
     blocks = {block for _, start, end in route for block in range(start, end)}
-    parted = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
-    return list(dict.fromkeys(peer for pair in parted if pair[0] != pair[1] for peer in pair))
+    pairs = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
+    return list(dict.fromkeys(peer for pair in pairs if pair[0] != pair[1] for peer in pair))
 
 
 def _server_at(route: Sequence[RouteSegment], block: int) -> str:
@@ -231,5 +233,5 @@ def _server_at(route: Sequence[RouteSegment], block: int) -> str:
 
 
 def _covers_twice(route: Sequence[RouteSegment]) -> bool:
-    """Whether a batch was sent in halves, each on a way of its own."""
+    """Returns whether a batch was sent in halves, each over its own route."""
     return sum(end - start for _, start, end in route) > max(end for *_, end in route)

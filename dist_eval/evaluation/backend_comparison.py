@@ -1,9 +1,9 @@
-"""The swarm's answers beside those of a run in this process (`--compare-backends`).
+"""Compares the swarm's logits with those of a local model (`--compare-backends`).
 
-Every rank computes the batches that it brings to the combination once more, the very same rows in the same order, with
-the base model in its own process, and compares the logits with those in the journal. What is compared is therefore
-what the results are made of, whichever start of the run it is from. The local answers are not kept: a run that is
-stopped meanwhile compares all of them when it is started again.
+Every rank computes its assigned batches once more, the same rows in the same order, with the base model in its own
+process, and compares the logits with those in the journal. So the comparison covers exactly what the results are
+computed from, whichever start of the run predicted it. The local logits are not kept: a run that is stopped meanwhile
+compares everything again when it is restarted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LISTED = 20
 
 @dataclass
 class Comparison:
-    """What came of it.
+    """The differences between two backends.
 
     Attributes:
-        compared: examples.
-        largest_difference: of two logits of one example.
-        changed: what is predicted differently: position in the dataset, and both answers. None for a regression, where
-            any difference would count.
-        left: batches that were not compared, because the run is to stop.
+        compared: number of examples.
+        largest_difference: largest absolute difference of two logits of one example.
+        changed: examples with another prediction: position in the dataset, and both answers. None for a regression,
+            where any difference would count.
+        left: batches that were not compared, because the run was asked to stop.
     """
 
     compared: int = 0
@@ -48,7 +48,7 @@ class Comparison:
 
     @classmethod
     def merged(cls, parts: Sequence[Comparison]) -> Comparison:
-        """Puts those of all ranks together, changes in dataset order."""
+        """Merges the comparisons of all ranks, with the changes in dataset order."""
         changed = [change for part in parts for change in part.changed or ()]
         return cls(
             compared=sum(part.compared for part in parts),
@@ -58,10 +58,10 @@ class Comparison:
         )
 
     def to_dict(self, folder: Path) -> dict[str, Any]:
-        """Returns the section `backends` of `results.json`; more changes than stand there are written to a file.
+        """Returns the section `backends` of `results.json`; changes that do not fit there are written to a file.
 
         Args:
-            folder: the run's.
+            folder: the run's folder.
         """
         changed = self.changed or []
         is_long = len(changed) > _LISTED
@@ -90,9 +90,9 @@ def compare_backends(
         local: the model in this process.
         data: the tokenized examples.
         plan: all batches.
-        journal: has the swarm's answers.
-        batches: the numbers of this rank's.
-        stopping: whether to stop.
+        journal: holds the swarm's logits.
+        batches: numbers of this rank's batches, integers of shape [n].
+        stopping: returns whether to stop.
 
     Returns:
         This rank's part of the comparison.

@@ -1,4 +1,4 @@
-"""What all ranks found, put together: every rank calls, the leader gets it. What is combined stands in the journals."""
+"""Gathers and reduces the results of all ranks from their journals: every rank calls it, the leader gets them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
 _COMPARISON_SECONDS = 6 * 3600.0
-"""Longest wait for a rank that still compares; if it dies, torchrun ends the waiting ranks at once."""
+"""Longest wait for a rank that is still comparing; if it dies, torchrun ends the waiting ranks at once."""
 
 _SHORTEST_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What all ranks found together.
+    """The results of all ranks.
 
     Attributes:
-        predictions: of all examples, in dataset order; on the leader only, elsewhere none.
-        failed: examples without a prediction: position in the dataset, and why.
+        predictions: of all examples, in dataset order; empty except on the leader.
+        failed: examples without a prediction: position in the dataset, and the reason.
         totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
-        audit: what audits have found.
+        audit: the findings of all audits.
         timelines: each rank's entry in `timeline.json`.
-        metrics: what the batches' values of the caller's own metrics give together; on the leader only.
+        metrics: custom metrics with a reduction, reduced over all batches; on the leader only.
     """
 
     predictions: Predictions
@@ -64,7 +64,7 @@ def combine(
     custom_metrics: Sequence[CustomMetric],
     plan: Plan,
 ) -> Combined:
-    """Combines what stands in the journals; every rank calls it, with the batches that it brings."""
+    """Combines the results in the journals; every rank calls it, with its assigned batches."""
     local, failed, findings = work.collect(batches)
     totals = Totals.of(local)
     facts = {**work.to_dict(topology), "traffic": classifier.traffic(), **totals.to_dict(local.problem)}
@@ -106,7 +106,7 @@ def compare_all(
     stop: Stop,
     rank_store: RankStore,
 ) -> Comparison:
-    """Compares the swarm's answers with those of a local model; every rank calls it, with the batches that it brings.
+    """Compares the swarm's logits with those of a local model; every rank calls it, with its assigned batches.
 
     Raises:
         RunStopped: the run was asked to stop; on all ranks.
@@ -118,7 +118,7 @@ def compare_all(
 
 
 def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
-    """Adds the figures of the caller's own metrics."""
+    """Adds the values of custom metrics."""
     needs_all = any(metric.reduction is None for metric in custom_metrics)  # probabilities take much memory
     inputs = Inputs.of(combined.predictions if needs_all else combined.predictions.rows(0, 0))
     custom = custom_results(custom_metrics, inputs, combined.metrics)
@@ -131,7 +131,7 @@ def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric]
 
 
 def spread(ranks: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any] | None:
-    """Returns the section `spread` of `results.json`: how far apart the ranks' own figures are."""
+    """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
     figure = "loss" if metrics.problem == REGRESSION.name else "accuracy"
     own = [(rank[figure], rank["rank"]) for rank in ranks if rank[figure] is not None]
     if len(own) < 2:

@@ -1,4 +1,4 @@
-"""A complete run that is started again: nothing is sent, what is asked for anew is computed from its predictions."""
+"""Restarting a complete run: nothing is sent, and newly requested metrics are computed from its saved predictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dist_eval.statistics import Interval, Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 
 _OPTIONS = ("confidence", "group_column", "slice_by")
-"""Those that say how predictions are looked at."""
+"""Options of the analysis: they change how predictions are analysed, not the predictions."""
 
 
 def rescore_complete(
@@ -35,17 +35,20 @@ def rescore_complete(
     data: TokenizedDataset,
     plan: Plan,
 ) -> dict[str, Any]:
-    """Tells a person that there is nothing to do, and returns the metrics of the complete run.
+    """Reports that the run is complete, and computes newly requested metrics from its predictions.
 
-    The caller's own metrics are computed from its predictions: they, or the code behind them, may be new. So are
-    intervals, groups and slices where they are asked for, or at another level than the run has.
+    Custom metrics are always computed again: they, or the code behind them, may be new. Intervals, groups and slices
+    are computed again if their options differ from the run's.
 
     Args:
         folder: of the complete run.
-        config: what is asked for now, and what the run was looked at by (see `with_recorded_analysis`).
-        custom_metrics: the caller's own.
+        config: the options now, with those of the recorded analysis (see `with_recorded_analysis`).
+        custom_metrics: the custom metrics.
         data: the dataset.
         plan: its batches.
+
+    Returns:
+        The run's metrics by name.
 
     Raises:
         RunError: the predictions cannot be read.
@@ -59,8 +62,8 @@ def rescore_complete(
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
-    looks_anew = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
-    if custom_metrics or looks_anew:
+    is_new_analysis = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
+    if custom_metrics or is_new_analysis:
         predictions = _predictions(folder)
         options = AnalysisOptions.of(config, data)
         metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
@@ -73,7 +76,7 @@ def rescore_complete(
             intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
             _revise_metrics(folder, config, custom_metrics, custom, intervals)
         shown, lines = dict(custom.values), []
-        if looks_anew:
+        if is_new_analysis:
             facts = analyse(predictions, metrics, options)
             results = _merge_analysis(folder.results(), facts, config, custom.values)
             folder.revise(results, predictions, options.groups(predictions))
@@ -89,11 +92,11 @@ def rescore_complete(
 
 
 def with_recorded_analysis(config: EvaluationConfig, results: Mapping[str, Any]) -> EvaluationConfig:
-    """Adds what a complete run is looked at by, and what is not named anew: nothing that it has gets lost.
+    """Takes over the slices and groups of a complete run where the options name none, so that it keeps them.
 
     Args:
-        config: what is asked for now.
-        results: what the folder's `results.json` holds.
+        config: the options now.
+        results: content of the folder's `results.json`.
     """
     if config.overwrite or results.get("status") != "complete":
         return config
@@ -127,11 +130,11 @@ def _revise_metrics(
     custom: CustomResults,
     intervals: dict[str, Any],
 ) -> None:
-    """Adds the figures of the caller's own metrics to the results, in place of earlier ones."""
+    """Adds the values of custom metrics to the results, replacing earlier ones."""
     results, names = folder.results(), {metric.name for metric in custom_metrics}
     old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
     for section, new in (("metrics", custom.values), ("undefined", custom.undefined), ("intervals", intervals)):
-        results[section] = {**{name: one for name, one in results[section].items() if name not in old}, **new}
+        results[section] = {**{name: value for name, value in results[section].items() if name not in old}, **new}
     results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *custom.values]
     results["config"]["metric"] = list(dict.fromkeys([*results["config"]["metric"], *config.metric]))
     folder.revise(results)
@@ -140,21 +143,21 @@ def _revise_metrics(
 def _merge_analysis(
     results: dict[str, Any], facts: dict[str, Any], config: EvaluationConfig, revised: Collection[str]
 ) -> dict[str, Any]:
-    """Returns results with intervals, calibration and slices replaced by those that are asked for now.
+    """Returns results with intervals, calibration and slices replaced by those of the new analysis.
 
     Args:
         results: of a complete run.
         facts: sections of `results.json` (see `dist_eval.analysis`).
-        config: what is asked for.
-        revised: custom metrics whose intervals are those that are asked for already.
+        config: the options now.
+        revised: custom metrics whose intervals already follow these options.
     """
     options = {name: getattr(config, name) for name in _OPTIONS}
     same = all(results["config"][name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
     unknown = Interval(config.confidence, reason=later).to_dict()
     of_custom = {
-        name: one if same or name in revised else unknown
-        for name, one in results["intervals"].items()
+        name: interval if same or name in revised else unknown
+        for name, interval in results["intervals"].items()
         if name in results["custom_metrics"]
     }
     intervals = {**facts["intervals"], **of_custom}

@@ -1,4 +1,4 @@
-"""The conductor: one run, from its configuration to its report."""
+"""One evaluation run, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OPENING_SECONDS = 120.0
 _CLAIM, _TO_DO, _COMPLETE, _REPORTED = "claim", "to do", "complete", "reported"
 _PREPARATION_SECONDS = 72 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
-texts take a day."""
+texts take about a day."""
 
 
 def evaluate_run(
@@ -62,21 +62,21 @@ def evaluate_run(
     stop: Stop | None = None,
     folder: RunFolder | None = None,
 ) -> dict[str, Any] | None:
-    """Evaluates a tuned classifier on a dataset; every rank calls it.
+    """Evaluates a classifier on a dataset; every rank calls it.
 
     Args:
-        config: what to do.
-        topology: where this process stands among the ranks.
-        rank_store: the ranks' store.
+        config: the run's options.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
-        stop: asked whether to go on.
-        folder: the run's folder, if the caller wants to note how the run ended.
+        stop: tells whether the run was asked to stop.
+        folder: the run's folder, if the caller wants to record how the run ended.
 
     Returns:
         On the leader the metrics by name, else None.
 
     Raises:
-        EvaluationError: the run cannot be done, on the rank that knows why.
+        EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     folder, stop = folder or RunFolder(config), stop or Stop()
@@ -90,32 +90,32 @@ def evaluate_run(
         if topology.is_leader:
             config = with_recorded_analysis(config, folder.results())
             folder.config = config
-        torch.set_num_threads(1)  # one for each rank, so that sums are added up in the same order whatever their number
-        tuned = target_of(config)
-        base = BaseModelSpec.of(config, tuned)
-        custom_metrics = find_metrics(config, tuned)
+        torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
+        target = target_of(config)
+        base = BaseModelSpec.of(config, target)
+        custom_metrics = find_metrics(config, target)
         peers, check = stack.enter_context(open_swarm(config, base, topology, rank_store))
         if topology.is_host_leader:
             extra_columns = columns_asked_for(config)
             rank_store.publish(
-                f"data/{topology.node}", str(prepare_data(config, base, tuned, scratch_dir, extra_columns))
+                f"data/{topology.node}", str(prepare_data(config, base, target, scratch_dir, extra_columns))
             )
-        prepared = open_plan(base, tuned, topology, rank_store) if topology.is_leader else None
+        prepared = open_plan(base, target, topology, rank_store) if topology.is_leader else None
         if prepared is not None:
-            is_new = folder.claim(fingerprint_of(config, base, tuned, *prepared))
+            is_new = folder.claim(fingerprint_of(config, base, target, *prepared))
             is_new = is_new or (config.compare_backends and not folder.results().get("backends"))
             rank_store.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        classifier, swarm = load_classifier(config, base, tuned, peers, scratch_dir, check, topology=topology)
+        classifier, swarm = load_classifier(config, base, target, peers, scratch_dir, check, topology=topology)
         stack.callback(classifier.close)
         if rank_store.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
             return rescore_complete(folder, config, custom_metrics, *prepared) if prepared else None
-        local = load_on_host(base, tuned, topology) if config.compare_backends else None
-        data, plan = prepared or open_plan(base, tuned, topology, rank_store)
+        local = load_on_host(base, target, topology) if config.compare_backends else None
+        data, plan = prepared or open_plan(base, target, topology, rank_store)
         analysis_options = (
             AnalysisOptions.of(config, data) if topology.is_leader else AnalysisOptions()
-        )  # now: what is wrong with it shows at once
-        run_id = fingerprint_of(config, base, tuned, data, plan).digest()
-        journal = Journal(folder.path, plan.sizes, tuned.num_labels, rank=topology.rank, run=run_id)
+        )  # checked now, so that an error shows before anything is sent
+        run_id = fingerprint_of(config, base, target, data, plan).digest()
+        journal = Journal(folder.path, plan.sizes, target.num_labels, rank=topology.rank, run=run_id)
         stack.callback(journal.close)
         window = window_for(config, base, topology)
         rank_store.barrier("ready", _PREPARATION_SECONDS)
@@ -123,7 +123,7 @@ def evaluate_run(
             process_group(topology, rank_store, config.collective_timeout),
             folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
         ):
-            require_agreement({"tuned checkpoint": tuned.digest(), "data": data.facts.digest, "plan": plan.digest()})
+            require_agreement({"tuned checkpoint": target.digest(), "data": data.facts.digest, "plan": plan.digest()})
             audit = (
                 Audit(cast(Classifier, classifier), journal.exclude, config.audit_tolerance) if config.audit else None
             )
@@ -150,14 +150,14 @@ def evaluate_run(
         if not topology.is_leader:
             if (
                 topology.hosts > 1 and topology.is_host_leader
-            ):  # a host that ends well is not started again for the leader
+            ):  # a scheduler does not restart a host that has exited with 0, should the leader's fail
                 rank_store.wait_for(_REPORTED, _PREPARATION_SECONDS)
             return None
         if combined.failed:
             failures.require_few(len(combined.failed), len(data), combined.failed[-1][1])
         coverage = prove_coverage(combined.predictions.index, len(data), (index for index, _ in combined.failed))
         require_same_totals(combined.totals, Totals.of(combined.predictions))
-        metrics = compute_metrics(combined.predictions, tuned.label_names)
+        metrics = compute_metrics(combined.predictions, target.label_names)
         if custom_metrics:
             metrics = with_custom_metrics(metrics, custom_metrics, combined)
         extra_statistics = statistics_of_functions(
@@ -168,7 +168,7 @@ def evaluate_run(
             "coverage": asdict(coverage),
             "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
             "data": asdict(data.facts),
-            "model": base.to_dict(tuned),
+            "model": base.to_dict(target),
             "plan": plan.to_dict(),
             "ranks": combined.ranks,
             "spread": spread(combined.ranks, metrics),
@@ -185,34 +185,34 @@ def evaluate_run(
         return metrics.values
 
 
-def find_metrics(config: EvaluationConfig, tuned: EvalTarget) -> list[CustomMetric]:
-    """Finds the caller's own metrics and tries them (see `load_metrics`)."""
+def find_metrics(config: EvaluationConfig, target: EvalTarget) -> list[CustomMetric]:
+    """Loads the custom metrics and tries them on synthetic predictions (see `load_metrics`)."""
     if not config.metric:
         return []
-    sample = synthetic_predictions(tuned.problem, tuned.num_labels)
+    sample = synthetic_predictions(target.problem, target.num_labels)
     return load_metrics(
-        config.metric, tuned.problem, tuned.num_labels, list(compute_metrics(sample, tuned.label_names).values)
+        config.metric, target.problem, target.num_labels, list(compute_metrics(sample, target.label_names).values)
     )
 
 
 def open_plan(
-    base: BaseModelSpec, tuned: EvalTarget, topology: Topology, rank_store: RankStore
+    base: BaseModelSpec, target: EvalTarget, topology: Topology, rank_store: RankStore
 ) -> tuple[TokenizedDataset, Plan]:
-    """Waits for the tokenized data of this host, and plans the batches."""
+    """Waits for this host's tokenized dataset, and plans the batches."""
     data = TokenizedDataset(Path(rank_store.wait_for(f"data/{topology.node}", _PREPARATION_SECONDS)))
-    return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=tuned.pre_seq_len)
+    return data, plan_batches(data.lengths, token_budget=base.token_budget, prefix=target.pre_seq_len)
 
 
 def fingerprint_of(
-    config: EvaluationConfig, base: BaseModelSpec, tuned: EvalTarget, data: TokenizedDataset, plan: Plan
+    config: EvaluationConfig, base: BaseModelSpec, target: EvalTarget, data: TokenizedDataset, plan: Plan
 ) -> Fingerprint:
-    """Returns what a run's results depend on, by names that a person reads when they differ."""
+    """Returns the inputs and options that a run's results depend on, by names for error messages."""
     return Fingerprint(
         {
             "base model": base.digest(),
-            "tuned checkpoint": tuned.digest(),
-            "names of the classes": json.dumps(tuned.label_names),
-            "problem_type": tuned.problem.name,
+            "tuned checkpoint": target.digest(),
+            "names of the classes": json.dumps(target.label_names),
+            "problem_type": target.problem.name,
             "tokenizer": data.facts.tokenizer_digest,
             "dataset": data.facts.text_digest,
             "--max-length": str(data.facts.max_length),
@@ -226,27 +226,27 @@ def fingerprint_of(
 
 
 def window_for(config: RunConfig, base: BaseModelSpec, topology: Topology) -> Window:
-    """Returns a rank's window, within its share of the host's memory."""
+    """Returns a rank's window of requests in flight, sized within its share of the host's memory."""
     memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
     largest = largest_window(base.token_budget, base.config.hidden_size, memory)
     return Window(config.in_flight, largest=largest, timeout=config.request_timeout)
 
 
 def prepare_data(
-    config: RunConfig, base: BaseModelSpec, tuned: EvalTarget, folder: Path, extra_columns: Sequence[str] = ()
+    config: RunConfig, base: BaseModelSpec, target: EvalTarget, folder: Path, extra_columns: Sequence[str] = ()
 ) -> Path:
-    """Tokenizes the dataset into a folder, once for all ranks of a host, and keeps further columns there."""
+    """Tokenizes the dataset into a folder, once for all ranks of a host, with extra columns such as groups."""
     from transformers import AutoTokenizer
 
-    own_tokenizer = tuned.folder is not None and (tuned.folder / "tokenizer_config.json").exists()
-    place = str(tuned.folder) if own_tokenizer else base.name
+    own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
+    place = str(target.folder) if own_tokenizer else base.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
-        also = "" if own_tokenizer or not tuned.folder else f" (the checkpoint {tuned.folder} has none of its own)"
+        also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
     if (
-        isinstance(tuned, PretrainedClassifier)
+        isinstance(target, PretrainedClassifier)
         and len(config.text_column) == 2
         and "token_type_ids" in tokenizer.model_input_names
         and getattr(base.config, "type_vocab_size", 0) > 1
@@ -262,11 +262,11 @@ def prepare_data(
             tokenizer=tokenizer,
             text_columns=config.text_column,
             label_column=config.label_column,
-            label_names=tuned.label_names,
+            label_names=target.label_names,
             max_length=base.max_length,
             vocab_size=getattr(base.config, "vocab_size", None),
             labels=config.labels,
-            problem=tuned.problem,
+            problem=target.problem,
             strict=config.strict,
             extra_columns=extra_columns,
             subset=config.subset,

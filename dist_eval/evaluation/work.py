@@ -1,6 +1,6 @@
-"""A rank's work: the batches that nobody has finished yet, through the classifier into the journal.
+"""A rank's work: predicts its share of the unfinished batches and appends them to the journal.
 
-What is combined in the end is what stands in the journals, whichever start of the run wrote it.
+The results are computed from the journals alone, whichever start of the run wrote them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Assignment:
     """Batches of one rank.
 
     Attributes:
-        resumed: finished by an earlier start; this rank brings them to the combination. int64 of shape [n].
-        shard: to be done now, int64 of shape [m].
+        resumed: finished by an earlier start; this rank reads them from the journal. int64 of shape [n].
+        shard: to be predicted now, int64 of shape [m].
     """
 
     resumed: np.ndarray
@@ -44,18 +44,18 @@ class Assignment:
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What becomes of examples that get no prediction.
+    """What to do about examples that get no prediction.
 
     Attributes:
-        skip: they are counted and left out; otherwise the first one ends the run.
-        limit: most of them on all ranks together.
+        skip: whether they are counted and left out; otherwise the first one ends the run.
+        limit: how many may be left out, on all ranks together.
     """
 
     skip: bool = False
     limit: int = 0
 
     def require_few(self, count: int, examples: int, reason: str) -> None:
-        """Raises a `RunError` if more examples failed than may, or all of the dataset's; it has the reason of one."""
+        """Raises a `RunError`, with the reason of one failure, if more examples failed than allowed, or all of them."""
         if count > self.limit:
             raise RunError(
                 f"{count} examples failed, more than --max-failed {self.limit} allows. One of them: {reason}"
@@ -65,17 +65,17 @@ class FailurePolicy:
 
 
 def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int]:
-    """Divides the batches that are finished, and those that are not, among the ranks; every rank calls it.
+    """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
-    Hosts may have folders of their own, or share one: a batch that several ranks know of is brought by the first.
+    Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
 
     Args:
         found: which batches this rank's journal has finished, bool of shape [batches].
         plan: all batches.
-        topology: where this process stands. The process group is open.
+        topology: this process's place among the ranks.
 
     Returns:
-        This rank's share, and how many examples earlier starts have finished altogether.
+        This rank's assignment, and how many examples earlier starts have finished on all ranks.
     """
     owner = least_over_ranks(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -88,18 +88,18 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assign
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
-    """Makes sure that no rank has stopped before its end; every rank calls it.
+    """Checks that no rank has stopped early; every rank calls it.
 
     Args:
-        left: batches that this rank has not done.
-        finished: examples that it has done in this start.
-        failed: examples that it has given up.
-        before: examples that earlier starts have done.
-        stop: why it has stopped.
-        examples: of the dataset.
+        left: batches that this rank has not predicted.
+        finished: examples that it has predicted in this start.
+        failed: examples that it got no prediction for.
+        before: examples that earlier starts have predicted.
+        stop: holds the reason to stop.
+        examples: number of examples in the dataset.
 
     Raises:
-        RunStopped: some rank has; on all ranks.
+        RunStopped: a rank has stopped early; on all ranks.
     """
     everybody = all_gather((left, finished, failed, stop.reason))
     if any(left for left, *_ in everybody):
@@ -108,25 +108,25 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         why = common_reason([reason for *_, reason in everybody])
         raise RunStopped(
             f"Stopped, because {why}: {seen} of {examples} examples are in the journal. Start the same command "
-            "again to go on.",
+            "again to resume.",
             Coverage(examples, seen, duplicates=0, missing=examples - seen, failed=given_up),
         )
 
 
 class BatchWorker:
-    """This rank's work, and what it did.
+    """Predicts this rank's batches, and counts what it has done.
 
     Args:
         classifier: the model.
         data: the tokenized examples, the same on all ranks.
         plan: all batches, the same on all ranks.
-        journal: where finished batches go.
-        progress: told of each batch that is done.
-        window: how many batches of this rank may be under way at a time.
-        stop: asked whether to go on.
-        drain_timeout: seconds for batches under way once the run is to stop.
-        failures: what becomes of examples that get no prediction.
-        audited: numbers of the batches that need a second opinion.
+        journal: where finished batches are written.
+        progress: counts finished examples.
+        window: how many batches of this rank may be in flight at a time.
+        stop: tells whether the run was asked to stop.
+        drain_timeout: seconds to wait for batches in flight once the run was asked to stop.
+        failures: what to do about examples that get no prediction.
+        audited: numbers of the batches to audit.
 
     Attributes:
         timeline: this rank's batches over time, and their examples.
@@ -156,17 +156,16 @@ class BatchWorker:
         self.timeline = Timeline()
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
-        """Does what nobody has finished yet; every rank calls it.
+        """Predicts all unfinished batches; every rank calls it.
 
-        If an audit has found a server odd by then, what that server had a hand in counts as never done, and the ranks
-        share it out once more.
+        If an audit has found a server faulty by then, the batches that it answered are assigned and predicted again.
 
         Args:
-            topology: where this process stands.
-            stall_timeout: seconds without a finished example on any other rank after which the late ones are given up.
+            topology: this process's place among the ranks.
+            stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
 
         Returns:
-            The batches that this rank brings to the combination.
+            The batches assigned to this rank, int64 of shape [n].
 
         Raises:
             RunStopped: the run was asked to stop before its end; on all ranks.
@@ -178,7 +177,7 @@ class BatchWorker:
             if faulty == faulty_before:
                 return assigned_batches
             self._classifier.exclude(faulty)
-            for server in faulty:  # hosts may have folders of their own
+            for server in faulty:  # hosts may have separate folders
                 self._journal.exclude(server)
             found = np.zeros(len(self._plan), dtype=bool)
             if topology.is_host_leader:
@@ -196,13 +195,13 @@ class BatchWorker:
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
-        """Sends batches through the classifier and writes each to the journal as soon as it is back.
+        """Predicts batches, and writes each to the journal as soon as its answer is back.
 
         Args:
-            shard: their numbers.
+            shard: numbers of the batches.
 
         Returns:
-            How many were not done, because the run is to stop.
+            How many were not predicted, because the run was asked to stop.
 
         Raises:
             RunError: too many examples failed, or the journal cannot be written.
@@ -235,7 +234,7 @@ class BatchWorker:
         return left
 
     def to_dict(self, topology: Topology) -> dict[str, Any]:
-        """Returns this rank's entry in the section `ranks` of `results.json`, as far as it is known here."""
+        """Returns the part of this rank's entry in the section `ranks` of `results.json` that is known here."""
         return {
             "rank": topology.rank,
             "host": topology.host,
@@ -253,7 +252,7 @@ class BatchWorker:
         """Reads batches back from the journal.
 
         Returns:
-            The predictions, the examples that have none (position in the dataset, and why), and what audits have found.
+            The predictions, the examples without one (position in the dataset, and the reason), and the audit findings.
         """
         problem = problem_of(self._data.labels.dtype)
         collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels, problem)
@@ -263,7 +262,7 @@ class BatchWorker:
             rows = self._plan.batch(outcome.batch)
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
             if outcome.audit is not None:
-                findings.append(Findings.of_notes(outcome.audit))
+                findings.append(Findings.from_record(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
             labels, logits = self._data.labels[rows[kept]], outcome.logits[kept]
             collector.add(Predictions.from_logits(rows[kept], labels, logits, problem))

@@ -133,7 +133,7 @@ def _salvage_batch(
 
 
 def _audit_of(routing: Routing) -> Mapping[str, Any] | None:
-    return routing.findings.to_notes() if routing.findings else None
+    return routing.findings.to_record() if routing.findings else None
 
 
 def _logits(

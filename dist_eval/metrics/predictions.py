@@ -28,7 +28,7 @@ class BatchOutcome:
         logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
         route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
         failed: why examples have no prediction, by their row in the batch.
-        audit: what an audit has found (see `dist_eval.evaluation.audit.Findings.to_notes`), None if there was none.
+        audit: what an audit has found (see `dist_eval.evaluation.audit.Findings.to_record`), None if there was none.
     """
 
     batch: int

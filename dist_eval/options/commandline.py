@@ -1,7 +1,7 @@
-"""The command line and the YAML file → a checked configuration.
+"""Parses the command line and the YAML file into a validated configuration.
 
-Options come from three places, the later one winning: the defaults of a `RunConfig`, a YAML file (`--config`), the
-command line.
+Options come from three places, later ones override earlier ones: the defaults of a `RunConfig`, a YAML file
+(`--config`), the command line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GROUPS = {
 }
 
 WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
-"""In the usage of a command: one of these is needed."""
+"""Part of a command's usage: one of these options is required."""
 
 _EXAMPLES = f"""\
 examples:
@@ -59,15 +59,15 @@ examples:
 
 @dataclass(frozen=True)
 class Command(Generic[Config]):
-    """A program with options.
+    """A command with options.
 
     Attributes:
         program: how it is started.
         config: class of its options.
         description: what it does, in a sentence.
         examples: shown below its options.
-        usage: the options that matter most, in short.
-        nothing_asked: what it says when it is started without options.
+        usage: the most important options.
+        nothing_asked: message when it is started without options.
         groups: headings and texts of groups of options, besides those that all commands have.
     """
 
@@ -93,7 +93,7 @@ EVALUATION = Command(
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser that raises a `ConfigError` for what is wrong, and suggests the option that was meant."""
+    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones."""
 
     def error(self, message: str) -> NoReturn:
         """Raises a `ConfigError` where argparse would print and exit."""
@@ -120,7 +120,7 @@ def _scalar_type(annotation: Any) -> tuple[type, bool]:
 
 
 def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
-    """Makes a command line's parser from the fields of its configuration."""
+    """Builds a command's parser from the fields of its configuration."""
     parser = OptionParser(
         prog=command.program,
         usage=f"{command.program} {command.usage}",
@@ -160,12 +160,12 @@ def parse_args(
     command: Command[Config] = EVALUATION,  # type: ignore[assignment]
     parser: argparse.ArgumentParser | None = None,
 ) -> Config:
-    """Reads a command line, and the YAML file that it may name, into a checked configuration.
+    """Reads a command line, and the YAML file that it may name, into a validated configuration.
 
     Args:
         arguments: the command line without the program's name.
-        command: the program.
-        parser: one that knows further options, which the configuration leaves out.
+        command: the command.
+        parser: a parser with additional options, which are not part of the configuration.
 
     Returns:
         The configuration.
@@ -185,14 +185,14 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     """Reads options from a YAML file.
 
     Args:
-        path: a file that holds one mapping from option names (with dashes or underscores) to values.
+        path: a file with one mapping from option names (with dashes or underscores) to values.
         config: class of the options.
 
     Returns:
         Values by field name, of the types that the class declares.
 
     Raises:
-        ConfigError: the file is missing, is no mapping, or holds an unknown option or a value of the wrong type.
+        ConfigError: the file is missing, is not a mapping, or has an unknown option or a value of the wrong type.
     """
     import yaml
 
@@ -200,7 +200,7 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
-    except (yaml.YAMLError, ValueError) as error:  # PyYAML converts impossible dates and numbers by itself
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
         raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
     if content is None:
         return {}
@@ -233,9 +233,9 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
 
 
 def end_for_wrong_options(error: ConfigError) -> NoReturn:
-    """Says on the first rank what is wrong, and ends this process with the status for wrong options.
+    """Prints the error on the first rank, and exits with the status for wrong options.
 
-    torchrun ends all ranks as soon as one has ended: the others give the first one time to speak.
+    torchrun ends all ranks as soon as one has ended: the other ranks give the first one time to print.
     """
     if os.environ.get("RANK", "0") == "0":
         print(error, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What a run is asked to do: one dataclass is the single source of option names, types, defaults and help.
+"""The options of a run: a dataclass is the single source of option names, types, defaults and help.
 
-Everything that can be checked without reading data or asking the swarm is checked on construction. `cli/commandline.py`
-makes such a configuration from what a person typed. `RunConfig` holds what every kind of run is asked,
-`EvaluationConfig` what an evaluation is asked besides.
+Everything that can be checked without reading data or contacting the swarm is checked on construction.
+`cli/commandline.py` parses the command line into a configuration. `RunConfig` has the options of every kind of run,
+`EvaluationConfig` adds those of an evaluation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from dist_eval.errors import ConfigError
 
 MAX_TOKEN_BUDGET = 1024
-"""Tokens in one request: Petals' client splits anything larger into requests of this size (its
+"""Most tokens in one request: Petals' client splits anything larger into requests of this size (its
 `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once."""
 
 _LONGEST_WAIT = 30 * 24 * 3600.0
@@ -27,11 +27,11 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
     """Declares a field of a `RunConfig` that is an option of the command line and of the YAML file.
 
     Args:
-        default: value when the option is not given; lists are copied for each instance.
-        help: one line for `--help`; the default is added to it.
+        default: value if the option is not given; lists are copied for each instance.
+        help: one line for `--help`, which appends the default.
         group: heading under which `--help` shows the option.
         metavar: placeholder in `--help`.
-        **extra: `choices`, `nargs` or `action`, passed on to argparse.
+        **extra: `choices`, `nargs` or `action`, passed to argparse.
 
     Returns:
         A dataclass field.
@@ -44,7 +44,7 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
 
 @dataclass(kw_only=True)
 class RunConfig:
-    """The options that all kinds of runs have.
+    """The options of all kinds of runs.
 
     Raises:
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
@@ -58,31 +58,36 @@ class RunConfig:
         ["text"], "column with the text, or two columns for a pair", group="data", nargs="+", metavar="NAME"
     )
     label_column: str = option(
-        "label", "column with the label: an id or a name, several of them, or a number", group="data", metavar="NAME"
+        "label",
+        "column with the label: a class number or name, a list of these, or a number",
+        group="data",
+        metavar="NAME",
     )
     labels: str = option(
         "auto",
-        "how to read the label column: as names of classes, as their numbers, as 0/1 vectors (where a text may have "
-        "several labels), or as what it can only be",
+        "how to read the label column: as class names, as class numbers, as 0/1 vectors (where a text may have "
+        "several labels), or whichever of these fits (auto)",
         group="data",
         choices=("auto", "names", "numbers", "vectors"),
     )
     max_length: int | None = option(
-        None, "longest text in tokens, longer ones are cut and counted (default: what servers accept)", group="data"
+        None,
+        "longest text in tokens; longer ones are truncated and counted (default: what servers accept)",
+        group="data",
     )
     strict: bool = option(False, "a text longer than --max-length is an error", group="data")
 
     initial_peers: list[str] = option(
         [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", nargs="+", metavar="ADDRESS"
     )
-    peers_file: str | None = option(None, "file with such addresses, one a line", group="where", metavar="FILE")
+    peers_file: str | None = option(None, "file with such addresses, one per line", group="where", metavar="FILE")
     swarm: str | None = option(
         None,
-        "start a private swarm on this host (embedded), or send the data to the public one (public)",
+        "start a private swarm on this host (embedded), or send the data to the public swarm (public)",
         group="where",
         choices=("embedded", "public"),
     )
-    servers: int = option(2, "servers of an embedded swarm", group="where")
+    servers: int = option(2, "number of servers of an embedded swarm", group="where")
     dht_prefix: str | None = option(
         None,
         "name under which the swarm announces the model (default: Petals' rule for the name)",
@@ -97,14 +102,15 @@ class RunConfig:
     )
 
     token_budget: int = option(
-        MAX_TOKEN_BUDGET, "tokens in one request, padding and prompts included", group="how", metavar="TOKENS"
+        MAX_TOKEN_BUDGET, "most tokens in one request, including padding and prompts", group="how", metavar="TOKENS"
     )
     in_flight: int | None = option(
-        None, "requests that a rank keeps in flight (default: finds the number itself)", group="how", metavar="REQUESTS"
+        None, "requests that a rank keeps in flight (default: adapts to the swarm)", group="how", metavar="REQUESTS"
     )
     compression: str = option(
         "none",
-        "how activations travel: as the servers compute (none), or smaller, which changes the outputs a little",
+        "precision of transferred activations: as the servers compute (none), or float16, which changes the outputs "
+        "slightly",
         group="how",
         choices=("none", "float16"),
     )
@@ -113,24 +119,26 @@ class RunConfig:
     )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
-    max_retries: int = option(5, "attempts for each part of a request before the run stops", group="failure")
+    max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
     collective_timeout: float = option(
         600.0,
-        "longest wait for a sign of another rank, and, once this one is done, for its progress",
+        "longest wait for another rank's heartbeat, and, once this rank is done, for another's progress",
         group="failure",
         metavar="SECONDS",
     )
     stop_grace: float = option(
-        20.0, "longest wait for batches under way once the run is asked to stop", group="failure", metavar="SECONDS"
+        20.0, "longest wait for batches in flight once the run is asked to stop", group="failure", metavar="SECONDS"
     )
 
     output: str | None = option(
         None, "folder for the results (default: runs/ and the dataset's name)", group="output", metavar="FOLDER"
     )
     overwrite: bool = option(
-        False, "start afresh, whatever the folder holds (default: go on where the same run ended)", group="output"
+        False,
+        "start afresh, whatever the folder holds (default: resume an earlier start of the same run)",
+        group="output",
     )
-    verbose: bool = option(False, "show what Petals, hivemind and the servers say, and tracebacks", group="output")
+    verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -161,7 +169,7 @@ class RunConfig:
 
     @property
     def output_folder(self) -> Path:
-        """The folder of the run: `--output`, or `runs/` and the dataset's name."""
+        """The run's folder: `--output`, or `runs/` and the dataset's name."""
         return Path(self.output) if self.output is not None else Path("runs") / Path(str(self.dataset)).stem
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,21 +217,21 @@ class EvaluationConfig(RunConfig):
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
     """
 
-    demo: bool = option(False, "evaluate the embedded example on a private swarm of this host", group="what")
+    demo: bool = option(False, "evaluate the embedded example on a private swarm on this host", group="what")
     model: str | None = option(
-        None, "base model: folder or hub name (default: the one that the checkpoint names)", group="what"
+        None, "base model: folder or hub name (default: the one named in the checkpoint)", group="what"
     )
     checkpoint: str | None = option(
         None,
-        "tuned checkpoint: folder with config.json and safetensors; without it, --backend local evaluates --model as a "
-        "classifier that is complete in itself",
+        "tuned checkpoint: folder with config.json and safetensors; without it, --backend local evaluates --model, a "
+        "classifier with its own head",
         group="what",
         metavar="FOLDER",
     )
     metric: list[str] = option(
         [],
-        "further metrics, your own: package.module:name of a function, of a class with a reduction, or of a "
-        "torchmetrics metric; or the path of a metric of Hugging Face's evaluate; NAME= in front names the result",
+        "custom metrics: package.module:name of a function, of a class with a reduction, or of a torchmetrics metric; "
+        "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result",
         group="figures",
         nargs="+",
         action="extend",
@@ -231,12 +239,12 @@ class EvaluationConfig(RunConfig):
     )
 
     compare_backends: bool = option(
-        False, "also run the base model in each rank's own process, and report what differs", group="where"
+        False, "also run the base model in each rank's own process, and report differences", group="where"
     )
 
     audit: float = option(
         0.0,
-        "share of the batches that is sent twice, over different servers, and compared (0 to 1)",
+        "share of the batches that are sent twice, over different servers, and compared (0 to 1)",
         group="failure",
         metavar="FRACTION",
     )
@@ -248,7 +256,7 @@ class EvaluationConfig(RunConfig):
     )
     on_error: str = option(
         "stop",
-        "what to do about an example that gets no prediction: stop the run, or count it and leave it out",
+        "what to do if an example gets no prediction: stop the run, or count it and leave it out",
         group="failure",
         choices=("stop", "skip"),
     )
@@ -256,25 +264,26 @@ class EvaluationConfig(RunConfig):
         100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES"
     )
     confidence: float = option(
-        0.95, "how often the intervals of the metrics contain the truth (0 to 1)", group="figures", metavar="LEVEL"
+        0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
     )
     slice_by: list[str] = option(
         [],
-        "also give the metrics of parts of the data: by these columns of the dataset, or by length in tokens (length)",
+        "also compute metrics for slices of the data: by these columns of the dataset, or by length in tokens (length)",
         group="figures",
         nargs="+",
         metavar="COLUMN",
     )
     group_column: str | None = option(
         None,
-        "column that names which rows belong together, as sentences of a document: intervals then allow for their "
-        "being alike",
+        "column with the group of each row, such as the document of a sentence: intervals then allow for correlation "
+        "within groups",
         group="figures",
         metavar="NAME",
     )
     report: str = option(
         "numbers",
-        "what report.html shows of the mistakes: their numbers and labels, also their texts, or write none at all",
+        "what report.html shows of wrong predictions: positions and labels (numbers), also their texts (texts); or "
+        "write no report (none)",
         group="output",
         choices=("numbers", "texts", "none"),
     )
@@ -300,7 +309,7 @@ class EvaluationConfig(RunConfig):
 
     @property
     def output_folder(self) -> Path:
-        """The folder of the run: `--output`, or `runs/` and the dataset's name, or that of the demo."""
+        """The run's folder: `--output`, or `runs/` and the dataset's name, or `runs/demo`."""
         return Path("runs") / "demo" if self.demo and self.output is None else super().output_folder
 
     def _become_demo(self) -> None:
@@ -331,10 +340,10 @@ _PEER_ADDRESS = re.compile(
 
 
 def read_peers(path: Path) -> list[str]:
-    """Reads addresses of peers from a file: one a line, blank lines and those that begin with # count for nothing.
+    """Reads peer addresses from a file: one per line; blank lines, and lines that begin with #, are ignored.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: the file cannot be read, or holds no address.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -349,5 +358,5 @@ def read_peers(path: Path) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """Turns a field's name into the option as it is typed."""
+    """Returns the command line option of a field."""
     return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""When and on what a run was done: the time, and the versions that a result depends on."""
+"""The time of a run, and the software versions that its results depend on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datase
 
 
 def now() -> str:
-    """Returns the present time in UTC, as ISO 8601."""
+    """Returns the current time in UTC, as ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def environment() -> dict[str, Any]:
-    """Returns the versions a result depends on."""
+    """Returns the software versions that results depend on."""
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:

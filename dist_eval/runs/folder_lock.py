@@ -1,4 +1,4 @@
-"""The lock on a run's folder, so that one run at a time uses it, on whatever host."""
+"""The lock on a run's folder, so that only one run at a time uses it, on any host."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 
 
 def take_lock(output: Path) -> int:
-    """Takes the lock, waiting a little for a run that is about to end.
+    """Takes the lock, waiting up to 5 s for a run that is about to end.
 
-    It is a lock of POSIX: it ends with the process, is not inherited by forks, and holds on network file systems.
+    It is a POSIX record lock: it ends with the process, is not inherited by forks, and works on network file systems.
 
     Args:
-        output: the run's folder, with that of the journal in it.
+        output: the run's folder; the journal's folder exists in it.
 
     Returns:
         A file descriptor; the lock is held until it is closed.
 
     Raises:
-        RunError: another run has it.
+        RunError: another run holds the lock.
         OSError: the folder cannot be written.
     """
     lock = os.open(output / JOURNAL / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)

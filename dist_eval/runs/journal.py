@@ -1,21 +1,22 @@
-"""Finished batches on disk: what a run has found so far, and what the next start of it can skip.
+"""The journal: finished batches on disk, which a resumed run does not predict again.
 
-Every rank of every start appends to a file of its own, and reads those of all. A record is one batch:
+Every rank of every start appends to its own file, and reads the files of all. A record is one batch:
 
     magic       4 bytes
-    checksum    uint32, CRC-32 of all that follows
+    checksum    uint32, CRC-32 of everything that follows
     batch       uint32, its number in the plan
     rows        uint32, examples in the batch
     labels      uint32, width of the head
     notes       uint32, bytes of the notes
     logits      float32 of shape [rows, labels], not finite where an example failed
     notes       JSON, {"route": [[peer, first block, one past the last block], ...], "failed": {row: reason},
-                "audit": what an audit has found}
+                "audit": the findings of an audit}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
-the logits. A file's end may be torn, because its process died while it wrote; whatever fails its checksum counts as
-never written. So does a batch in which a server had a hand that an audit found odd: a file named after it says so. All
-names begin with a hash of what the results depend on: hosts may have folders of their own, one with an older run's.
+the logits. The end of a file may be torn if its process died while writing; a record that fails its checksum is
+ignored. So is a batch that was answered by a server which an audit found faulty: a file named after the server marks
+it. All file names begin with a hash of what the results depend on, because hosts may have separate folders, one of
+which may hold an older run.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from dist_eval.process.files import write_atomically
 
 FOLDER, FINGERPRINT = "journal", "fingerprint.json"
 FOLLOWS = ("token ids", "plan")
-"""Names in a fingerprint that change only if another one does, or if dist_eval itself did."""
+"""Names in a fingerprint that change only if another one does, or if dist_eval itself has changed."""
 
-_SUFFIX, _ODD_SUFFIX = ".batches", ".odd"
+_SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
@@ -53,7 +54,7 @@ _LOGITS = np.dtype("<f4")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a record stands."""
+    """The position of a record."""
 
     file: Path
     offset: int
@@ -69,7 +70,7 @@ class Journal:
         sizes: examples in each batch of the plan, integers of shape [batches].
         num_labels: width of the head.
         rank: this rank, for the name of its file.
-        run: what the results depend on, as a hash; files of other runs are passed over.
+        run: hash of what the results depend on; files of other runs are ignored.
     """
 
     def __init__(self, folder: Path, sizes: np.ndarray, num_labels: int, *, rank: int = 0, run: str = "") -> None:
@@ -78,34 +79,34 @@ class Journal:
         self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
         self._places: dict[int, _Place] = {}
-        self._odd: frozenset[str] = frozenset()
+        self._faulty: frozenset[str] = frozenset()
 
     def faulty_servers(self) -> frozenset[str]:
-        """Returns the servers whose answers do not count.
+        """Returns the excluded servers, whose answers do not count.
 
         Raises:
             RunError: the folder cannot be read.
         """
         with _readable(self._folder):
-            found = self._folder.glob(f"{self._run}-odd-*{_ODD_SUFFIX}")
+            found = self._folder.glob(f"{self._run}-odd-*{_FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def exclude(self, server: str) -> None:
-        """Notes that a server's answers do not count, whichever rank or start of the run got them.
+        """Records that a server is excluded: its answers do not count, whichever rank or start received them.
 
         Raises:
             RunError: the folder cannot be written.
         """
-        path = self._folder / f"{self._run}-odd-{server}{_ODD_SUFFIX}"
+        path = self._folder / f"{self._run}-odd-{server}{_FAULTY_SUFFIX}"
         with _writable(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
     def read(self, audited: Container[int] = ()) -> np.ndarray:
-        """Looks through all files.
+        """Reads all files.
 
         Args:
-            audited: batches that are finished only if an audit has looked at them.
+            audited: batches that count as finished only if they were audited.
 
         Returns:
             Whether each batch is finished, with a prediction for every example; bool of shape [batches].
@@ -113,18 +114,18 @@ class Journal:
         Raises:
             RunError: a file cannot be read.
         """
-        self._places, self._odd = {}, self.faulty_servers()
+        self._places, self._faulty = {}, self.faulty_servers()
         with _readable(self._folder):
             for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
                 for offset, outcome in _records(path):
-                    self._note(path, offset, outcome)
+                    self._index(path, offset, outcome)
         finished = np.zeros(len(self._sizes), dtype=bool)
         for batch, place in self._places.items():
             finished[batch] = place.is_whole and (place.is_audited or batch not in audited)
         return finished
 
     def outcomes(self, batches: Sequence[int] | np.ndarray) -> Iterator[BatchOutcome]:
-        """Reads batches that `read` has found, or that were appended, file by file."""
+        """Yields the outcomes of batches that `read` has found or that were appended, file by file."""
         places = sorted((self._places[int(batch)].file, self._places[int(batch)].offset) for batch in batches)
         for path, of_file in itertools.groupby(places, key=lambda place: place[0]):
             with _readable(self._folder), path.open("rb") as file:
@@ -136,7 +137,7 @@ class Journal:
                     yield outcome
 
     def append(self, outcome: BatchOutcome) -> None:
-        """Writes a batch to the disk; when this returns, not even a power cut loses it.
+        """Writes a batch to the disk; once this returns, it survives even a power cut.
 
         Raises:
             RunError: the disk is full, or the file cannot be written.
@@ -149,8 +150,8 @@ class Journal:
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
-        self._places.pop(outcome.batch, None)  # whatever stood there did not count, or the batch were not done again
-        self._note(self._path, offset, outcome)
+        self._places.pop(outcome.batch, None)  # an earlier record did not count, else the batch were not done again
+        self._index(self._path, offset, outcome)
 
     def close(self) -> None:
         """Closes this rank's file."""
@@ -158,14 +159,14 @@ class Journal:
             os.close(self._file)
             self._file = None
 
-    def _note(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
+    def _index(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
         known = self._places.get(outcome.batch)
         if outcome.batch >= len(self._sizes) or outcome.logits.shape != (self._sizes[outcome.batch], self._num_labels):
-            return  # no batch of this plan
+            return  # not a batch of this plan
         servers = {peer for peer, _, _ in outcome.route}
         place = _Place(path, offset, outcome.is_whole, outcome.audit is not None)
         is_better = known is None or (place.is_whole, place.is_audited) > (known.is_whole, known.is_audited)
-        if servers.isdisjoint(self._odd) and is_better:
+        if servers.isdisjoint(self._faulty) and is_better:
             self._places[outcome.batch] = place
 
 
@@ -183,8 +184,8 @@ def _writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"The journal {path} cannot be written: {error.strerror or error}. What was written before is kept: start "
-            "the same command again once that is mended."
+            f"The journal {path} cannot be written: {error.strerror or error}. Earlier batches are kept: start the "
+            "same command again once that is fixed."
         ) from error
 
 
@@ -202,7 +203,7 @@ def _packed(outcome: BatchOutcome) -> bytes:
 
 
 def _parse(head: bytes, read: Any) -> BatchOutcome | None:
-    """Makes an outcome of a record's head and what `read(n)` gives after it; None if its checksum is wrong."""
+    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`; None if the checksum fails."""
     if len(head) < _HEAD.size + _FIELDS.size or not head.startswith(_MAGIC):
         return None
     _, checksum = _HEAD.unpack_from(head)
@@ -222,7 +223,7 @@ def _parse(head: bytes, read: Any) -> BatchOutcome | None:
 
 
 def _records(path: Path) -> Iterator[tuple[int, BatchOutcome]]:
-    """Yields the records of a file and where they stand; whatever is none, whole and intact, is passed over."""
+    """Yields the offsets and outcomes of a file's intact records; anything else in it is skipped."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return
@@ -239,10 +240,10 @@ def _records(path: Path) -> Iterator[tuple[int, BatchOutcome]]:
 
 
 class Fingerprint:
-    """What a run's result depends on: a hash by name. A journal counts for runs with an equal one only.
+    """What a run's results depend on: a hash by name. A journal is used only by runs with an equal fingerprint.
 
     Args:
-        values: text by name; the names are read by people.
+        values: text by name; the names appear in error messages.
     """
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -250,7 +251,7 @@ class Fingerprint:
 
     @classmethod
     def load(cls, folder: Path) -> Fingerprint | None:
-        """Reads the one of a run's folder; None if there is none, or none that can be read."""
+        """Reads the fingerprint in a run's folder; None if it is missing or unreadable."""
         try:
             values = json.loads((folder / FOLDER / FINGERPRINT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -258,7 +259,7 @@ class Fingerprint:
         return cls({str(name): str(value) for name, value in values.items()}) if isinstance(values, dict) else None
 
     def digest(self) -> str:
-        """Returns a hash of all of it."""
+        """Returns a hash of all values, as hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -267,7 +268,7 @@ class Fingerprint:
         write_atomically(folder / FOLDER / FINGERPRINT, (json.dumps(self.values, indent=2) + "\n").encode())
 
     def changed(self, earlier: Fingerprint) -> list[str]:
-        """Returns the names under which an earlier run had something else; what only follows from others comes last."""
+        """Returns the names whose values differ from an earlier run's; those that follow from others only if alone."""
         names = [*self.values, *(name for name in earlier.values if name not in self.values)]
         changed = [name for name in names if self.values.get(name) != earlier.values.get(name)]
         return [name for name in changed if name not in FOLLOWS] or changed
@@ -280,6 +281,6 @@ def has_batches(folder: Path) -> bool:
 
 def forget_journal(folder: Path) -> None:
     """Removes the finished batches of a run's folder."""
-    for pattern in (f"*{_SUFFIX}", f"*{_ODD_SUFFIX}", FINGERPRINT):
+    for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT):
         for path in (folder / FOLDER).glob(pattern):
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""How a run ended: what its folder says to a scheduler or a script.
+"""The outcome of a run, for schedulers and scripts: the status in its folder.
 
-torchrun ends with 1 whatever its ranks say, so that the status of a whole run follows from `results.json` (of a tuning:
-`tuning.json`). Knows no scheduler, and needs no large library.
+torchrun exits with 1 whatever its ranks exit with, so the status of a whole run is read from `results.json` (of a
+tuning: `tuning.json`). Independent of any scheduler, and imports no large library.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _FINISHED = ("*.batches", "*.safetensors")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run's folder says.
+    """The outcome of a run, as its folder records it.
 
     Attributes:
-        folder: where it is.
-        status: "complete", "incomplete", "failed", "running" (or ended without a word), or "missing".
-        reason: why it is not complete, for people; empty if nobody said.
-        transient: whether the same command may get further although nobody changes anything.
+        folder: the run's folder.
+        status: "complete", "incomplete", "failed", "running" (or killed), or "missing".
+        reason: why it is not complete, for people; empty if unknown.
+        transient: whether the same command may get further although nothing is changed.
         version: changes whenever `results.json` is written.
-        progress: changes whenever something is finished that a new start can skip.
-        results: what `results.json` holds.
+        progress: changes whenever something is finished that a resumed run skips.
+        results: content of `results.json`.
     """
 
     folder: Path
@@ -44,18 +44,18 @@ class Outcome:
 
     @property
     def exit_status(self) -> int:
-        """0 complete, 75 if starting the same command again goes on, else 1."""
+        """0 if the run is complete, 75 if the same command would resume it, else 1."""
         if self.status == "complete":
             return COMPLETE
-        goes_on = self.status in ("incomplete", "running") or (self.status == "failed" and self.transient)
-        return STOPPED if goes_on else FAILED
+        resumes = self.status in ("incomplete", "running") or (self.status == "failed" and self.transient)
+        return STOPPED if resumes else FAILED
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """Reads what a run's folder says; whatever is wrong with it is an outcome too."""
+    """Reads the outcome of a run from its folder; an unreadable folder is an outcome, too."""
     path = next((folder / name for name in _RESULTS if (folder / name).exists()), folder / _RESULTS[0])
     try:
-        with path.open(encoding="utf-8") as file:  # opened first: a network folder looks afresh only then
+        with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
             stat, results = os.fstat(file.fileno()), json.load(file)
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
@@ -63,12 +63,12 @@ def read_outcome(folder: Path) -> Outcome:
         return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
     if not isinstance(results, dict) or "status" not in results:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
-    said = results.get("error") or {}
+    failure = results.get("error") or {}
     return Outcome(
         folder,
         results["status"],
-        reason=said.get("message", ""),
-        transient=said.get("transient", results["status"] != "failed"),
+        reason=failure.get("message", ""),
+        transient=failure.get("transient", results["status"] != "failed"),
         version=(stat.st_ino, stat.st_mtime_ns, stat.st_size),
         progress=_progress(folder),
         results=results,
@@ -78,7 +78,7 @@ def read_outcome(folder: Path) -> Outcome:
 def _progress(folder: Path) -> frozenset[tuple[str, int, int]]:
     found = set()
     for path in (path for pattern in _FINISHED for path in (folder / "journal").glob(pattern)):
-        with suppress(OSError):  # a new start may just be removing it
+        with suppress(OSError):  # a new start may be removing it
             stat = path.stat()
             found.add((path.name, stat.st_size, stat.st_mtime_ns))
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""A finished run's folder, read back for those who show it."""
+"""Reads a finished run's folder, for reports and comparisons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     """Reads `results.json` of a complete run.
 
     Raises:
-        RunError: the folder holds no complete run, or one of another version.
+        RunError: the folder holds no complete run, or its format has another version.
     """
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
@@ -40,12 +40,12 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A complete run of any problem.
+    """A complete run of any problem type.
 
     Attributes:
-        folder: where it is.
-        results: what `results.json` holds.
-        timelines: what `timeline.json` holds for each rank; none where there is no such file.
+        folder: the run's folder.
+        results: content of `results.json`.
+        timelines: entries of `timeline.json`, one for each rank; empty if there is no such file.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class FinishedRun:
 
     @property
     def problem(self) -> str:
-        """Name of the problem."""
+        """Name of the problem type."""
         return self.results["problem_type"]
 
     @property
@@ -79,7 +79,7 @@ class FinishedRun:
         return [row["label"] for row in self.results["per_class"]]
 
     def predictions(self) -> Iterator[SavedPredictions]:
-        """Reads the predictions, in pieces of bounded size and in dataset order.
+        """Yields the predictions, in pieces of bounded size and in dataset order.
 
         Raises:
             RunError: they cannot be read.
@@ -94,10 +94,13 @@ class FinishedRun:
             raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {error}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads labels and predictions, of many examples evenly spaced ones.
+        """Reads labels and predictions, of evenly spaced examples if there are more than `most`.
+
+        Args:
+            most: largest number of examples.
 
         Returns:
-            Both float64 of shape [n, outputs], n at most `most`.
+            Labels and predictions, both float64 of shape [n, outputs] with n at most `most`.
 
         Raises:
             RunError: they cannot be read.
@@ -118,10 +121,13 @@ class FinishedRun:
 
         Args:
             wanted: the positions.
-            dataset: where the dataset is now; None for where it was.
+            dataset: where the dataset is now; None if it has not moved.
+
+        Returns:
+            Text by position; the two texts of a pair are joined by a line break.
 
         Raises:
-            DataError: the dataset cannot be read, or is another one by now.
+            DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.dataset import read_texts
         from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
@@ -135,7 +141,9 @@ class FinishedRun:
             label_column=config["label_column"],
             label_names=self.label_names,
             labels=config["labels"],
-            problem=next(one for one in (SINGLE_LABEL, MULTI_LABEL, REGRESSION) if one.name == self.problem),
+            problem=next(
+                problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION) if problem.name == self.problem
+            ),
             subset=config["subset"],
             split=config["split"],
         )

@@ -1,11 +1,10 @@
-"""A run's folder: whose it is, and `results.json`.
+"""A run's folder: who uses it, and `results.json`.
 
-`results.json` is written first, with status "running", and replaced as a whole whenever something changes, so that
-whoever looks sees a complete and true file. What stands in it says the schema in `results.schema.json` (see
-`dist_eval.schema`).
+`results.json` is written first with status "running", and replaced atomically whenever something changes, so that a
+reader always sees a complete and current file. Its schema is `results.schema.json` (see `dist_eval.schema`).
 
-`timeline.json` has for each rank {rank, host, batches, servers}: when its batches were under way, and for each server
-when its requests were (see `dist_eval.distributed.timeline.Timeline.facts`), of this start.
+`timeline.json` has for each rank {rank, host, batches, servers}: when its batches, and its requests to each server,
+were in flight during the last start (see `dist_eval.distributed.timeline.Timeline.to_dict`).
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.runs.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 
-_PEER = re.compile(
-    r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}"
-)  # with its address, or the identity alone
+_PEER = re.compile(r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
+"""A peer's address, or its ID alone."""
 
 
 class RunFolder:
@@ -49,15 +47,15 @@ class RunFolder:
 
     Attributes:
         config: the run's options.
-        path: where it is.
+        path: path of the folder.
         is_ours: whether the leader of this run has opened it; before that, another run may be using it.
         results_name: name of the file with the results.
-        keeps: what a resumed run goes on from, for messages.
-        others_have: what tells, without a file `results_name`, that the folder is that of something else.
+        resume_source: what a resumed run continues from, for messages.
+        foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
     """
 
-    results_name, keeps = RESULTS, "the journal"
-    others_have: tuple[str, ...] = ("tuning.json",)
+    results_name, resume_source = RESULTS, "the journal"
+    foreign_files: tuple[str, ...] = ("tuning.json",)
 
     def __init__(self, config: RunConfig) -> None:
         self.path = config.output_folder
@@ -67,7 +65,7 @@ class RunFolder:
         self.is_ours = False
 
     def open(self, attempt: int = 0) -> None:
-        """Makes the folder this run's own, and writes `results.json` with status "running" unless it is complete.
+        """Takes the folder's lock, and writes `results.json` with status "running" unless it is complete.
 
         Args:
             attempt: how often torchrun has restarted the group.
@@ -77,10 +75,10 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._require_own()
+            self._require_no_foreign_files()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
             self._lock, self.is_ours = take_lock(self.path), True
-            if attempt == 0:  # to start a run again is to want it to go on
+            if attempt == 0:  # whoever starts the run again wants it to resume
                 (self.path / STOP_FILE).unlink(missing_ok=True)
             if attempt == 0 and self.config.overwrite:
                 self._forget()
@@ -91,21 +89,21 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
 
-    def _require_own(self) -> None:
-        strange = [name for name in self.others_have if (self.path / name).exists()]
-        if strange and not (self.path / self.results_name).exists():
+    def _require_no_foreign_files(self) -> None:
+        found = [name for name in self.foreign_files if (self.path / name).exists()]
+        if found and not (self.path / self.results_name).exists():
             raise RunError(
-                f"The output folder {self.path} holds {', '.join(strange)} of something else. Choose another --output."
+                f"The output folder {self.path} holds {', '.join(found)} of something else. Choose another --output."
             )
 
     def claim(self, fingerprint: Fingerprint) -> bool:
-        """Compares what this run is with what the folder holds, and prepares its journal.
+        """Compares this run with the one in the folder, and prepares the journal.
 
         Args:
             fingerprint: what the results depend on.
 
         Returns:
-            Whether there is something to do; not if this very run is complete.
+            Whether there is something to do: False if the folder holds this run, complete.
 
         Raises:
             RunError: the folder holds another run; the message names what differs.
@@ -114,7 +112,7 @@ class RunFolder:
             status, earlier = self._before.get("status"), Fingerprint.load(self.path)
             if earlier is None and status == "complete":
                 raise RunError(
-                    f"{self.path} holds the results of a complete run, and no {JOURNAL} that says of what. Choose "
+                    f"{self.path} holds the results of a complete run, but no {JOURNAL} that identifies it. Choose "
                     "another --output, or replace them with --overwrite."
                 )
             if earlier is None:
@@ -138,7 +136,7 @@ class RunFolder:
         return True
 
     def close(self) -> None:
-        """Lets other runs use the folder."""
+        """Releases the lock, so that other runs may use the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -149,11 +147,11 @@ class RunFolder:
         return has_batches(self.path)
 
     def results(self) -> dict[str, Any]:
-        """Returns what `results.json` holds, nothing if it cannot be read."""
+        """Returns the content of `results.json`; an empty dict if it cannot be read."""
         return self._read()
 
     def _forget(self) -> None:
-        """Removes what a resumed run would go on from."""
+        """Removes what a resumed run would continue from."""
         forget_journal(self.path)
 
     def _begin(self) -> None:
@@ -184,17 +182,17 @@ class RunFolder:
         coverage: dict[str, int] | None = None,
         transient: bool = False,
     ) -> bool:
-        """Marks the run as failed, on whichever rank knows why.
+        """Marks the run as failed, on the rank that has the root cause.
 
         Args:
             message: the reason.
             rank: the rank that failed.
             host: its host.
-            coverage: the counts, if the reason is that the dataset is not covered.
-            transient: whether a new start may get further although nobody changes anything.
+            coverage: the counts, if the reason is that the dataset is not covered exactly once.
+            transient: whether a new start may get further although nothing is changed.
 
         Returns:
-            Whether it was marked; a run that does not belong to the folder leaves it as it is.
+            Whether it was marked: a run that has not opened the folder leaves it unchanged.
 
         Raises:
             OSError: the folder cannot be written any more.
@@ -205,7 +203,7 @@ class RunFolder:
     def stop(
         self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None, transient: bool = True
     ) -> bool:
-        """Marks the run as incomplete, so that torchrun's restarts do not go on either; all else is as with `fail`."""
+        """Marks the run as incomplete, and keeps torchrun's restarts from resuming it; all else is as with `fail`."""
         (self.path / STOP_FILE).touch()
         transient = transient and not asked_by_a_person(message)
         error = {"message": message, "rank": rank, "host": host, "transient": transient}
@@ -213,7 +211,7 @@ class RunFolder:
 
     def _end(self, status: str, error: dict[str, Any], coverage: dict[str, int] | None) -> bool:
         results = self._read()
-        if self.is_ours and results.get("status") == "running":  # never touch what an earlier, complete run left
+        if self.is_ours and results.get("status") == "running":  # never change the results of a complete run
             message = error["message"]
             for address in self.config.initial_peers:
                 message = message.replace(address, "(peer, not recorded)")
@@ -226,13 +224,13 @@ class RunFolder:
     def complete(
         self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any], groups: np.ndarray | None = None
     ) -> None:
-        """Writes all files of a complete run; the picture comes last, because no result depends on it.
+        """Writes all files of a complete run; the figures come last, because no result depends on them.
 
         Args:
             predictions: one for each example, in dataset order.
             metrics: their metrics.
-            facts: the further sections of `results.json`.
-            groups: the group of each prediction, None if each stands for itself.
+            facts: the other sections of `results.json`.
+            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
 
         Raises:
             RunError: the files cannot be written.
@@ -259,7 +257,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(
                 f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
-                "in its journal: start the same command again once that is mended."
+                "in its journal: start the same command again once that is fixed."
             ) from error
         self._draw(figure_name(metrics), lambda path: draw_figure(path, metrics, predictions))
         if facts["calibration"]:
@@ -268,7 +266,7 @@ class RunFolder:
     def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
         try:
             draw(self.path / picture)
-        except Exception as error:  # fonts, memory: whatever it is, the numbers stand
+        except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
     def save_timelines(self, timelines: list[dict[str, Any]]) -> None:
@@ -288,9 +286,9 @@ class RunFolder:
         """Replaces the results of a complete run.
 
         Args:
-            results: all of `results.json`.
-            predictions: written anew before, with their groups; None if they stay as they are.
-            groups: the group of each prediction, None if each stands for itself.
+            results: the whole content of `results.json`.
+            predictions: rewritten first, with their groups; None if they do not change.
+            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
 
         Raises:
             RunError: the results cannot be written.
@@ -306,13 +304,13 @@ class RunFolder:
 
     @contextmanager
     def recording_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
-        """Marks the run as incomplete at once when it stops: to leave a swarm may take longer than torchrun waits."""
+        """Marks the run as incomplete as soon as it stops: leaving a swarm may take longer than torchrun waits."""
         try:
             yield
         except RunStopped as error:
             if is_leader:
                 coverage = None if error.coverage is None else asdict(cast(Coverage, error.coverage))
-                with suppress(OSError):  # a full disk: what is done is in the journal
+                with suppress(OSError):  # a full disk: finished batches are in the journal
                     self.stop(str(error), rank=rank, host=host, coverage=coverage)
             raise
 

@@ -12,13 +12,13 @@ _DISPUTES_LISTED = 20
 
 @dataclass(frozen=True)
 class Dispute:
-    """Servers that differ, where nobody can tell which one is right.
+    """A difference between servers that no third server could decide.
 
     Attributes:
-        peers: their names.
+        peers: the servers' peer IDs.
         blocks: first block, and one past the last block.
-        difference: of their answers (see `largest_difference`).
-        why: that it cannot be settled.
+        difference: between their answers (see `largest_difference`).
+        why: why it could not be decided.
     """
 
     peers: tuple[str, ...]
@@ -29,17 +29,17 @@ class Dispute:
 
 @dataclass
 class Findings:
-    """What an audit has found.
+    """The results of audits.
 
     Attributes:
-        batches: that got a second opinion.
-        alone: batches without one, because no other server held any of the blocks.
-        unanswered: batches without one, because the other servers failed.
+        batches: number of batches that were predicted over a second route.
+        alone: batches without a second route, because no other server held any of the blocks.
+        unanswered: batches without a second answer, because the other servers failed.
         largest_difference: between logits that count as equal.
-        agreed: confirmed opinions, by server.
-        disagreed: opinions that were not confirmed, by server.
+        agreed: number of batches in which a server agreed with another one, by server.
+        disagreed: number of batches in which it did not, by server.
         faulty: servers that two others agree against.
-        disputes: what could not be settled.
+        disputes: differences that could not be decided.
     """
 
     batches: int = 0
@@ -53,42 +53,42 @@ class Findings:
 
     @classmethod
     def merged(cls, ranks: Sequence[Findings]) -> Findings:
-        """Joins what several ranks have found."""
+        """Merges the findings of several ranks."""
         return cls(
-            batches=sum(one.batches for one in ranks),
-            alone=sum(one.alone for one in ranks),
-            unanswered=sum(one.unanswered for one in ranks),
-            largest_difference=max((one.largest_difference for one in ranks), default=0.0),
-            agreed=sum((one.agreed for one in ranks), Counter()),
-            disagreed=sum((one.disagreed for one in ranks), Counter()),
-            faulty=frozenset().union(*(one.faulty for one in ranks)),
-            disputes=[dispute for one in ranks for dispute in one.disputes],
+            batches=sum(findings.batches for findings in ranks),
+            alone=sum(findings.alone for findings in ranks),
+            unanswered=sum(findings.unanswered for findings in ranks),
+            largest_difference=max((findings.largest_difference for findings in ranks), default=0.0),
+            agreed=sum((findings.agreed for findings in ranks), Counter()),
+            disagreed=sum((findings.disagreed for findings in ranks), Counter()),
+            faulty=frozenset().union(*(findings.faulty for findings in ranks)),
+            disputes=[dispute for findings in ranks for dispute in findings.disputes],
         )
 
     def __bool__(self) -> bool:
         return self != Findings()
 
-    def to_notes(self) -> dict[str, Any]:
-        """Returns all but the faulty servers, ready for JSON."""
-        notes = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
-        del notes["faulty"]
-        return notes
+    def to_record(self) -> dict[str, Any]:
+        """Returns all but the faulty servers for a record of the journal, ready for JSON."""
+        record = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
+        del record["faulty"]
+        return record
 
     @classmethod
-    def of_notes(cls, notes: Mapping[str, Any]) -> Findings:
-        """Makes findings of what `to_notes` returned."""
+    def from_record(cls, record: Mapping[str, Any]) -> Findings:
+        """Builds findings from what `to_record` returned."""
         disputes = [
-            Dispute(tuple(one["peers"]), tuple(one["blocks"]), one["difference"], one["why"])
-            for one in notes["disputes"]
+            Dispute(tuple(dispute["peers"]), tuple(dispute["blocks"]), dispute["difference"], dispute["why"])
+            for dispute in record["disputes"]
         ]
-        counts = {name: Counter(notes[name]) for name in ("agreed", "disagreed")}
-        return cls(**{**notes, **counts, "disputes": disputes})
+        counts = {name: Counter(record[name]) for name in ("agreed", "disagreed")}
+        return cls(**{**record, **counts, "disputes": disputes})
 
     def to_dict(self, fraction: float) -> dict[str, Any]:
         """Returns the section `audit` of `results.json`.
 
         Args:
-            fraction: share of the batches that were to be audited.
+            fraction: share of the batches that were to be audited, 0 to 1.
         """
         return {
             "fraction": fraction,

@@ -18,8 +18,8 @@ def parse(arguments: Sequence[str]) -> TuningConfig:
     return parse_args(arguments, COMMAND)
 
 
-def load() -> tuple[program.Conduct, type[RunFolder]]:
-    """Imports what a tuning needs."""
+def load() -> tuple[program.RunFunction, type[RunFolder]]:
+    """Imports the run function of a tuning, and the class of its folder."""
     from dist_eval.tuning.folder import TuningFolder
     from dist_eval.tuning.tuner import tune
 

@@ -1,4 +1,4 @@
-"""Evaluation between epochs: by the engine of `dist_eval` itself, in the same process and on the same connection."""
+"""Evaluation between epochs, with the code of an evaluation run, in the same process and on the same connection."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def evaluate_classifier(
     *,
     stopping: Callable[[], bool],
 ) -> Metrics | None:
-    """Evaluates a classifier as `dist_eval` does it; every rank calls it.
+    """Evaluates a classifier as an evaluation run does; every rank calls it.
 
     Args:
         classifier: the model.
         data: the tokenized examples to evaluate on.
         plan: all batches of them.
-        topology: where this process stands.
-        window: how many batches may be under way at a time.
-        stop: why to stop, if so.
-        drain_timeout: seconds that batches under way have to come back once it is to stop.
-        stopping: asked whether to stop.
+        topology: this process's place among the ranks.
+        window: how many batches may be in flight at a time.
+        stop: holds the reason to stop.
+        drain_timeout: seconds to wait for batches in flight once the run was asked to stop.
+        stopping: returns whether to stop.
 
     Returns:
         The metrics on the leader, None elsewhere.
 
     Raises:
         RunStopped: a rank was asked to stop; on all ranks.
-        EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
+        EvaluationError: the examples could not be predicted, or totals that are computed twice differ.
     """
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(
@@ -57,7 +57,7 @@ def evaluate_classifier(
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)
         parts.append(Predictions.from_logits(rows, np.asarray(data.labels)[rows], outcome.logits))
-    require_no_stop(stop, "while it evaluated")
+    require_no_stop(stop, "during an evaluation")
     local = Predictions.concatenate(parts)
     combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
     if not topology.is_leader:
@@ -71,10 +71,10 @@ def require_no_stop(stop: Stop, when: str) -> None:
     """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it.
 
     Args:
-        stop: this rank's.
+        stop: this rank's request to stop.
         when: how far the run is, for the message.
     """
     reason = common_reason(all_gather(stop.reason))
     if reason:
         stop.request(reason)
-        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to go on from there", None)
+        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to resume from there", None)

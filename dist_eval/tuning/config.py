@@ -1,4 +1,4 @@
-"""What a tuning is asked to do, and its command line."""
+"""The options of a tuning, and its command line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
 METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss")
-"""By which the best epoch can be chosen; of the loss less is better."""
+"""Metrics by which the best epoch can be chosen; the loss is minimized, the others are maximized."""
 
 PROJECT = "dist_eval-tuning"
-"""Under which trackers show tunings."""
+"""Name of the project in trackers."""
 
 
 @dataclass(kw_only=True)
@@ -30,34 +30,37 @@ class TuningConfig(RunConfig):
 
     tuning_mode: str = option(
         "deep_ptune",
-        "prompts in front of the text only, or added before each block, too",
+        "prompts in front of the text only (ptune), or also added before each block (deep_ptune)",
         group="tuned",
         choices=("ptune", "deep_ptune"),
     )
-    pre_seq_len: int = option(16, "prompt tokens", group="tuned", metavar="TOKENS")
-    num_labels: int | None = option(None, "classes of the head (default: those that the data show)", group="tuned")
+    pre_seq_len: int = option(16, "number of prompt tokens", group="tuned", metavar="TOKENS")
+    num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
 
     eval_dataset: str | None = option(
-        None, "data to evaluate on after each epoch (default with --eval-split: those of --dataset)", group="data"
+        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data"
     )
     eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
     eval_split: str | None = option(None, "split of --eval-dataset", group="data")
 
-    epochs: int = option(3, "how often the data are gone through", group="learning")
-    batch_size: int = option(32, "examples of a batch, on all ranks together", group="learning", metavar="EXAMPLES")
+    epochs: int = option(3, "number of passes over the data", group="learning")
+    batch_size: int = option(32, "examples in a batch, on all ranks together", group="learning", metavar="EXAMPLES")
     accumulation_steps: int = option(
         1, "batches whose gradients are added up for one update", group="learning", metavar="BATCHES"
     )
-    learning_rate: float = option(1e-2, "highest learning rate of AdamW", group="learning", metavar="RATE")
+    learning_rate: float = option(1e-2, "peak learning rate of AdamW", group="learning", metavar="RATE")
     weight_decay: float = option(0.0, "weight decay of AdamW", group="learning", metavar="RATE")
     warmup: float = option(
-        0.1, "share of the updates in which the rate rises, before it falls to 0", group="learning", metavar="FRACTION"
+        0.1,
+        "share of the updates in which the learning rate rises, before it decays to 0",
+        group="learning",
+        metavar="FRACTION",
     )
     max_grad_norm: float = option(
-        1.0, "longer gradients are shortened to this length (0: never)", group="learning", metavar="NORM"
+        1.0, "gradients are clipped to this norm (0: no clipping)", group="learning", metavar="NORM"
     )
-    seed: int = option(0, "of the first values and of the order of the examples", group="learning")
-    best_metric: str = option("accuracy", "by which the best epoch is chosen", group="learning", choices=METRICS)
+    seed: int = option(0, "seed of the initial values and of the order of examples", group="learning")
+    best_metric: str = option("accuracy", "metric by which the best epoch is chosen", group="learning", choices=METRICS)
     device: str = option(
         "auto",
         "where embeddings, head and optimizer are (auto: a GPU if there is one)",
@@ -66,16 +69,20 @@ class TuningConfig(RunConfig):
     )
     precision: str = option(
         "auto",
-        "of what is computed here, float16 with scaled gradients (auto: float16 on a GPU, else float32)",
+        "precision of local computation, float16 with scaled gradients (auto: float16 on a GPU, else float32)",
         group="learning",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
 
     save_every: int | None = option(
-        None, "write what a resumed run goes on from after so many updates, too", group="output", metavar="UPDATES"
+        None, "also save the state to resume from every so many updates", group="output", metavar="UPDATES"
     )
     tracker: list[str] = option(
-        [], "where to log besides: the library has to be installed", group="output", nargs="+", choices=TRACKERS
+        [],
+        "experiment trackers to log to, whose libraries have to be installed",
+        group="output",
+        nargs="+",
+        choices=TRACKERS,
     )
 
     def __post_init__(self) -> None:
@@ -101,19 +108,19 @@ class TuningConfig(RunConfig):
 
     @property
     def output_folder(self) -> Path:
-        """The folder of the run: `--output`, or `runs/` and the dataset's name and the mode."""
+        """The run's folder: `--output`, or `runs/` and the names of dataset and mode."""
         if self.output is not None:
             return Path(self.output)
         return Path("runs") / f"{Path(str(self.dataset)).stem}-{self.tuning_mode}"
 
     @property
     def examples_per_update(self) -> int:
-        """Examples whose gradients make one update, on all ranks together."""
+        """Number of examples in one update, on all ranks together."""
         return self.batch_size * self.accumulation_steps
 
     @property
     def evaluation_data(self) -> dict[str, Any] | None:
-        """The options `dataset`, `subset` and `split` of the data to evaluate on; None if there are none."""
+        """The options `dataset`, `subset` and `split` of the evaluation data; None if there is none."""
         if self.eval_dataset:
             return {"dataset": self.eval_dataset, "subset": self.eval_subset, "split": self.eval_split}
         if self.eval_split:
@@ -124,7 +131,7 @@ class TuningConfig(RunConfig):
 COMMAND = Command(
     program=PROGRAM,
     config=TuningConfig,
-    description="Tunes soft prompts and a classification head for a base model that lives on a Petals swarm.",
+    description="Tunes soft prompts and a classification head for a base model hosted on a Petals swarm.",
     examples=f"""\
 examples:
   {PROGRAM} --nproc-per-node 2 --model ./llama --dataset train.csv --eval-dataset validation.csv \\

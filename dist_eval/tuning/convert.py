@@ -1,4 +1,4 @@
-"""`dist-eval convert FILE... --model MODEL --output FOLDER`: older exports → a tuned checkpoint (see `exports`)."""
+"""`dist-eval convert FILE... --model MODEL --output FOLDER`: converts older exports to a checkpoint (see `exports`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dist_eval.process.exit_status import COMPLETE, FAILED
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval convert",
         description="Converts pickled prompts and heads, running no code.",
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Runs the command line and returns its exit status: 0, or 1 if the files make no checkpoint."""
+    """Runs the command line and returns its exit status: 0, or 1 if the files cannot be converted."""
     options = build_parser().parse_args()
     from dist_eval.tuning.exports import convert
 

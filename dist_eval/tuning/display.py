@@ -1,4 +1,4 @@
-"""A tuning's progress on the terminal: updates, loss, and what keeps them waiting."""
+"""A tuning's progress on the terminal: updates, loss, and notices about waiting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PLAIN_LINE_SECONDS = 10.0
 
 
 class Display:
-    """Shows how far a tuning is.
+    """Shows the progress of a tuning.
 
     Args:
         total: updates of the whole run.
-        done: those that earlier starts have made.
+        done: updates that earlier starts have made.
         stream: where to show it; by default stderr.
     """
 
@@ -36,20 +36,20 @@ class Display:
         )
 
     def updated(self, epoch: int, loss: float) -> None:
-        """Counts an update of an epoch (from 0), with its mean loss."""
+        """Counts an update of an epoch (numbered from 0), with its mean loss in nats."""
         self._bar.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.4f}", refresh=False)
         self._bar.update()
 
     def say(self, text: str) -> None:
-        """Shows a line beside the bar."""
+        """Prints a line above the bar."""
         self._bar.write(text, file=self._stream)
 
     @contextmanager
     def watching(self, notice: Callable[[], str]) -> Iterator[None]:
-        """Looks now and then, from a thread, for what the model waits for; closes the display in the end.
+        """Shows notices from a thread for the time of the context; then closes the display.
 
         Args:
-            notice: returns it in words, or nothing.
+            notice: returns what the model is waiting for, in words; empty if nothing.
         """
         ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A tuning's way through its epochs: updates, evaluation, checkpoints, and what a resumed run goes on from."""
+"""The training loop over epochs: updates, evaluation, checkpoints, and the state that a resumed run continues from."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
 
 @dataclass
 class Epochs:
-    """All epochs of a tuning.
+    """The training loop of a tuning.
 
     Attributes:
-        config: what to do.
-        topology: where this process stands among the ranks.
+        config: the run's options.
+        topology: this process's place among the ranks.
         folder: the run's folder.
-        stop: asked whether to go on.
+        stop: tells whether the run was asked to stop.
         base: the base model.
-        classifier: it, with the tuned tensors as they are at first.
-        train: the examples to learn from.
-        evaluation: those to evaluate on, if any.
+        classifier: the base model with the initial tuned tensors.
+        train: the training examples.
+        evaluation: the evaluation examples, if any.
         swarm: the section `swarm` of `tuning.json`.
         device: where to compute.
     """
@@ -60,15 +60,15 @@ class Epochs:
     swarm: dict[str, Any] | None
     device: torch.device
 
-    def go_through(self) -> TunedCheckpoint:
-        """Goes through the epochs that are left; every rank calls it.
+    def run(self) -> TunedCheckpoint:
+        """Runs the remaining epochs; every rank calls it.
 
         Returns:
-            The tuned tensors after the last one.
+            The tuned tensors after the last epoch.
 
         Raises:
             RunStopped: a rank was asked to stop; on all ranks.
-            EvaluationError: the run cannot go on.
+            EvaluationError: the run failed.
         """
         self._trainer = Trainer(
             self.config,
@@ -80,8 +80,8 @@ class Epochs:
             window=self._window(),
             device=self.device,
         )
-        require_agreement({"place and precision of computing": f"{self.device.type} {self._trainer.precision}"})
-        self._state = self._resumed()
+        require_agreement({"device and precision": f"{self.device.type} {self._trainer.precision}"})
+        self._state = self._resume()
         with ExitStack() as stack:
             self._display, self._trackers = None, Trackers()
             if self.topology.is_leader:
@@ -96,7 +96,7 @@ class Epochs:
             self.stop.defer_signals()
             while self._state.epoch < self.config.epochs:
                 began = time.monotonic()
-                self._learn()
+                self._run_epoch()
                 self._require_agreement()
                 self._end_epoch(self._evaluate(), time.monotonic() - began)
         tuned = snapshot(self._trainer.tuned)
@@ -104,20 +104,20 @@ class Epochs:
             {"rank": self.topology.rank, "host": self.topology.host, "traffic": self.classifier.backbone.traffic()}
         )
         if self.topology.is_leader:
-            self.folder.finish({**self._facts(tuned), "ranks": ranks})
-            self._print_places()
+            self.folder.finish({**self._results(tuned), "ranks": ranks})
+            self._print_checkpoints()
         return tuned
 
     @property
     def _updates(self) -> int:
-        """Updates of an epoch."""
+        """Number of updates in an epoch."""
         return -(-len(self.train) // self.config.examples_per_update)
 
     def _window(self) -> Window:
         return window_for(self.config, self.base, self.topology)
 
-    def _resumed(self) -> TuningState:
-        """Returns how far the run is, on all ranks what the leader's disk holds."""
+    def _resume(self) -> TuningState:
+        """Restores the saved state, on all ranks that of the leader's disk; returns how far the run is."""
         found = all_gather(unpack_state(self.folder.state) if self.topology.is_leader else None)[0]
         if found is None:
             return TuningState()
@@ -128,8 +128,8 @@ class Epochs:
     def _require_agreement(self) -> None:
         require_agreement({"tuned checkpoint": snapshot(self._trainer.tuned).digest(), "data": self.train.facts.digest})
 
-    def _learn(self) -> None:
-        """Makes the updates that are left of the present epoch."""
+    def _run_epoch(self) -> None:
+        """Makes the remaining updates of the current epoch."""
         config, state = self.config, self._state
         batches = joint_batches(len(self.train), config.examples_per_update, seed=config.seed, epoch=state.epoch)
         for rows in batches[state.updates :]:
@@ -148,9 +148,9 @@ class Epochs:
 
     def _update(self, rows: np.ndarray) -> None:
         state, rate = self._state, self._trainer.learning_rate
-        update = self._trainer.update(rows, self._looks_to_stop)
+        update = self._trainer.update(rows, self._stop_requested)
         state.updates += 1
-        if math.isfinite(update.loss_sum):  # otherwise the update was skipped, and its gradients' scale lowered
+        if math.isfinite(update.loss_sum):  # otherwise the update was skipped, and the gradients' scale lowered
             state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
         self._is_stopping = update.is_last
         if self._display:
@@ -158,7 +158,7 @@ class Epochs:
             self._display.updated(state.epoch, loss)
             self._trackers.log({"loss": loss, "learning_rate": rate}, state.epoch * self._updates + state.updates)
 
-    def _looks_to_stop(self) -> bool:
+    def _stop_requested(self) -> bool:
         if self.topology.is_leader:
             self.stop.look_for_file(self.folder.path)
         return self.stop.requested
@@ -170,24 +170,24 @@ class Epochs:
     def _evaluate(self) -> Metrics | None:
         if self.evaluation is None:
             return None
-        present = Classifier(self.classifier.backbone, snapshot(self._trainer.tuned))
+        current = Classifier(self.classifier.backbone, snapshot(self._trainer.tuned))
         plan = plan_batches(
-            self.evaluation.lengths, token_budget=self.base.token_budget, prefix=present.tuned.pre_seq_len
+            self.evaluation.lengths, token_budget=self.base.token_budget, prefix=current.tuned.pre_seq_len
         )
         window, drain_timeout = self._window(), self.config.stop_grace
         return evaluate_classifier(
-            present,
+            current,
             self.evaluation,
             plan,
             self.topology,
             window,
             self.stop,
             drain_timeout,
-            stopping=self._looks_to_stop,
+            stopping=self._stop_requested,
         )
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
-        """Writes what the epoch brought; with the state, which comes last of all, it counts as finished."""
+        """Saves the results of an epoch; it counts as finished once the state, the last file, is written."""
         state, tuned = self._state, snapshot(self._trainer.tuned)
         entry: dict[str, Any] = {
             "epoch": state.epoch + 1,
@@ -203,19 +203,20 @@ class Epochs:
         state.end_epoch(entry)
         self._save()
         if self._display:
-            self.folder.note(self._facts(tuned))
-            self._display.say(self._told(entry))
-            figures = {f"eval_{name}": value for name, value in (entry["metrics"] or {}).items()}
-            self._trackers.log({"epoch_loss": entry["loss"], **figures}, state.epoch * self._updates)
+            self.folder.update_results(self._results(tuned))
+            self._display.say(self._describe(entry))
+            metric_values = {f"eval_{name}": value for name, value in (entry["metrics"] or {}).items()}
+            self._trackers.log({"epoch_loss": entry["loss"], **metric_values}, state.epoch * self._updates)
 
     def _is_best(self, entry: dict[str, Any]) -> bool:
-        """Whether an epoch is better than all before; only the leader, which has the metrics, finds one."""
+        """Returns whether an epoch is better than all before; False except on the leader, which has the metrics."""
         if not entry["metrics"]:
             return False
-        value = self._rank_of(entry)
-        return self._state.best is None or value > self._rank_of(self._state.history[self._state.best])
+        score = self._score_of(entry)
+        return self._state.best is None or score > self._score_of(self._state.history[self._state.best])
 
-    def _rank_of(self, entry: dict[str, Any]) -> float:
+    def _score_of(self, entry: dict[str, Any]) -> float:
+        """Returns the value of the best metric, negated where less is better."""
         value = entry["metrics"][self.config.best_metric]
         if value is None:
             return -float("inf")
@@ -229,7 +230,7 @@ class Epochs:
         if self._state.best == self._state.epoch:
             self.folder.save_checkpoint(BEST, tuned, tokenizer)
 
-    def _facts(self, tuned: TunedCheckpoint) -> dict[str, Any]:
+    def _results(self, tuned: TunedCheckpoint) -> dict[str, Any]:
         state, best, metric = self._state, None, self.config.best_metric
         if state.best is not None:
             best = {"epoch": state.best + 1, "metric": metric, "value": state.history[state.best]["metrics"][metric]}
@@ -242,8 +243,8 @@ class Epochs:
             "swarm": self.swarm,
         }
 
-    def _told(self, entry: dict[str, Any]) -> str:
-        """Writes an epoch as a line."""
+    def _describe(self, entry: dict[str, Any]) -> str:
+        """Describes an epoch in one line."""
         loss = "undefined" if entry["loss"] is None else format(entry["loss"], ".4f")
         line = f"epoch {entry['epoch']} of {self.config.epochs}: loss {loss}"
         shown = dict.fromkeys(("accuracy", self.config.best_metric)) if entry["metrics"] else ()
@@ -252,8 +253,8 @@ class Epochs:
             line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
         return line + (" (evaluation data)" if shown else "")
 
-    def _print_places(self) -> None:
+    def _print_checkpoints(self) -> None:
         history, path = self._state.history, self.folder.path
-        print(f"last: {path / LAST} ({self._told(history[-1])})", flush=True)
+        print(f"last: {path / LAST} ({self._describe(history[-1])})", flush=True)
         if self._state.best is not None:
-            print(f"best: {path / BEST} ({self._told(history[self._state.best])})", flush=True)
+            print(f"best: {path / BEST} ({self._describe(history[self._state.best])})", flush=True)

@@ -1,10 +1,10 @@
-"""Older exports of prompts and heads → a tuned checkpoint.
+"""Converts older exports of prompts and heads to a tuned checkpoint.
 
 Before there were checkpoints, prompts and heads were often saved with `torch.save`: as `nn.Embedding` and `nn.Linear`
 objects, as state dicts of them or of the whole model, or several of these in a dictionary. Such files are pickles. They
-are read by torch's restricted unpickler, which runs no code of the file: it makes tensors, containers, and, because
-they are allowed here, these two kinds of modules, of which nothing but the weights is used. Whatever else a file holds
-is refused by name.
+are read by torch's restricted unpickler, which runs no code of the file: it builds tensors, containers, and, because
+they are allowed here, these two kinds of modules, of which only the weights are used. Any other object is refused by
+name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROLES = {
     PROMPTS: ("prompt_embeddings", "prompt_embedding", "prompts", "soft_prompts"),
     HEAD: ("score", "classifier", "head"),
 }
-"""How tensors are called in exports."""
+"""Names of tensors in exports, by their name in a checkpoint."""
 
 _BIAS = f"bias of {HEAD}"
 
@@ -43,10 +43,10 @@ def convert(
         label_names: names of the classes; by default LABEL_0, LABEL_1, ...
 
     Returns:
-        The checkpoint, and the names of all tensors that are no part of it.
+        The checkpoint, and the names of all tensors that are not part of it.
 
     Raises:
-        CheckpointError: a file cannot be read without running its code, or the tensors do not make a checkpoint.
+        CheckpointError: a file cannot be read without running its code, or the tensors do not form a checkpoint.
     """
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
@@ -69,21 +69,21 @@ def _load(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
-        odd = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
-        if odd is None:
+        refused = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
+        if refused is None:
             raise CheckpointError(f"{path} is no file of torch.save, or damaged: {first_line(error)}") from error
         raise CheckpointError(
-            f"{path} holds an object of {odd[1]}, and to read that would run code of the file. Save its state_dict() "
-            "with the program that made it, and convert that."
+            f"{path} holds an object of {refused[1]}, and to read that would run code of the file. Save its "
+            "state_dict() with the program that made it, and convert that."
         ) from error
 
 
 Name = tuple[str, ...]
-"""Where a tensor stands: the file's name without its ending, then the keys that lead to it, cut at their dots."""
+"""Path of a tensor: the file's name without its extension, then the keys that lead to it, split at dots."""
 
 
 def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:
-    """Yields all tensors in an export; those of a module that no name tells anything of under the name of its role."""
+    """Yields all tensors in an export; those of a module whose name says nothing get the name of its role."""
     if isinstance(value, nn.Module):
         parameters = vars(value).get("_parameters")  # nothing else of what the file says about a module is used
         weight = parameters.get("weight") if isinstance(parameters, Mapping) else None
@@ -109,7 +109,7 @@ def _role_of_module(module: nn.Module, shape: torch.Size, base: Any) -> str:
 
 
 def _role_of(name: Name) -> str | None:
-    """Tells what a tensor is; the file's name counts only where it holds nothing else."""
+    """Returns what a tensor is, by its name; the file's name counts only if the file holds nothing else."""
     own = name if len(name) == 1 or name[1:] in (("weight",), ("bias",)) else name[1:]
     for part in reversed(own):
         for role, names in _ROLES.items():

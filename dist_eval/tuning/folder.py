@@ -1,13 +1,13 @@
-"""A tuning's folder: checkpoints, what a resumed run goes on from, and `tuning.json`.
+"""A tuning's folder: checkpoints, the state that a resumed run continues from, and `tuning.json`.
 
 tuning.json    schema_version, status, error, started, finished, config, environment as in `results.json` (see
                `dist_eval.runs.run_folder`), and
-               epochs  [{epoch, loss, updates, seconds, metrics}]: mean loss in nats of the training
-                       examples while they were learned from; metrics of the evaluation data after the epoch, null
-                       without any; seconds are those of the start that ended the epoch
-               best    null, or {epoch, metric, value}: what `best/` holds
+               epochs  [{epoch, loss, updates, seconds, metrics}]: mean loss in nats of the training examples, each
+                       before its update; metrics of the evaluation data after the epoch, null without such data;
+                       seconds are those of the start that finished the epoch
+               best    null, or {epoch, metric, value}: the epoch in `best/`
                data, evaluation_data, model, swarm, ranks as in `results.json`
-best/          the checkpoint of the best epoch, only with data to evaluate on
+best/          the checkpoint of the best epoch, only with evaluation data
 last/          the checkpoint of the last finished epoch
 journal/       state.safetensors and fingerprint.json: what a resumed run reads
 """
@@ -32,12 +32,12 @@ RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
 class TuningFolder(RunFolder):
     """The folder of one tuning (see `RunFolder`)."""
 
-    results_name, keeps = RESULTS, "its folder"
-    others_have = (EVALUATION_RESULTS, BEST, LAST)
+    results_name, resume_source = RESULTS, "its folder"
+    foreign_files = (EVALUATION_RESULTS, BEST, LAST)
 
     @property
     def state(self) -> Path:
-        """The file that a resumed run goes on from."""
+        """The file that a resumed run continues from."""
         return self.path / JOURNAL / STATE
 
     @property
@@ -46,10 +46,10 @@ class TuningFolder(RunFolder):
         return self.state.is_file()
 
     def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
-        """Writes a checkpoint with its tokenizer, and puts it in the place of the old one.
+        """Writes a checkpoint with its tokenizer, and replaces the old one by it.
 
         Args:
-            name: of the folder in this folder.
+            name: name of the checkpoint's folder in this folder.
             tuned: the tuned tensors.
             tokenizer: a Hugging Face tokenizer.
 
@@ -69,8 +69,8 @@ class TuningFolder(RunFolder):
         except OSError as error:
             raise RunError(f"The checkpoint {place} cannot be written: {error.strerror or error}.") from error
 
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Writes sections of `tuning.json`, beside those that it holds.
+    def update_results(self, facts: Mapping[str, Any]) -> None:
+        """Adds or replaces sections of `tuning.json`.
 
         Raises:
             RunError: it cannot be written.
@@ -81,8 +81,8 @@ class TuningFolder(RunFolder):
             raise RunError(f"{self.path / RESULTS} cannot be written: {error.strerror or error}.") from error
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """Does the same, and marks the run as complete."""
-        self.note({**facts, "status": "complete", "finished": now()})
+        """Adds or replaces sections of `tuning.json`, and marks the run as complete."""
+        self.update_results({**facts, "status": "complete", "finished": now()})
 
     def _forget(self) -> None:
         super()._forget()

@@ -1,8 +1,8 @@
-"""What an interrupted tuning goes on from: one file, replaced as a whole, without pickle.
+"""The state that an interrupted tuning resumes from: one file, replaced atomically, without pickle.
 
 It is a safetensors file with the tuned tensors and AdamW's moments; everything else is JSON in its header. The order of
-the examples follows from the seed and the epoch, and nothing else is drawn at random once tuning has begun, so that
-there is no generator whose state would have to be kept.
+the examples follows from the seed and the epoch, and nothing else is random once tuning has begun, so no state of a
+random number generator has to be saved.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _HEADER = "state"
 
 @dataclass
 class TuningState:
-    """How far a tuning is.
+    """The progress of a tuning.
 
     Attributes:
-        epoch: the present one, from 0.
-        updates: those that are done in this epoch.
-        loss_sum: of this epoch's examples so far.
-        examples: of this epoch so far.
+        epoch: the current epoch, from 0.
+        updates: number of updates made in this epoch.
+        loss_sum: sum of the losses of this epoch's examples so far, in nats.
+        examples: number of this epoch's examples so far.
         history: one entry for each finished epoch (see `dist_eval.tuning.folder`).
-        best: the finished epoch whose checkpoint is the best one, if any was evaluated.
+        best: the finished epoch with the best checkpoint, from 0; None if none was evaluated.
     """
 
     epoch: int = 0
@@ -41,7 +41,7 @@ class TuningState:
     best: int | None = None
 
     def end_epoch(self, entry: dict[str, Any]) -> None:
-        """Closes the present epoch."""
+        """Ends the current epoch."""
         self.history.append(entry)
         self.epoch, self.updates, self.loss_sum, self.examples = self.epoch + 1, 0, 0.0, 0
 
@@ -50,9 +50,12 @@ def pack_state(state: TuningState, tensors: dict[str, torch.Tensor], learner: di
     """Packs a state.
 
     Args:
-        state: how far the tuning is.
+        state: the progress.
         tensors: tuned tensors and moments by name.
-        learner: the rest of what optimizer, schedule and scaler hold, ready for JSON.
+        learner: the rest of the state of optimizer, schedule and scaler, ready for JSON.
+
+    Returns:
+        Content of the file.
     """
     from safetensors.torch import save
 
@@ -71,13 +74,13 @@ def write_state(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written: {error.strerror or error}. What was written before is kept: start the same "
-            "command again once that is mended."
+            f"{path} cannot be written: {error.strerror or error}. The earlier state is kept: start the same command "
+            "again once that is fixed."
         ) from error
 
 
 def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Reads what `write_state` wrote; None if there is nothing yet.
+    """Reads what `write_state` wrote; None if there is no file.
 
     Raises:
         RunError: the file is damaged.

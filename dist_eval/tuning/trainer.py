@@ -1,8 +1,8 @@
 """Updates of the tuned tensors: each rank's gradients, their sum over the ranks, one step of AdamW.
 
-Every rank takes its part of the same joint batch, and gradients are added up over examples before they are divided by
+Every rank takes its part of the same joint batch, and gradients are summed over examples before they are divided by
 their number. So N ranks make the same updates as one process does with the joint batch, up to the rounding of sums, and
-all ranks hold equal tensors to the last bit.
+the tensors are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.tuning.config import TuningConfig
 
 _MOST_SKIPPED = 20
-"""Updates in a row without a finite gradient, after which it is no matter of scaling any more."""
+"""Most updates in a row without a finite gradient: with more of them, the scale is not the cause."""
 
 _SPREAD = 0.02
 _TENSORS = ("head", "prompts", "deep_prompts")
@@ -36,10 +36,10 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def empty_checkpoint(config: TuningConfig, base: Any, label_names: list[str]) -> TunedCheckpoint:
-    """Makes a checkpoint of zeros, which says what is to be tuned.
+    """Creates a checkpoint of zeros, with the shapes of the tensors to tune.
 
     Args:
-        config: what to do.
+        config: the run's options.
         base: the base model's config.
         label_names: names of the classes.
     """
@@ -60,13 +60,13 @@ def empty_checkpoint(config: TuningConfig, base: Any, label_names: list[str]) ->
 
 
 def first_values(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> TunedCheckpoint:
-    """Fills a checkpoint with what learning begins with, equal on all ranks.
+    """Fills a checkpoint with the initial values, equal on all ranks.
 
-    Prompts begin as embeddings of words drawn at random (Lester et al., 2021, "The power of scale for
-    parameter-efficient prompt tuning"), deep prompts at zero, the head with small random values.
+    Prompts start as embeddings of random words (Lester et al., 2021, "The power of scale for parameter-efficient prompt
+    tuning"), deep prompts at zero, the head with small random values.
 
     Args:
-        empty: a checkpoint.
+        empty: a checkpoint of zeros.
         words: the base model's embeddings, of shape [vocabulary, hidden].
         seed: equal seeds give equal values.
     """
@@ -80,7 +80,7 @@ def first_values(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> Tune
 
 
 def snapshot(tuned: TunedCheckpoint) -> TunedCheckpoint:
-    """Returns copies of the tuned tensors as they are now, in float32 on the CPU."""
+    """Returns copies of the current tuned tensors, in float32 on the CPU."""
     tensors = {name: getattr(tuned, name) for name in _TENSORS}
     copies = {
         name: tensor.detach().to("cpu", torch.float32, copy=True)
@@ -91,13 +91,13 @@ def snapshot(tuned: TunedCheckpoint) -> TunedCheckpoint:
 
 
 def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Deals all examples of an epoch into joint batches, in an order that is new in each epoch.
+    """Divides all examples of an epoch into joint batches, shuffled differently in each epoch.
 
     Args:
         examples: number of examples.
-        size: examples of a batch; the last one may have fewer.
+        size: examples in a batch; the last one may have fewer.
         seed: equal on all ranks.
-        epoch: from 0.
+        epoch: number of the epoch, from 0.
 
     Returns:
         Positions in the dataset, int64 of shape [size] each.
@@ -108,12 +108,12 @@ def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np
 
 @dataclass(frozen=True)
 class Update:
-    """What came of an update.
+    """The result of an update.
 
     Attributes:
-        loss_sum: of its examples before it, in nats.
-        examples: how many, on all ranks.
-        is_last: whether a rank asked to stop after it; all ranks know.
+        loss_sum: sum of the losses of its examples before it, in nats, on all ranks.
+        examples: number of its examples, on all ranks.
+        is_last: whether a rank was asked to stop after it; equal on all ranks.
     """
 
     loss_sum: float
@@ -122,28 +122,28 @@ class Update:
 
 
 def precision_of(config: TuningConfig, device: torch.device) -> str:
-    """Returns the precision of what is computed on a device."""
+    """Returns the precision of local computation on a device."""
     if config.precision != "auto":
         return config.precision
     return "float16" if device.type == "cuda" else "float32"
 
 
 class Trainer:
-    """Makes updates.
+    """Makes updates of the tuned tensors.
 
     Args:
-        config: what to do.
-        classifier: the base model, with the tensors to tune in `classifier.tuned`; they are moved to `device` and
-            changed in place.
-        data: the tokenized examples to learn from.
-        topology: where this process stands.
-        updates: of the whole run, for the learning rate.
-        token_budget: most tokens of a request.
-        window: how many requests may be under way at a time.
+        config: the run's options.
+        classifier: the base model, with the initial values of the tensors to tune in `classifier.tuned`.
+        data: the tokenized training examples.
+        topology: this process's place among the ranks.
+        updates: number of updates in the whole run, for the learning rate schedule.
+        token_budget: most tokens in a request.
+        window: how many requests may be in flight at a time.
         device: where to compute.
 
     Attributes:
-        precision: of what is computed there.
+        tuned: the tensors that are tuned, on `device`; updates change them in place.
+        precision: precision of local computation.
     """
 
     def __init__(
@@ -182,15 +182,18 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """Learning rate of the next update."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
         """Makes one update; every rank calls it with the same rows.
 
         Args:
-            rows: positions of the joint batch, int64 of shape [examples].
-            stopping: asked at the end whether this rank wants to stop.
+            rows: positions of the joint batch's examples in the dataset, int64 of shape [examples].
+            stopping: returns, after the gradients, whether this rank was asked to stop.
+
+        Returns:
+            The result, equal on all ranks.
 
         Raises:
             ModelOutputError: a loss or gradient is not finite.
@@ -217,7 +220,7 @@ class Trainer:
         return total, loss_sum
 
     def _answer(self, part: tuple[int, np.ndarray]) -> tuple[int, torch.Tensor, float]:
-        """Sends a part of a batch forward and back."""
+        """Computes the gradients of a part of a batch: forward and backward."""
         number, rows = part
         input_ids, lengths = map(torch.from_numpy, self._data.padded(rows))
         labels = torch.from_numpy(np.asarray(self._data.labels)[rows]).to(self._device)
@@ -257,7 +260,7 @@ class Trainer:
         self._optimizer.zero_grad()
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Returns all that later updates depend on: tensors by name, and the rest, ready for JSON."""
+        """Returns everything that later updates depend on: tensors by name, and the rest, ready for JSON."""
         optimizer = self._optimizer.state_dict()
         moments = {
             f"optimizer.{number}.{name}": value
@@ -272,7 +275,7 @@ class Trainer:
         return {**{name: tensor.detach() for name, tensor in self._named.items()}, **moments}, rest
 
     def restore(self, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Restores what `state` returned."""
         moments: dict[int, dict[str, torch.Tensor]] = {}
         with torch.no_grad():
             for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""The conductor of prompt tuning: opens all that a run needs, and lets it go through its epochs."""
+"""One tuning run, from its configuration to its checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_o
 
 _OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0
 _CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
-_FOLLOWED = (
+_FINGERPRINTED = (
     *("tuning_mode", "pre_seq_len", "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay"),
     *("warmup", "max_grad_norm", "seed", "best_metric", "precision", "device", "compression", "backend"),
 )
@@ -49,18 +49,18 @@ def tune(
     """Tunes prompts and a head; every rank calls it.
 
     Args:
-        config: what to do.
-        topology: where this process stands among the ranks.
-        rank_store: the ranks' store.
+        config: the run's options.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
         scratch_dir: this rank's private folder for sockets and tokenized data.
-        stop: asked whether to go on.
+        stop: tells whether the run was asked to stop.
         folder: the run's folder.
 
     Returns:
-        The tuned tensors after the last epoch; None if there was nothing to do.
+        The tuned tensors after the last epoch; None if the run was complete already.
 
     Raises:
-        EvaluationError: the run cannot be done, on the rank that knows why.
+        EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def tune(
             rank_store.publish("opened", "")
         rank_store.wait_for("opened", _OPENING_SECONDS)
         folder.is_ours = True
-        torch.set_num_threads(1)  # as in an evaluation: sums are added up in the same order
+        torch.set_num_threads(1)  # as in an evaluation, so that sums are added up in the same order
         device = device_of(config, topology)
         names = find_names(config, topology, rank_store)
         empty = empty_checkpoint(config, read_base_config(str(config.model)), names)
@@ -102,14 +102,14 @@ def tune(
             epochs = Epochs(
                 config, topology, folder, stop or Stop(), base, classifier, train, evaluation, swarm, device
             )
-            return epochs.go_through()
+            return epochs.run()
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:
     """Returns where a rank computes.
 
     Raises:
-        ConfigError: a GPU was asked for, and there is none.
+        ConfigError: --device cuda was given, and there is no GPU.
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU here.")
@@ -128,7 +128,7 @@ def find_names(config: TuningConfig, topology: Topology, rank_store: RankStore) 
 
 
 def prepare_all(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, scratch_dir: Path) -> Path:
-    """Tokenizes the examples to learn from, and those to evaluate on if there are any, once for all ranks of a host."""
+    """Tokenizes the training data, and the evaluation data if there is any, once for all ranks of a host."""
     folder = scratch_dir / "data"
     for name, data in (("train", {}), ("evaluation", config.evaluation_data)):
         if data is not None:
@@ -138,7 +138,7 @@ def prepare_all(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoin
 
 
 def open_all(folder: Path) -> tuple[TokenizedDataset, TokenizedDataset | None]:
-    """Opens what `prepare_all` wrote."""
+    """Opens the training and evaluation data that `prepare_all` wrote."""
     evaluation = folder / "evaluation"
     return TokenizedDataset(folder / "train"), TokenizedDataset(evaluation) if evaluation.exists() else None
 
@@ -151,8 +151,8 @@ def fingerprint_of(
     evaluation: TokenizedDataset | None,
     device: torch.device,
 ) -> Fingerprint:
-    """Returns what a run's checkpoints depend on, by names that a person reads when they differ."""
-    options = {"--" + name.replace("_", "-"): str(getattr(config, name)) for name in _FOLLOWED}
+    """Returns the inputs and options that a run's checkpoints depend on, by names for error messages."""
+    options = {"--" + name.replace("_", "-"): str(getattr(config, name)) for name in _FINGERPRINTED}
     options.update({"--device": device.type, "--precision": precision_of(config, device)})
     return Fingerprint(
         {

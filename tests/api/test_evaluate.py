@@ -1,4 +1,4 @@
-"""The familiar evaluation loop as one call, on one process, under torchrun, and on a swarm."""
+"""`evaluate(model, eval_dataloader)` on one process, under torchrun, and on a swarm."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Merging(nn.Module):
         return super().train(mode)
 
 
-def test_a_module_that_acts_on_its_mode_is_told_of_both_changes() -> None:
+def test_a_module_that_acts_on_its_mode_sees_both_changes() -> None:
     model = Table(torch.eye(2))
     model.merging = Merging()
     evaluate(model, batches_of(torch.tensor([0, 1]), 1))

@@ -1,4 +1,4 @@
-"""Which batches of a DataLoader are whose: each example once, whatever the sampler and the number of ranks."""
+"""Sharding of a DataLoader: each example once, for any sampler and number of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dist_eval.errors import ConfigError, ExactnessError, RunError
 
 
 class Examples(Dataset[dict[str, torch.Tensor]]):
-    """Example i has label i, so that a batch tells which examples it holds."""
+    """Example i has label i, so that a batch shows which examples it holds."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -56,7 +56,7 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
 
 
 def on_all_ranks(world_size: int, act: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
-    """Lets a thread for each rank act, with a gather that brings their objects together."""
+    """Runs an action in one thread for each rank, with a gather between them."""
     meeting, given = threading.Barrier(world_size), [None] * world_size
 
     def rank(number: int) -> Any:
@@ -220,9 +220,9 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
     on_all_ranks(2, act)
 
 
-def test_a_batch_sampler_of_the_callers_counts_as_it_draws() -> None:
+def test_a_custom_batch_sampler_counts_as_it_draws() -> None:
     class InPieces:
-        """Groups examples, differently on each rank unless told otherwise."""
+        """Groups examples, by default differently on each rank."""
 
         def __iter__(self) -> Iterator[list[int]]:
             order = torch.randperm(12).tolist()

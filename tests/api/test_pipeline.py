@@ -59,7 +59,7 @@ def test_logits_of_all_micro_batches_come_in_order() -> None:
         assert torch.allclose(logits, model().eval()(torch.cat([x for x, _ in micro_batches(0)])))
 
 
-def test_it_takes_as_many_micro_batches_as_it_is_told() -> None:
+def test_it_takes_the_given_number_of_micro_batches() -> None:
     iterator = iter(micro_batches(0))
     losses = pipeline_of().eval_batch(iterator, reduce_output=None, num_micro_batches=2)
     assert len(losses) == 2

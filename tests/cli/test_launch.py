@@ -1,4 +1,4 @@
-"""`dist-eval run`: several ranks from one command, and a last line that says why it failed."""
+"""`dist-eval run`: several ranks from one command, and a last line with the reason of a failure."""
 
 from __future__ import annotations
 

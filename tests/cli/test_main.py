@@ -1,4 +1,4 @@
-"""The command `dist-eval`: its list of commands, their help, and what it says to a wrong name."""
+"""The command `dist-eval`: its list of commands, their help, and the message for an unknown command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that does not answer is given up in time, and what it says too late is nobody's answer."""
+"""A store that does not answer is given up in time, and late answers are discarded."""
 
 from __future__ import annotations
 

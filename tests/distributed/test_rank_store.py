@@ -1,4 +1,4 @@
-"""The ranks' store: values, meetings, failures, and starts that must not mislead each other."""
+"""The ranks' store: values, barriers, failures, and separation of several starts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_restarts_across_hosts_are_refused() -> None:
         Topology.from_environment({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"})
 
 
-def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_barrier_names_the_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import TCPStore
 
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -63,7 +63,7 @@ def test_a_meeting_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     rank_store = RankStore(Topology(rank=1, world_size=3, host="here"))
     with pytest.raises(
-        RunError, match=r"Rank 1 on here waited 0\.5 s for all ranks to be ready; missing are ranks 0, 2"
+        RunError, match=r"Rank 1 on here timed out after 0\.5 s waiting for all ranks to be ready; missing: ranks 0, 2"
     ):
         rank_store.barrier("ready", 0.5)
 
@@ -115,9 +115,7 @@ def test_two_threads_of_a_rank_may_make_it_known_at_once(store: dist.TCPStore, m
     assert store.check(["dist_eval/run/0/from this thread", "dist_eval/run/0/from the other thread"])
 
 
-def test_a_rank_does_not_go_on_with_the_store_of_another_start(
-    store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_refuses_the_store_of_another_start(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     rank_store = store_of(1)
     rank_store.publish("counted", "7")
     another = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

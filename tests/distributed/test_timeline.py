@@ -1,4 +1,4 @@
-"""A timeline: what was under way when, whatever the number of calls, in a bounded number of bins."""
+"""A timeline: calls in flight over time, for any number of calls, in a bounded number of bins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_nothing_is_lost_however_long_it_takes(calls: list[tuple[float, float, i
     assert (facts["began"] / width).is_integer() and math.log2(width).is_integer(), "bins of several lie side by side"
 
 
-def test_it_tells_how_many_were_under_way_and_when_they_ended() -> None:
+def test_it_counts_calls_in_flight_and_when_they_ended() -> None:
     timeline = Timeline()
     whole = 10.0 - timeline_offset(10.0)
     timeline.add(whole, whole + 2)

@@ -1,4 +1,4 @@
-"""What the doctor makes of facts: healthy ones give no complaint, each ill one a finding that names host and cure."""
+"""The doctor's findings: none for healthy facts, and for each fault one that names the host and what to do."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def complaints(ranks: list[RankFacts], asked: Asked = ASKED) -> list[Finding]:
 
 
 @given(st.integers(1, 6), st.integers(1, 4))
-def test_healthy_facts_give_no_complaint_and_say_what_was_found_fine(hosts: int, ranks_of_host: int) -> None:
+def test_healthy_facts_give_findings_that_are_all_ok(hosts: int, ranks_of_host: int) -> None:
     findings = examine(healthy(hosts, ranks_of_host), ASKED)
     assert {finding.level for finding in findings} == {"fine"}
     subjects = {finding.subject for finding in findings}
@@ -113,13 +113,13 @@ NAMES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a head that is unknown": ({"head_addresses": []}, ["host-1 does not know 10.9.0.1"]),
     "a head that leads to loopback": (
         {"head": "login", "head_addresses": ["127.0.1.1"]},
-        ["On host-1", "MASTER_ADDR=login", "each host would meet itself only"],
+        ["On host-1", "MASTER_ADDR=login", "each host would connect to itself only"],
     ),
 }
 
 
 @pytest.mark.parametrize("fault", NAMES)
-def test_a_name_that_misleads_is_an_error_unless_the_ranks_came_together_all_the_same(fault: str) -> None:
+def test_a_wrong_name_is_an_error_unless_the_group_opened_nevertheless(fault: str) -> None:
     changes, words = NAMES[fault]
     for group, level in ((None, "error"), (healthy()[0].group, "warning")):
         found = complaints(changed(changed(healthy(), everywhere, group=group), on_host_1, **changes))
@@ -128,7 +128,7 @@ def test_a_name_that_misleads_is_an_error_unless_the_ranks_came_together_all_the
         assert all(word in text for word in words), text
 
 
-ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
+FAULTS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "two hosts of one name": (on_host_1, {"host": "host-0"}, "warning", ["Several hosts are called host-0"]),
     "a clock a little off": (on_host_1, {"clock": 998.0}, "warning", ["clock of host-1 is 2.0 s behind", "chrony"]),
     "a clock far off": (on_host_1, {"clock": 1060.0}, "error", ["clock of host-1 is 60.0 s ahead of that of host-0"]),
@@ -240,7 +240,7 @@ ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
         everywhere,
         {"swarm": {**SWARM, "missing": [1, 2], "replicas": [1, 0, 0, 1]}},
         "error",
-        ["nobody holds blocks 1-2 of base-hf", "--dht-prefix"],
+        ["no server holds blocks 1-2 of base-hf", "--dht-prefix"],
     ),
     "a silent server": (
         rank_3,
@@ -293,9 +293,9 @@ ILL: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("ill", ILL)
-def test_what_is_ill_is_named_with_its_place_and_what_to_do(ill: str) -> None:
-    which, changes, level, words = ILL[ill]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_place_and_what_to_do(fault: str) -> None:
+    which, changes, level, words = FAULTS[fault]
     found = complaints(changed(healthy(), which, **changes))
     assert [finding.level for finding in found] == [level], found
     assert has_errors(found) == (level == "error")
@@ -308,11 +308,11 @@ def test_what_is_ill_is_named_with_its_place_and_what_to_do(ill: str) -> None:
 
 def test_ranks_that_did_not_report_are_named() -> None:
     found = complaints(healthy()[:2])
-    assert "Nothing was heard of ranks 2, 3 within 30 s; the others are on host-0" in found[0].message
+    assert "No report from ranks 2, 3 within 30 s; the others are on host-0" in found[0].message
     assert "10.9.0.1" in found[0].advice
 
 
-def test_a_rank_that_does_not_get_to_the_others_tells_that_of_itself() -> None:
+def test_a_rank_that_cannot_reach_the_others_reports_itself() -> None:
     found = complaints([replace(healthy()[3], errors={"store": "The store does not answer."}, group=None)])
     assert [finding.level for finding in found] == ["error"]
     assert found[0].message == "At rank 3 on host-1: The store does not answer."
@@ -320,7 +320,7 @@ def test_a_rank_that_does_not_get_to_the_others_tells_that_of_itself() -> None:
 
 
 @pytest.mark.parametrize("expected", [2, 16])
-def test_many_worlds_of_one_are_noticed_by_who_should_be_there(expected: int) -> None:
+def test_a_group_with_too_few_hosts_is_an_error(expected: int) -> None:
     alone = healthy(1, 1)
     found = complaints(alone, Asked(expect_hosts=expected))
     assert [finding.level for finding in found] == ["error"]
@@ -329,7 +329,7 @@ def test_many_worlds_of_one_are_noticed_by_who_should_be_there(expected: int) ->
     assert not complaints(alone, Asked(expect_hosts=1))
 
 
-def test_awkward_names_do_no_harm_where_an_interface_is_named_or_there_is_one_host() -> None:
+def test_names_on_loopback_are_ok_with_a_named_interface_or_a_single_host() -> None:
     assert not complaints(changed(healthy(), everywhere, name_addresses=["127.0.1.1"], gloo_interfaces="eth7"))
     assert not complaints(changed(healthy(1), everywhere, name_addresses=["127.0.1.1"], head_addresses=["127.0.0.1"]))
 
@@ -348,17 +348,17 @@ def test_an_embedded_swarm_is_for_one_host_and_counts_in_its_memory() -> None:
     ("state", "level", "words"),
     [
         ("free", "fine", "is on host-0 and free"),
-        ("reachable", "fine", "host-0 gets to the host"),
-        ("listening", "warning", "Somebody listens"),
-        ("error: loopback", "error", "each host would meet itself"),
-        ("error: timed out", "error", "host-0 does not get to the --rendezvous: timed out"),
+        ("reachable", "fine", "host-0 reaches the host"),
+        ("listening", "warning", "a process is listening"),
+        ("error: loopback", "error", "each host would connect to itself"),
+        ("error: timed out", "error", "host-0 cannot reach the --rendezvous: timed out"),
     ],
 )
-def test_without_torchrun_the_way_to_the_meeting_place_is_told(state: str, level: str, words: str) -> None:
+def test_without_torchrun_the_state_of_the_rendezvous_is_reported(state: str, level: str, words: str) -> None:
     findings = examine(changed(healthy(1, 1), everywhere, rendezvous=state), ASKED)
     assert [f.level for f in findings if words in f.message] == [level]
 
 
-def test_facts_travel_as_text() -> None:
+def test_facts_survive_json() -> None:
     for facts in (*healthy(), RankFacts(errors={"host": "why"})):
         assert RankFacts.from_json(facts.to_json()) == facts

@@ -34,7 +34,7 @@ print(facts.launcher_files)
 """
 
 
-def test_the_limit_of_torchrun_itself_is_told_where_the_ranks_store_is() -> None:
+def test_the_limit_of_torchrun_is_recorded_where_the_store_is() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = min(300, before[1])
     try:  # this process takes the place of torchrun

@@ -1,4 +1,4 @@
-"""Facts about what a run reads."""
+"""Facts about a run's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.doctor`, as a person uses it, on real ranks and a real swarm."""
+"""`python -m dist_eval.doctor`, as users start it, on real ranks and a real swarm."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     found = " | ".join(messages(output, "fine"))
     assert "2 ranks (2 on" in found
     assert "can be written, seen by all 2 ranks" in found
-    assert "tuned checkpoint, base model, dataset: readable, alike on all ranks" in found
+    assert "tuned checkpoint, base model, dataset: readable, equal on all ranks" in found
     assert "2 servers hold all 4 blocks of base" in found
     assert not any(peer in (output / "doctor.json").read_text() for peer in demo_swarm.initial_peers)
     for one in report_of(output)["ranks"]:
@@ -57,7 +57,7 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     assert not launcher.leftovers()
 
 
-def test_everything_that_is_wrong_is_said_at_once(launcher: Launcher, tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(launcher: Launcher, tmp_path: Path) -> None:
     peer = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
     (tmp_path / "file").touch()
     options = ["--checkpoint", str(demo.CHECKPOINT), "--model", str(demo.BASE_MODEL), "--dataset", "/nowhere.csv"]
@@ -93,19 +93,19 @@ def rank_of_two(launcher: Launcher, tmp_path: Path) -> Iterator[Any]:
     os.environ.update(before)
 
 
-def test_a_rank_that_does_not_come_is_named_within_the_time_set(rank_of_two: Any, tmp_path: Path) -> None:
+def test_a_missing_rank_is_named_within_the_time_limit(rank_of_two: Any, tmp_path: Path) -> None:
     from torch.distributed import TCPStore
 
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     done = rank_of_two(0, server.port, 3)
     assert done.returncode == 1
-    assert any("Nothing was heard of rank 1 within 3 s" in message for message in messages(tmp_path / "out", "error"))
+    assert any("No report from rank 1 within 3 s" in message for message in messages(tmp_path / "out", "error"))
     assert any(
         "MASTER_ADDR=127.0.0.1, leads to 127.0.0.1" in message for message in messages(tmp_path / "out", "error")
     )
 
 
-def test_a_store_that_accepts_and_says_nothing_holds_nobody_up(rank_of_two: Any) -> None:
+def test_a_store_that_accepts_and_never_answers_blocks_no_rank(rank_of_two: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = rank_of_two(1, server.getsockname()[1], 1)
     assert done.returncode == 1
@@ -115,7 +115,7 @@ def test_a_store_that_accepts_and_says_nothing_holds_nobody_up(rank_of_two: Any)
 
 
 def test_hosts_that_made_a_group_each_see_each_other_in_the_folder(launcher: Launcher, tmp_path: Path) -> None:
-    with Probe.somewhere_in(tmp_path).written(RankFacts(rank=0, host="other", world_size=1)):
+    with Probe.in_folder(tmp_path).written(RankFacts(rank=0, host="other", world_size=1)):
         done = launcher.run("-m", "dist_eval.doctor", *LOCAL, "--output", str(tmp_path))
     assert done.returncode == 1
     assert any("rank 0 of 1 on other" in message for message in messages(tmp_path, "error"))

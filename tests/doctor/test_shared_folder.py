@@ -1,4 +1,4 @@
-"""Probes in the output folder: seen by those who look at the same folder, locked while their rank lives, gone after."""
+"""Probes in the output folder: seen by ranks with the same folder, locked while their rank runs, then removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import wait_for
 
 from dist_eval.doctor import shared_folder
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.doctor.shared_folder import Probe, can_lock, collect_run, collect_space, look_around
+from dist_eval.doctor.shared_folder import Probe, can_lock, collect_probes, collect_run, collect_space
 from dist_eval.runs.folder_lock import LOCK_FILE
 from dist_eval.runs.journal import FOLDER as JOURNAL
 
@@ -44,30 +44,30 @@ def other_rank(probe: Probe, world_size: int) -> Iterator[subprocess.Popen[str]]
 
 def test_ranks_see_each_others_probes_and_locks_and_nothing_is_left(tmp_path: Path) -> None:
     folder, facts = tmp_path / "new" / "run", RankFacts(rank=0, node=0, host="here", world_size=2)
-    mine, theirs = Probe.somewhere_in(folder), Probe.somewhere_in(folder)
+    mine, theirs = Probe.in_folder(folder), Probe.in_folder(folder)
     names, nodes = {0: mine.path.name, 1: theirs.path.name}, {0: 0, 1: 1}
     with mine.written(facts), other_rank(theirs, 2):
-        look_around(facts, names, nodes, folder)
+        collect_probes(facts, names, nodes, folder)
         assert (facts.unseen, facts.lock_of, facts.lock_holds, facts.strangers) == ([], 1, True, [])
     assert list(folder.iterdir()) == []
 
 
 def test_folders_that_differ_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_folder, "PATIENCE_SECONDS", 0.3)
-    facts, mine, theirs = RankFacts(), Probe.somewhere_in(tmp_path / "a"), Probe.somewhere_in(tmp_path / "b")
+    facts, mine, theirs = RankFacts(), Probe.in_folder(tmp_path / "a"), Probe.in_folder(tmp_path / "b")
     with mine.written(facts), other_rank(theirs, 2):
-        look_around(facts, {0: mine.path.name, 1: theirs.path.name}, {0: 0, 1: 1}, tmp_path / "a")
+        collect_probes(facts, {0: mine.path.name, 1: theirs.path.name}, {0: 0, 1: 1}, tmp_path / "a")
     assert (facts.unseen, facts.lock_of, facts.lock_holds) == ([1], None, None)
 
 
 def test_another_group_is_noticed_while_it_lives_and_not_when_it_was_killed(tmp_path: Path) -> None:
-    facts, mine, theirs = RankFacts(), Probe.somewhere_in(tmp_path), Probe.somewhere_in(tmp_path)
+    facts, mine, theirs = RankFacts(), Probe.in_folder(tmp_path), Probe.in_folder(tmp_path)
     with mine.written(facts), other_rank(theirs, 1):
-        look_around(facts, {0: mine.path.name}, {0: 0}, tmp_path)
+        collect_probes(facts, {0: mine.path.name}, {0: 0}, tmp_path)
     assert facts.strangers == ["rank 1 of 1 on elsewhere"]
     theirs.path.write_text(json.dumps({"rank": 0, "host": "gone", "world_size": 1}))
     with mine.written(facts):
-        look_around(facts, {0: mine.path.name}, {0: 0}, tmp_path)
+        collect_probes(facts, {0: mine.path.name}, {0: 0}, tmp_path)
     assert facts.strangers == []
 
 
@@ -103,7 +103,7 @@ def test_a_folder_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    probe = Probe.somewhere_in(tmp_path)
+    probe = Probe.in_folder(tmp_path)
     with pytest.raises(OSError, match="No locks available"), probe.written(RankFacts()):
         pass
     assert not probe.path.exists()

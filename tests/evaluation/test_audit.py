@@ -1,4 +1,4 @@
-"""Second opinions: real servers, one of which computes with other weights."""
+"""Audits on real servers, one of which computes with other weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_ranks_found_is_joined() -> None:
     assert (facts["fraction"], facts["batches"], facts["alone"], facts["unanswered"]) == (0.1, 3, 3, 0)
     assert (facts["disputes"], len(facts["first_disputes"])) == (30, 20)
     for one in ranks:
-        again = Findings.of_notes(json.loads(json.dumps(one.to_notes())))
+        again = Findings.from_record(json.loads(json.dumps(one.to_record())))
         assert dataclasses.replace(again, faulty=one.faulty) == one
     assert Findings.merged(ranks)
     assert not Findings()
@@ -120,13 +120,13 @@ def local_logits(number: int) -> torch.Tensor:
     return load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(*batch(number))
 
 
-def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
+def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     swarm: SwarmWithLiar, swarm_client: SwarmClient
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
-    told: list[str] = []
-    audit, found, number = Audit(classifier, told.append), [], 0
-    while not told or number < 4:  # until it was asked
+    excluded: list[str] = []
+    audit, found, number = Audit(classifier, excluded.append), [], 0
+    while not excluded or number < 4:  # until it was asked
         routing = Routing(audited=True)
         logits = audit.logits(*batch(number), routing)
         assert swarm.liar not in {peer for peer, _, _ in routing.route}
@@ -135,7 +135,7 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
         found.append(routing.findings)
         number += 1
     facts = Findings.merged(found).to_dict(1.0)
-    assert told == [swarm.liar]
+    assert excluded == [swarm.liar]
     assert facts["batches"] == number
     assert swarm.liar not in {server["peer"] for server in facts["servers"]}
     assert all(server["agreed"] > 0 for server in facts["servers"])
@@ -144,20 +144,20 @@ def test_of_three_servers_the_odd_one_is_found_named_and_asked_no_more(
     assert swarm.liar not in {str(span.peer) for span in requests.spans()}
 
 
-def test_a_batch_that_servers_take_in_halves_shows_the_odd_one_too(
+def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     swarm: SwarmWithLiar, swarm_client: SwarmClient
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
     ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((60,), 50)
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
-    told: list[str] = []
-    while not told:
+    excluded: list[str] = []
+    while not excluded:
         routing = Routing(audited=True)
-        logits = Audit(classifier, told.append).logits(ids, lengths, routing)
+        logits = Audit(classifier, excluded.append).logits(ids, lengths, routing)
         assert torch.allclose(logits, truth, atol=1e-4)
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
-    assert told == [swarm.liar]
+    assert excluded == [swarm.liar]
     assert requests.halved >= 1
 
 
@@ -180,7 +180,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     assert not launcher.leftovers()
 
 
-def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
@@ -200,7 +200,7 @@ def test_of_two_servers_nobody_can_tell_which_one_is_right(swarm: SwarmWithLiar,
     assert routing.findings == Findings(alone=1)
 
 
-def test_a_replica_that_is_gone_costs_its_opinion_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
+def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}

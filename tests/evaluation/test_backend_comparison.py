@@ -1,4 +1,4 @@
-"""The swarm's answers beside the local ones: equal where both are right, and every change is told."""
+"""The swarm's logits compared with local ones: equal where both are right, and every change is reported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def journaled(folder: Path, data: TokenizedDataset, plan: Plan, change: Any = la
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_every_changed_prediction_is_told_once(rows: int, tmp_path: Path) -> None:
+def test_every_changed_prediction_is_reported_once(rows: int, tmp_path: Path) -> None:
     data = tokenized_digits(tmp_path, rows, CLASSES)
     plan = plan_batches(data.lengths, token_budget=30)
     turned = {0, 7, 8, 31}

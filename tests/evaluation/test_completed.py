@@ -1,4 +1,4 @@
-"""A complete run that is started again: what is asked for is computed from its predictions, and nothing gets lost."""
+"""A complete run that is started again: new metrics are computed from its predictions, and nothing gets lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ VIEW = ("intervals", "groups", "slices", "calibration")
         ({"group_column": "source"}, {"group_column": "doc", "confidence": 0.9}),
     ],
 )
-def test_what_is_not_named_anew_is_kept(
+def test_options_that_are_not_given_again_are_kept(
     first: dict[str, Any], then: dict[str, Any], data: TokenizedDataset, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

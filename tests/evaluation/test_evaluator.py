@@ -1,4 +1,4 @@
-"""The main job as people run it: exact on any number of ranks, and clear about what is wrong."""
+"""Evaluation runs as users start them: exact on any number of ranks, with clear errors."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_an_embedded_swarm_is_refused_on_several_hosts(
     ("ranks", "case"),
     [(1, "empty"), (2, "unknown label"), (3, "no checkpoint")],
 )
-def test_of_several_ranks_one_speaks_once_and_the_run_is_marked_as_failed(
+def test_of_several_ranks_one_reports_and_the_run_is_marked_as_failed(
     ranks: int, case: str, launcher: Launcher, tmp_path: Path
 ) -> None:
     rows, checkpoint, words = {

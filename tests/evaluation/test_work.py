@@ -1,4 +1,4 @@
-"""A rank's work: what is left is done, what an odd server had a hand in is done again."""
+"""A rank's work: unfinished batches are predicted, and those that a faulty server answered are predicted again."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 
-ROWS, CLASSES, ODD = 40, 3, "odd"
+ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()
 
 
 class Classifier:
-    """Two servers that take turns; one of them answers falsely until it is distrusted.
+    """Two servers that take turns; one of them answers falsely until it is excluded.
 
     Args:
         journal: where the verdict is written.
-        verdict_at: the call in which the odd server is found out.
+        verdict_at: the call in which the faulty server is found.
     """
 
     num_labels = CLASSES
@@ -49,9 +49,9 @@ class Classifier:
 
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
         self.calls += 1
-        server = "honest" if self.calls % 2 or ODD in self._distrusted else ODD
+        server = "honest" if self.calls % 2 or FAULTY in self._distrusted else FAULTY
         if self.calls == self._verdict_at:
-            self._journal.exclude(ODD)
+            self._journal.exclude(FAULTY)
         routing.route.append((server, 0, 4))
         return torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)
 
@@ -79,14 +79,14 @@ def work_of(
 
 
 @pytest.mark.parametrize("verdict_at", [2, 7, 20])
-def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
+def test_batches_answered_by_a_faulty_server_are_predicted_again(
     verdict_at: int, data: TokenizedDataset, plan: Plan, tmp_path: Path
 ) -> None:
     assert len(plan) > 8
     journal = Journal(tmp_path, plan.sizes, CLASSES)
     earlier = Journal(tmp_path, plan.sizes, CLASSES)
-    for batch, server in ((0, ODD), (1, "honest")):
-        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == ODD else 1.0, dtype=np.float32)
+    for batch, server in ((0, FAULTY), (1, "honest")):
+        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == FAULTY else 1.0, dtype=np.float32)
         earlier.append(BatchOutcome(batch, logits, [(server, 0, 4)]))
     earlier.close()
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
@@ -97,7 +97,7 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(predictions.index.tolist()) == list(range(ROWS))
     assert (predictions.logits == 1.0).all(), "a false answer counts"
-    assert (failed, findings.faulty) == ([], {ODD})
+    assert (failed, findings.faulty) == ([], {FAULTY})
     assert classifier.calls > len(plan) - 2
     facts = own.to_dict(ALONE)
     assert facts["resumed"] == plan.sizes[:2].sum()
@@ -105,7 +105,7 @@ def test_what_an_odd_server_answered_is_done_again_whenever_it_is_found_out(
     journal.close()
 
 
-def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
+def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
     journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
@@ -113,7 +113,7 @@ def test_a_stopped_rank_tells_how_far_it_is(data: TokenizedDataset, plan: Plan, 
     assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
 
 
-def test_too_many_failures_are_told_with_a_reason() -> None:
+def test_too_many_failures_are_an_error_with_a_reason() -> None:
     FailurePolicy(skip=True, limit=2).require_few(2, 10, "refused")
     with pytest.raises(RunError, match=r"3 examples failed, more than --max-failed 2 allows. One of them: refused"):
         FailurePolicy(skip=True, limit=2).require_few(3, 10, "refused")
@@ -122,7 +122,7 @@ def test_too_many_failures_are_told_with_a_reason() -> None:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=5))
-def test_every_batch_is_brought_or_done_by_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
+def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
     world_size = len(found_by_rank)
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)

@@ -195,7 +195,7 @@ def test_an_empty_file_asks_for_nothing_beyond_the_command_line(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["swarm_timeout", "request_timeout", "collective_timeout"])
 @pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
-def test_a_time_that_nobody_can_wait_is_refused(name: str, value: str) -> None:
+def test_a_time_limit_out_of_range_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=flag(name)):
         parse_args([*command_line(LOCAL), f"{flag(name)}={value}"])
 

@@ -1,4 +1,4 @@
-"""Options: all that can be checked without data or a swarm is checked before anything is done."""
+"""Options: everything that can be checked without data or a swarm is checked on construction."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_token_budget_that_petals_would_split_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["swarm_timeout", "request_timeout", "collective_timeout"])
 @pytest.mark.parametrize("value", [0.0, -3.0, math.nan, math.inf, 1e9])
-def test_a_time_that_nobody_can_wait_is_refused(name: str, value: float) -> None:
+def test_a_time_limit_out_of_range_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag(name)} must be more than 0 and at most .* seconds, not {value}\.$"):
         EvaluationConfig(**LOCAL, **{name: value})
 
@@ -74,7 +74,7 @@ def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
         EvaluationConfig(**LOCAL, confidence=confidence)
 
 
-def test_the_swarm_has_two_minutes_unless_someone_says_otherwise() -> None:
+def test_the_swarm_timeout_is_two_minutes_by_default() -> None:
     assert EvaluationConfig(**LOCAL).swarm_timeout == 120.0
 
 
@@ -224,7 +224,7 @@ def test_the_demo_refuses_to_evaluate_anything_else(name: str, value: str) -> No
 
 
 @pytest.mark.parametrize("where", [{"backend": "local"}, {"swarm": "embedded"}, {"initial_peers": [PEER]}])
-def test_the_demo_runs_wherever_it_is_told_to(where: dict[str, Any]) -> None:
+def test_the_demo_runs_on_any_swarm_or_backend(where: dict[str, Any]) -> None:
     config = EvaluationConfig(demo=True, in_flight=2, labels="numbers", **where)
     assert {name: getattr(config, name) for name in where} == where
     assert (config.in_flight, config.labels, config.dataset) == (2, "numbers", demo.OPTIONS["dataset"])

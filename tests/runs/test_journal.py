@@ -1,4 +1,4 @@
-"""The journal: what was written is found again, whatever happened to the files; nothing else is."""
+"""The journal: intact records are found again, whatever happened to the files, and nothing else is."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data
         finished, _ = found_in(folder)
         expected = Journal(folder, SIZES, LABELS)
         for outcome in kept:
-            expected._note(path, 0, outcome)
+            expected._index(path, 0, outcome)
         assert finished == sorted(batch for batch, place in expected._places.items() if place.is_whole)
 
 
@@ -154,7 +154,7 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
     assert found_in(tmp_path)[0] == [2]
 
 
-def test_what_an_odd_server_had_a_hand_in_counts_as_never_done(tmp_path: Path) -> None:
+def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> None:
     router = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
     for batch, route in router.items():
         write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))

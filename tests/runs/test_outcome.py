@@ -1,4 +1,4 @@
-"""What a run's folder says to a script: one exit status for each way a run can end."""
+"""The outcome in a run's folder: one exit status for each way in which a run can end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_each_end_has_its_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"metrics": {}}'])
-def test_a_file_that_says_nothing_is_a_failure_with_a_reason(content: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_failure_with_a_reason(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(content)
     outcome = read_outcome(tmp_path)
     assert (outcome.status, outcome.exit_status) == ("failed", 1)
     assert str(tmp_path / "results.json") in outcome.reason
 
 
-def test_a_tuning_says_it_in_a_file_of_another_name(tmp_path: Path) -> None:
+def test_the_outcome_of_a_tuning_is_in_another_file(tmp_path: Path) -> None:
     (tmp_path / "tuning.json").write_text('{"status": "incomplete", "error": {"message": "asked"}}')
     outcome = read_outcome(tmp_path)
     assert (outcome.status, outcome.exit_status, outcome.reason) == ("incomplete", 75, "asked")

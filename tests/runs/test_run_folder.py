@@ -1,4 +1,4 @@
-"""A run's folder: a true `results.json` at all times, and one run at a time."""
+"""A run's folder: a valid, current `results.json` at all times, and one run at a time."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_pa
     before = (tmp_path / RESULTS).read_bytes()
     run = RunFolder(config_for(tmp_path))
     run.open()
-    with pytest.raises(RunError, match=r"complete run, and no journal that says of what.*--overwrite"):
+    with pytest.raises(RunError, match=r"complete run, but no journal that identifies it.*--overwrite"):
         run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
 
@@ -189,7 +189,7 @@ def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
     assert everything_below(tmp_path) == before
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage=FACTS["coverage"])
     assert (results_of(tmp_path)["status"], results_of(tmp_path)["coverage"]) == ("incomplete", FACTS["coverage"])
@@ -238,7 +238,7 @@ def test_starting_again_removes_an_old_stop_file_and_a_restart_by_torchrun_does_
     assert not (tmp_path / "STOP").exists()
 
 
-def test_nobody_else_may_look_into_a_new_folder(tmp_path: Path) -> None:
+def test_a_new_folder_is_private(tmp_path: Path) -> None:
     RunFolder(config_for(tmp_path / "new")).open()
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
@@ -294,7 +294,7 @@ def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
     assert results_of(tmp_path)["error"]["rank"] == 1
 
 
-def test_the_first_failure_stands(tmp_path: Path) -> None:
+def test_the_first_failure_is_kept(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.fail("first", rank=1, host="a")
@@ -444,7 +444,7 @@ def test_the_identity_of_a_peer_that_was_not_named_in_the_options_is_not_written
     assert message.endswith(": timed out")
 
 
-def test_an_identity_that_stands_alone_is_not_written(tmp_path: Path) -> None:
+def test_a_peer_id_without_an_address_is_not_written(tmp_path: Path) -> None:
     hivemind = f"Failed to call handler `TransformerConnectionHandler.rpc_forward` at {PEER_ID}: stream reset"
     message = error_after(tmp_path, f"Batch 4 (test.csv, rows 1, 2) got no answer: {hivemind}")
     assert "rpc_forward" in message

@@ -1,4 +1,4 @@
-"""Predictions in their file: readable by others, and what is computed of them is equal to the last bit."""
+"""`predictions.parquet`: readable by other programs, and metrics computed from it are bit-identical."""
 
 from __future__ import annotations
 

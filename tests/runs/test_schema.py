@@ -1,4 +1,4 @@
-"""The published schema of `results.json`: what is written fits it, and whatever is missing, odd or too much does not.
+"""The published schema of `results.json`: written results match it; missing, invalid or extra entries do not.
 
 That every kind of run fits is shown wherever tests read results, by `results_of`, and after each test that leaves some
 in its folder, by `results_that_fit_the_schema` (both in conftest.py).

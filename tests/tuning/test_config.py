@@ -1,4 +1,4 @@
-"""The options of a tuning: on the command line, in YAML, and what is wrong with them."""
+"""The options of a tuning: on the command line, in YAML, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Older, pickled exports: what they can look like, and what is refused without being run."""
+"""Older, pickled exports: the supported forms, and what is refused without being run."""
 
 from __future__ import annotations
 
@@ -132,12 +132,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "words"), WRONG)
-def test_what_makes_no_checkpoint_is_told(make: Any, words: str, parts: dict[str, Any], tmp_path: Path) -> None:
+def test_tensors_that_form_no_checkpoint_are_an_error(
+    make: Any, words: str, parts: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=words):
         convert(saved(tmp_path, export=make(parts)), MODEL)
 
 
-def test_a_module_that_was_tampered_with_is_told(parts: dict[str, Any], tmp_path: Path) -> None:
+def test_a_module_that_was_tampered_with_is_an_error(parts: dict[str, Any], tmp_path: Path) -> None:
     parts["score"]._parameters = {"weight": "none"}
     with pytest.raises(CheckpointError, match="a Linear without a weight"):
         convert(saved(tmp_path, export=parts), MODEL)
@@ -150,7 +152,7 @@ def test_a_bias_of_zeros_is_none(parts: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 torn"])
-def test_what_is_no_pickle_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_pickle_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "score.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"score\.pt is no file of torch\.save, or damaged"):
         convert([tmp_path / "score.pt"], MODEL)

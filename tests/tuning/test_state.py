@@ -1,4 +1,4 @@
-"""What a resumed tuning goes on from: it comes back as it was, and damage is noticed."""
+"""The state that a resumed tuning continues from: it survives saving and loading, and damage is an error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors", pack_state(STATE, TENSORS, LEARNER)[:-5]])
-def test_damage_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_state_is_an_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"state\.safetensors is damaged .*--overwrite"):
         unpack_state(path)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file")
     with pytest.raises(RunError, match="cannot be written"):
         write_state(tmp_path / "journal" / "state.safetensors", b"")

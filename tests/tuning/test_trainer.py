@@ -1,4 +1,4 @@
-"""The order of the examples, first values, and updates: what they add up to, and what is left when they fail."""
+"""The order of the examples, initial values, and updates: their sums over ranks, and the state after a failure."""
 
 from __future__ import annotations
 

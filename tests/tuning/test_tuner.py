@@ -1,4 +1,4 @@
-"""Tuning as people run it: on one rank, on several, through a swarm, interrupted, and asked for the impossible."""
+"""Tuning runs as users start them: on one rank, on several, through a swarm, interrupted, and with invalid options."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGUSR1", marks=pytest.mark.slow), "STOP"])
-def test_an_interrupted_run_goes_on_to_the_same_bits(
+def test_an_interrupted_run_resumes_to_the_same_bits(
     how: str,
     alone: Path,
     data: dict[str, Path],
@@ -171,7 +171,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     else:
         assert process.returncode == STOPPED[how], err
         assert noted(output)["status"] == "incomplete"
-        assert "start the same command again to go on" in err
+        assert "start the same command again to resume" in err
     assert run_here(*arguments) == 0
     assert not re.search(r"\b0/12 ", capfd.readouterr().err), "it began anew"
     assert noted(output)["status"] == "complete"
@@ -183,7 +183,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
+def test_one_rank_that_stops_or_dies_ends_all_and_any_number_resumes(
     alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -196,7 +196,7 @@ def test_one_rank_that_stops_or_dies_ends_all_and_any_number_goes_on(
     os.kill(rank_of(launcher, 1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
-    assert "cannot go on with the other ranks" in noted(output)["error"]["message"], err
+    assert "lost contact with the other ranks" in noted(output)["error"]["message"], err
     assert run_here(*arguments) == 0
     assert_close(tuned(output), tuned(alone))
     assert not launcher.leftovers()
@@ -238,7 +238,7 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
     assert ((alone / "tuning.json").read_bytes(), tuned(alone).digest()) == before
 
 
-def test_overwrite_starts_anew(data: dict[str, Path], tmp_path: Path) -> None:
+def test_overwrite_starts_afresh(data: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "out"
     short = ("--epochs", "1", "--tuning-mode", "ptune")
     assert run_here(*command(data, output, *LOCAL, *short)) == 0
@@ -261,7 +261,7 @@ def test_overwrite_starts_anew(data: dict[str, Path], tmp_path: Path) -> None:
         (("--learning-rate", "1e30", "--max-grad-norm", "0"), "not finite"),
     ],
 )
-def test_what_is_wrong_is_said_once_and_in_the_folder(
+def test_errors_are_reported_once_and_in_the_folder(
     further: tuple[str, ...], words: str, data: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
