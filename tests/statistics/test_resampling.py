@@ -38,7 +38,7 @@ def test_draws_have_the_moments_of_a_multinomial_distribution(units: Units) -> N
 def test_draws_depend_on_the_seed_and_not_on_the_size_of_pieces(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drawn(units, 50)
     assert not np.array_equal(whole, drawn(units, 50, seed=1))
-    monkeypatch.setattr("dist_eval.statistics.resampling._NUMBERS_IN_A_PIECE", 9)
+    monkeypatch.setattr("dist_eval.statistics.resampling._CHUNK_SIZE", 9)
     assert np.array_equal(whole, drawn(units, 50))
 
 
