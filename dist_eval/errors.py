@@ -64,7 +64,7 @@ class ModelOutputError(EvaluationError):
 
 
 class ExactnessError(EvaluationError):
-    """Something that must agree does not: coverage, the two roads to a total, or the ranks among each other."""
+    """Something that must agree does not: coverage, a total computed in two ways, or the ranks with each other."""
 
 
 class CoverageError(ExactnessError):

@@ -259,7 +259,7 @@ def test_a_wrong_metric_is_an_error_before_anything_is_read(
 ) -> None:
     options = cases["single_label_classification"]
     message = fails(tmp_path, capfd, options, metric=["sample_metrics:gives_text"], dataset="/nowhere.csv")
-    assert "--metric sample_metrics:gives_text: tried on 8 made-up examples" in message
+    assert "--metric sample_metrics:gives_text: called with 8 synthetic examples" in message
 
 
 def test_a_pair_for_a_model_with_token_types_is_refused(

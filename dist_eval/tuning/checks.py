@@ -47,7 +47,7 @@ def evaluate_classifier(
 
     Raises:
         RunStopped: a rank was asked to stop; on all ranks.
-        EvaluationError: the examples could not be predicted, or the two roads to a total do not meet.
+        EvaluationError: the examples could not be predicted, or a total computed in two ways differs.
     """
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(

@@ -320,7 +320,7 @@ def test_each_corruption_of_a_total_is_caught(corrupt: Callable[[dict[str, Any]]
     corrupt(columns)
     roads = {"reduced": true, "gathered": true, road: Totals(**columns)}
 
-    with pytest.raises(ExactnessError, match=f"The two roads to the {named} disagree") as caught:
+    with pytest.raises(ExactnessError, match=f"The {named} do not agree") as caught:
         require_same_totals(**roads)
 
     assert str(columns[named].tolist()) in str(caught.value)

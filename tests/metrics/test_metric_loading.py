@@ -28,7 +28,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("error_rate", "should be package.module:name, or the path"),
         ("no_such_module:f1", "No module named 'no_such_module'. Modules are looked for in the working directory"),
         ("sample_metrics:f3", "there is no 'f3' in sample_metrics"),
-        ("sample_metrics:factor", "is no function and no metric, but int (2)"),
+        ("sample_metrics:factor", "is neither a function nor a metric, but int (2)"),
         ("sample_metrics:raises", "it raised KeyError: 'no such class'. It should return a float, or a dict of floats"),
         ("sample_metrics:draws", "called again, {'draws': "),
         ("sample_metrics:changes_labels", "raised ValueError: assignment destination is read-only."),

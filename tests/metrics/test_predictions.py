@@ -161,7 +161,7 @@ def test_a_collector_is_true_before_it_is_full_and_refuses_more_than_was_announc
     collector = Collector(3, 3)
     collector.add(record([4, 2]))
     assert_equal_records(collector.predictions(), record([4, 2]))
-    with pytest.raises(ValueError, match="4 predictions came where 3 were announced"):
+    with pytest.raises(ValueError, match="4 predictions received, 3 expected"):
         collector.add(record([0, 1]))
     collector.add(record([0]))
     with pytest.raises(ValueError, match="announced"):
