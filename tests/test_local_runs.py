@@ -203,7 +203,7 @@ def test_a_complete_run_is_looked_at_anew_without_a_forward(
     assert after["groups"] == {"column": "doc", "count": 21, "largest": 2}
     for printed in (fresh["printed"], after["printed"]):
         assert "source: web" in printed and "source: (empty)" in printed and " tokens " in printed
-        assert "intervals: 21 groups of 'doc' are drawn whole" in printed
+        assert "intervals: 21 groups of 'doc' are resampled as clusters" in printed
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<caption>By source</caption>" in page and "21 groups of" in page
     sources = [part for part in fresh["slices"] if part["by"] == "source"]

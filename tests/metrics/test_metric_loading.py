@@ -41,7 +41,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:NoReduction", "declares no `reduction`; it should be one of sum, mean, cat, max, min"),
         ("sample_metrics:UnknownReduction", "its `reduction` is 'average'"),
         ("sample_metrics:KeepsToItself", "it gave None; it update() should return a number"),
-        ("sample_metrics:NeedsArguments", "name an object that your module has made of it"),
+        ("sample_metrics:NeedsArguments", "create an instance in your module and name that"),
         ("sample_metrics:NeverComputed", "it gave ndarray of shape [8]; it should have a float"),
     ],
 )

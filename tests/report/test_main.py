@@ -90,7 +90,7 @@ def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pyte
     assert main([str(runs["sliced"]), "--markdown"]) == 0
     printed, results = capsys.readouterr().out, results_of(runs["sliced"])
     assert "`tuned` on `digits.jsonl`: 596 of 596 examples" in printed
-    assert "100 groups of 'document' are drawn whole" in printed
+    assert "100 groups of 'document' are resampled as clusters" in printed
     for one in (one for one in results["slices"] if one["by"] == "score"):
         interval = one["intervals"]["accuracy"]
         ends = f"{interval['low']:.4f} to {interval['high']:.4f}"

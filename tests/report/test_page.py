@@ -245,7 +245,7 @@ def test_slices_are_those_of_the_results(
     if kind == "sliced":
         values = [one["value"] for one in results["slices"] if one["by"] == "source"]
         assert {"news", "<b>blog</b>", "", None, "only once"} <= set(values)
-        assert "groups of 'document' are drawn whole" in page.locator("#figures").inner_text()
+        assert "groups of 'document' are resampled as clusters" in page.locator("#figures").inner_text()
 
 
 @pytest.mark.parametrize("kind", ["single", "multi", "many", "regression"])

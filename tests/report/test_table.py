@@ -165,7 +165,7 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
 def test_the_table_tells_of_groups_and_whether_they_are_few(tmp_path: Path, count: int, warned: bool) -> None:
     table = format_results(METRICS, {**FACTS, "groups": {"column": "doc", "count": count, "largest": 3}}, tmp_path)
     line = line_of(table, "intervals: ")
-    assert line.startswith(f"intervals: {count} groups of 'doc' are drawn whole")
+    assert line.startswith(f"intervals: {count} groups of 'doc' are resampled as clusters")
     assert ("with fewer than 20 there are none" in line) == warned
 
 
