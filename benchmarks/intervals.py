@@ -144,7 +144,7 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     """Resamples the same predictions with dist_eval and with SciPy."""
     report = harness.Report("intervals-speed", SPEED, unit="resamples/s", options=options)
     group = f"{examples:,} examples, 2 classes"
-    predictions = made_up(examples)
+    predictions = synthetic(examples)
     confusion, losses, *_, areas = statistics_of(predictions)
     few = 20 if options.quick else 200
     by_scipy("f1_macro", predictions, 1)  # what is imported and set up once
@@ -169,7 +169,7 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     return report
 
 
-def made_up(examples: int) -> Predictions:
+def synthetic(examples: int) -> Predictions:
     """Makes predictions of two classes that are mostly right."""
     generator = np.random.default_rng(0)
     label = generator.integers(2, size=examples)

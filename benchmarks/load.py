@@ -31,7 +31,7 @@ class Load:
     tokens: int
 
 
-def made_up_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
+def random_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
     """Makes deep prompts and a head of two labels for any base model; they are random and of no other use."""
     generator = torch.Generator().manual_seed(0)
     hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -44,7 +44,7 @@ def made_up_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
     )
 
 
-def made_up_batches(count: int, *, budget: int, length: int, prompt_tokens: int, vocabulary: int) -> list[Batch]:
+def random_batches(count: int, *, budget: int, length: int, prompt_tokens: int, vocabulary: int) -> list[Batch]:
     """Makes batches of random token ids that fill a token budget.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
+from benchmarks.load import Load, drive, random_batches, random_checkpoint
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
@@ -130,13 +130,13 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
     while min(look_up_coverage(dht, swarm.dht_prefix, blocks, _TIMEOUT).replicas) < len(swarm.servers):
         swarm.require_alive()
         time.sleep(_POLL_SECONDS)
-    tuned = made_up_checkpoint(config, PROMPT_TOKENS)
+    tuned = random_checkpoint(config, PROMPT_TOKENS)
     settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 3}
     classifier = load_on_swarm(str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, **settings)
     backbone = classifier.backbone
     assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
     deep, prompts = tuned.deep_prompts.unsqueeze(1), tuned.prompts
-    batches = made_up_batches(
+    batches = random_batches(
         count, budget=_BUDGET, length=_TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS, vocabulary=config.vocab_size
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.load import drive, made_up_batches, made_up_checkpoint
+from benchmarks.load import drive, random_batches, random_checkpoint
 from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.inference.window import Window
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     with _peers(options, prefix, blocks) as peers:
         dht = join_swarm(peers, options.swarm_timeout)
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)
-        tuned = made_up_checkpoint(config, prompts)
+        tuned = random_checkpoint(config, prompts)
         classifier = load_on_swarm(options.model, tuned, dht, dht_prefix=prefix, **settings)
         backbone = classifier.backbone
         assert isinstance(backbone, SwarmBackbone)
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         try:
             for _ in range(1 if options.quick else options.rounds):
                 for budget in options.budgets:
-                    batches = made_up_batches(
+                    batches = random_batches(
                         16, budget=budget, length=options.length, prompt_tokens=prompts, vocabulary=config.vocab_size
                     ) * (_MOST_BATCHES // 16)
                     for size in options.windows:

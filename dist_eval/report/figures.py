@@ -103,7 +103,7 @@ def draw_scatter(path: Path, metrics: Metrics, predictions: Predictions) -> None
 def draw_reliability(path: Path, calibration: dict[str, Any]) -> None:
     """Draws a reliability diagram as a PNG, in a multi-label problem one for each of the first labels.
 
-    Each bin with examples has a dot at their mean confidence and accuracy, with its interval; bars show the bins' sizes.
+    Each bin with examples has a dot at its mean confidence and accuracy, with an interval; bars show the bins' sizes.
 
     Args:
         path: the file.

@@ -20,8 +20,8 @@ _CARDS = {
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
-"""In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells, and
-characters that fit side by side in the header; longer names of columns are rotated."""
+"""In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
+and characters that fit side by side in the header; longer names of columns are rotated."""
 
 _UP_TO_ONE = ("accuracy", "balanced_accuracy", "subset_accuracy", "hamming_loss", "ece", "mcc", "pearson", "spearman")
 _KINDS_UP_TO_ONE = ("precision_", "recall_", "f1_", "roc_auc", "average_precision")

@@ -69,7 +69,7 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("outputs", [1, 2, 3, 50])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_the_made_up_examples_leave_hardly_anything_undefined(problem: Problem, outputs: int) -> None:
+def test_few_metrics_are_undefined_for_the_synthetic_examples(problem: Problem, outputs: int) -> None:
     predictions = synthetic_predictions(problem, outputs)
     metrics = compute_metrics(predictions, [str(number) for number in range(outputs)])
     assert len(predictions) <= max(8, 2 * outputs)

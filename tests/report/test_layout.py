@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_runs import made_up_run
+from report_runs import synthetic_run
 
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.slices import Slicing
@@ -40,11 +40,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("layout")
     short, names = ["yes", "no", "maybe"], [*LONG, *LONG[0].split()[:6]]
     made = {
-        "grouped": made_up_run(folder / "grouped", short, view=view(300, groups=12)),
-        "long": made_up_run(folder / "long", names, 600, view=view(600)),
-        "short": made_up_run(folder / "short", [f"kind {number}" for number in range(11)], 600),
-        "labels": made_up_run(folder / "labels", LONG, problem=MULTI_LABEL, skill=1.0, view=view(300)),
-        "regression": made_up_run(folder / "regression", ["stars", LONG[0]], problem=REGRESSION, view=view(300)),
+        "grouped": synthetic_run(folder / "grouped", short, view=view(300, groups=12)),
+        "long": synthetic_run(folder / "long", names, 600, view=view(600)),
+        "short": synthetic_run(folder / "short", [f"kind {number}" for number in range(11)], 600),
+        "labels": synthetic_run(folder / "labels", LONG, problem=MULTI_LABEL, skill=1.0, view=view(300)),
+        "regression": synthetic_run(folder / "regression", ["stars", LONG[0]], problem=REGRESSION, view=view(300)),
     }
     return {name: write_report(run) for name, run in made.items()}
 

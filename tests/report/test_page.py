@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from report_runs import made_up_run
+from report_runs import synthetic_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.page import Contents, render, report_on, write_report
@@ -347,7 +347,7 @@ def test_paper_holds_all_columns(
 ) -> None:
     if kind == "fifteen":
         names = [f"a rather long name of class {number}" for number in range(15)]
-        path = write_report(made_up_run(tmp_path / "fifteen", names, 2_000))
+        path = write_report(synthetic_run(tmp_path / "fifteen", names, 2_000))
     else:
         path = hostile_run / "report.html" if kind == "hostile" else pages[kind]
     page = visit.open(path)
@@ -413,7 +413,7 @@ def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], br
 
 
 def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
-    folder = made_up_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
+    folder = synthetic_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
     page = visit.open(write_report(folder))
     assert (folder / "report.html").stat().st_size < 1 << 20
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
