@@ -248,7 +248,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     known = measure_inputs(scratch_dir, options.quick)
     found = needs(options, known)

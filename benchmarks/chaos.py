@@ -199,7 +199,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
     count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)

@@ -139,7 +139,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     reports, cases = Reports(options), QUICK_CASES if options.quick else CASES
     needed_for_each = 0.0

@@ -35,7 +35,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("eval_batch", QUESTION, unit="examples/s", options=options)
     size, count = (TINY, 4) if options.quick else (SMALL, options.micro_batches)

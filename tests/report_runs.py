@@ -1,4 +1,4 @@
-"""Finished runs to show, made up."""
+"""Complete synthetic runs for tests of the report."""
 
 from __future__ import annotations
 

@@ -110,14 +110,14 @@ def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[l
 @pytest.mark.parametrize(
     ("chunks", "outputs", "words"),
     [
-        ([["0.5"], ["much"]], 1, "row 1 (counted from 0): the label in column 'label' is 'much', which is no finite"),
+        ([["0.5"], ["much"]], 1, "row 1 (counted from 0): the label in column 'label' is 'much', which is not a finite"),
         (
             [["0.5", ""]],
             1,
             "row 1 (counted from 0): the label in column 'label' has 0 number, but the head has 1 output.",
         ),
         ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is not a finite number"),
-        ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is no finite"),
+        ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is not a finite"),
         ([["1_000"]], 1, "is '1_000', which is not a finite number"),
         ([[0.5, None]], 1, "row 1 (counted from 0): the label in column 'label' is missing (null)"),
         (

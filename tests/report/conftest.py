@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs: made-up ones of every problem, and one with many classes; real ones with slices and groups."""
+    """Finished runs: synthetic ones of every problem type, and one with many classes; real ones with slices and groups."""
     folder = tmp_path_factory.mktemp("finished")
     return {
         "single": synthetic_run(folder / "single", ["negative", "neutral", "positive"]),
