@@ -1,4 +1,4 @@
-"""The summary of many runs: every run is in it, whatever became of it, and its status is that of the worst."""
+"""The summary of many runs: it contains every run, and its exit status is that of the worst."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
         run(tmp_path / name).complete(predictions, metrics, facts)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
-    assert capsys.readouterr().out.endswith(f"what differs by more than chance says: {command}\n")
+    assert capsys.readouterr().out.endswith(f"for tests of the differences: {command}\n")
     assert compare(shlex.split(command)[2:]) == 0
 
 

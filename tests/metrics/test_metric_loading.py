@@ -1,4 +1,4 @@
-"""`--metric`: what it names is found and tried before anything is sent, and what is wrong is said at once."""
+"""`--metric`: custom metrics are loaded and checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:NeverComputed", "it gave ndarray of shape [8]; it should have a float"),
     ],
 )
-def test_what_is_wrong_with_a_metric_is_said(target: str, words: str) -> None:
+def test_invalid_metrics_are_rejected_with_the_reason(target: str, words: str) -> None:
     assert words in error_of(target)
 
 
-def test_what_a_metric_is_called_with_is_said() -> None:
+def test_messages_describe_the_arguments_of_a_metric() -> None:
     message = error_of("sample_metrics:raises")
     assert "predictions int64 of shape [8], labels int64 of shape [8], probabilities float64 of shape [8, 3]" in message
     assert "probabilities None" in error_of("sample_metrics:raises", problem=REGRESSION, outputs=1)

@@ -130,7 +130,7 @@ def test_pieces_are_all_rows_in_order_and_of_bounded_size(predictions: Predictio
 
 @quickly
 @given(records(), st.integers(-(2**40), 2**40))
-def test_predictions_survive_a_journey_whatever_their_positions(predictions: Predictions, offset: int) -> None:
+def test_predictions_survive_packing_for_any_positions(predictions: Predictions, offset: int) -> None:
     moved = dataclasses.replace(predictions, index=predictions.index + offset)
     assert_equal_records(Predictions.unpacked(moved.packed()), moved)
 

@@ -1,4 +1,4 @@
-"""Figures of a regression: scikit-learn's and SciPy's, and what is undefined says why."""
+"""Regression metrics: scikit-learn's and SciPy's values, and a reason for undefined ones."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs: synthetic ones of every problem type, and one with many classes; real ones with slices and groups."""
+    """Complete runs: synthetic ones of every problem type and with many classes; real ones with slices and groups."""
     folder = tmp_path_factory.mktemp("finished")
     return {
         "single": synthetic_run(folder / "single", ["negative", "neutral", "positive"]),

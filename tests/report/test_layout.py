@@ -1,4 +1,4 @@
-"""How the page is laid out where room is short: on paper and on a phone. And what its tables leave out."""
+"""The layout of the page in print and on a phone, and what its tables leave out."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_reason_stands_once_below_a_table(visit: Open) -> None:
     assert max(rows) < 60
 
 
-def test_a_figure_that_no_slice_has_takes_no_column(visit: Open) -> None:
+def test_a_metric_undefined_in_all_slices_has_no_column(visit: Open) -> None:
     by_source, by_length = visit("long", {"width": 1280, "height": 900}).locator("#slices .wide").all()
     heads = [table.locator("thead th:visible").all_inner_texts() for table in (by_source, by_length)]
     assert heads == [[by, "examples", "accuracy", "95 % interval", "0 to 1"] for by in ("source", "length")]
@@ -118,7 +118,7 @@ def test_a_figure_that_no_slice_has_takes_no_column(visit: Open) -> None:
         ("regression", {"pearson", "spearman"}, {"mae", "mse", "rmse", "r2", "loss"}),
     ],
 )
-def test_a_line_from_0_to_1_is_for_figures_that_end_there(
+def test_a_bar_from_0_to_1_is_for_metrics_with_that_range(
     visit: Open, kind: str, with_line: set[str], without: set[str]
 ) -> None:
     rows = visit(kind, {"width": 1280, "height": 900}).locator("#figures tbody tr")
@@ -156,7 +156,7 @@ is torn from what follows it, and how far down each column is filled."""
 
 
 @pytest.mark.parametrize("kind", ["grouped", "long", "labels", "regression"])
-def test_paper_breaks_between_what_belongs_together(visit: Open, kind: str) -> None:
+def test_page_breaks_keep_sections_together(visit: Open, kind: str) -> None:
     for height in range(940, 1090, 35):
         apart, lows = visit(kind, PAPER, "print").evaluate(COLUMNS, height)
         assert apart == [], height

@@ -78,7 +78,7 @@ def test_a_resample_has_the_metrics_of_the_examples_drawn(predictions: Predictio
 
 @settings(max_examples=80, deadline=None)
 @given(any_predictions(least=3))
-def test_influences_are_what_leaving_out_gives(predictions: Predictions) -> None:
+def test_influence_values_equal_the_leave_one_out_jackknife(predictions: Predictions) -> None:
     n = len(predictions)
     for statistic in statistics_of(predictions, Units.single(n)):
         weights = np.ones((n, n)) - np.eye(n)
@@ -192,7 +192,7 @@ def test_a_class_that_is_too_rare_leaves_no_interval() -> None:
     assert interval.low is None and "too rare" in (interval.reason or "")
 
 
-def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
+def test_groups_widen_intervals_if_their_examples_are_correlated() -> None:
     predictions = synthetic(400, 2)
     copies = np.repeat(np.arange(100), 4)
     alike = taken(predictions, copies)
@@ -211,7 +211,7 @@ def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
     assert grouped["accuracy"].method == "bca"
 
 
-def test_further_metrics_take_part() -> None:
+def test_extra_statistics_are_included() -> None:
     predictions = synthetic(80, 2)
     metrics = compute_metrics(predictions, names_of(2))
     errors = (predictions.probabilities[:, 1] - predictions.label) ** 2
