@@ -1,8 +1,8 @@
-"""`python -m benchmarks.capacity`: what a large run needs on paper, and what of it gives way first.
+"""`python -m benchmarks.capacity`: estimates the resources of a large run, and which is exhausted first.
 
-Each need is a small formula of the run's size and of figures that are measured here, small, with the evaluator's own
-code; or that are assumed and can be named on the command line. What a limit is, is a matter of the
-cluster: those are options, too. Nothing here was tried at that size.
+Each need is a simple formula of the run's size and of constants that are measured here at small scale, with the
+evaluator's own code, or that are assumptions and options of the command line. The limits of the cluster are options,
+too. Nothing was run at that size.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from benchmarks.combine_rank import LABELS
 from benchmarks.program import run_program
 from dist_eval.distributed import collectives, progress, rank_store
 
-QUESTION = "What does a large run need, in time, bytes, memory, files and collectives, and what gives way first?"
+QUESTION = "Which time, bytes, memory, files and collectives does a large run need, and which is exhausted first?"
 _HOUR, _GIB, _TERA = 3600.0, float(1 << 30), 1e12
 _LINEAR_ROWS = 1_000_000
-"""Predictions from which on intervals take longer the more there are; below it they take as long as they may."""
+"""Number of predictions above which the time of intervals is linear; below, it is limited by the amount of work."""
 
 _FLOPS_FOR_A_PARAMETER = 2
-"""A multiplication and an addition, in a forward."""
+"""A multiplication and an addition for each token, in a forward pass."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one part of a run needs.
+    """A resource that one part of a run needs.
 
     Attributes:
-        part: its name.
+        part: name of the part.
         kind: time, memory, disk, network, files or requests.
-        value: how much.
-        limit: how much there is.
-        unit: of both.
-        inputs: which inputs it follows from, in words.
+        value: the amount needed.
+        limit: the amount available.
+        unit: unit of both.
+        inputs: the inputs of the estimate, as text.
     """
 
     part: str
@@ -52,25 +52,25 @@ class Need:
 
     @property
     def share(self) -> float:
-        """How much of the limit is needed."""
+        """Share of the limit that is needed."""
         return self.value / self.limit
 
 
 def needs(options: argparse.Namespace, known: Measured) -> list[Need]:
-    """Does the arithmetic.
+    """Estimates all needs.
 
     Args:
         options: the run's size, the assumptions and the limits (see `build_parser`).
-        known: what was measured.
+        known: the measured constants.
 
     Returns:
-        What each part needs.
+        The needs of each part.
     """
     return [*_needs_of_the_swarm(options), *_needs_before_and_after(options, known), *_needs_of_ranks(options, known)]
 
 
 def batches(options: argparse.Namespace) -> float:
-    """Returns how many batches the run has."""
+    """Returns the number of batches of the run."""
     return float(np.ceil(options.examples / max(1, options.token_budget // (options.tokens + options.prompts))))
 
 
@@ -78,7 +78,7 @@ def _needs_of_the_swarm(options: argparse.Namespace) -> list[Need]:
     tokens = float(options.examples) * (options.tokens + options.prompts)
     servers = options.blocks / options.blocks_of_a_server
     flops = _FLOPS_FOR_A_PARAMETER * options.parameters * 1e9 * tokens
-    # each server gets the hidden states and gives them back; deep prompts go to it once with each request
+    # each server receives and returns the hidden states; deep prompts are sent once with each request
     there_and_back = 2 * tokens * options.hidden * options.bytes_of_a_number * servers
     prompts = batches(options) * options.blocks * options.prompts * options.hidden * options.bytes_of_a_number
     sent = there_and_back + prompts
@@ -163,7 +163,7 @@ def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
         Need(
             "gather, all_gather_object",
             "time",
-            rounds * (2 * count * known.segment) / _HOUR,
+            rounds * (2 * count * known.hop) / _HOUR,
             options.hours,
             "h",
             f"{rounds:.0f} rounds of 2 collectives of {count} hops; a hop",
@@ -198,8 +198,8 @@ def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
 
 
 def table(found: list[Need]) -> str:
-    """Returns the needs as a table, what gives way first on top."""
-    lines = [f"{'':<58}{'needs':>12}{'there is':>12}  {'':<11}{'share':>9}  from"]
+    """Returns the needs as a table, the most exhausted resource first."""
+    lines = [f"{'':<58}{'needed':>12}{'available':>12}  {'':<11}{'share':>9}  from"]
     for need in sorted(found, key=lambda one: -one.share):
         lines.append(
             f"{need.part:<58}{need.value:>12,.3g}{need.limit:>12,.6g}  {need.unit:<11}{need.share:>9.1%}  {need.inputs}"
@@ -208,9 +208,9 @@ def table(found: list[Need]) -> str:
 
 
 def verdict(found: list[Need]) -> str:
-    """Says in words what gives way first."""
+    """Returns a sentence on which resource is exhausted first."""
     first = max(found, key=lambda one: one.share)
-    word = "gives way" if first.share > 1 else "would give way"
+    word = "is exhausted" if first.share > 1 else "would be exhausted"
     return (
         f"{first.part} {word} first: it needs {first.value:,.3g} {first.unit}, {first.share:.0%} of the limit of "
         f"{first.limit:,.6g}."
@@ -218,7 +218,7 @@ def verdict(found: list[Need]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     parser = harness.parser("capacity", QUESTION, rounds=1)
     sizes = parser.add_argument_group("the run")
     sizes.add_argument("--ranks", type=int, default=1_000)
@@ -235,7 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
     swarm.add_argument("--blocks-of-a-server", type=int, default=10)
     swarm.add_argument("--replicas", type=int, default=10, help="servers that hold each block (default: 10)")
     swarm.add_argument("--teraflops", type=float, default=100.0, help="that a server reaches (default: 100)")
-    limits = parser.add_argument_group("what there is")
+    limits = parser.add_argument_group("available resources")
     limits.add_argument("--hours", type=float, default=24.0, help="for each step (default: 24)")
     limits.add_argument("--memory", type=float, default=64.0, metavar="GIB", help="of a host (default: 64)")
     limits.add_argument("--disk", type=float, default=200.0, metavar="GIB", help="of a folder (default: 200)")
@@ -244,11 +244,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Measures the inputs, does the arithmetic, and prints and writes it.
+    """Measures the inputs, estimates the needs, and prints and writes them.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     known = measure_inputs(scratch_dir, options.quick)
     found = needs(options, known)

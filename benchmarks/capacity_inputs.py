@@ -1,4 +1,4 @@
-"""What `benchmarks.capacity` measures: small forms of a run's steps, with the evaluator's own code."""
+"""The measurements of `benchmarks.capacity`: the steps of a run at small scale, with the evaluator's own code."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _LENGTHS = (10, 60)
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured here.
+    """Constants measured on this machine.
 
     Attributes:
-        tokenizing: seconds for a token.
-        token_bytes: bytes on the disk for a token, all columns included.
-        planning: seconds for an example.
-        plan_bytes: bytes in each rank for an example, what is mapped from files not included.
+        tokenizing: seconds per token.
+        token_bytes: bytes on disk per token, including all columns.
+        planning: seconds per example.
+        plan_bytes: bytes of memory in each rank per example, without memory-mapped files.
         record_bytes: bytes of a batch in the journal, without its logits.
         reading: seconds to read a batch from the journal at a restart.
         row_bytes: bytes of a prediction of two classes.
-        leader_bytes: bytes of memory by which rank 0 grows for a prediction, at most, until all is written.
-        tail: seconds on rank 0 for a prediction, by step.
-        intervals: seconds for all intervals at `rows` predictions; they take longer from about a million on.
-        rows: how many predictions the steps on rank 0 were measured with.
-        requests: requests that the ranks' store answers in a second.
+        leader_bytes: maximum growth of rank 0's memory per prediction, in bytes, until all is written.
+        tail: seconds on rank 0 per prediction, by step.
+        intervals: seconds for all intervals of `rows` predictions; above about a million they take longer.
+        rows: number of predictions for the measurements of rank 0's steps.
+        requests: requests per second that the ranks' store answers.
         group_files: files that a rank opens for each other rank.
-        opening: seconds to open the process group, for each rank.
-        segment: seconds for each rank in a collective in which all send a part.
-        world_sizes: ranks with which the last three were measured.
+        opening: seconds to open the process group, per rank.
+        hop: seconds per rank of a collective in which all ranks send.
+        world_sizes: numbers of ranks with which the last three were measured.
     """
 
     tokenizing: float
@@ -61,7 +61,7 @@ class Measured:
     requests: float
     group_files: float
     opening: float
-    segment: float
+    hop: float
     world_sizes: tuple[int, int]
 
 
@@ -69,8 +69,8 @@ def measure_inputs(scratch_dir: Path, quick: bool) -> Measured:
     """Measures all inputs.
 
     Args:
-        scratch_dir: a folder for files.
-        quick: fewer examples and ranks.
+        scratch_dir: folder for temporary files.
+        quick: use fewer examples and ranks.
     """
     rows, records, world_sizes = (20_000, 300, (2, 4)) if quick else (1_000_000, 5_000, (4, 16))
     tokenizing, token_bytes = _measure_tokenizing(scratch_dir, copies=2 if quick else 100)
@@ -78,7 +78,7 @@ def measure_inputs(scratch_dir: Path, quick: bool) -> Measured:
     record_bytes, reading = _measure_journal(scratch_dir, records)
     tail, row_bytes, leader_bytes = _measure_tail(scratch_dir, rows)
     few, many = (_measure_ranks(scratch_dir, n) for n in world_sizes)
-    further = world_sizes[1] - world_sizes[0]
+    added = world_sizes[1] - world_sizes[0]
     return Measured(
         tokenizing=tokenizing,
         token_bytes=token_bytes,
@@ -92,9 +92,9 @@ def measure_inputs(scratch_dir: Path, quick: bool) -> Measured:
         tail=tail,
         rows=rows,
         requests=_measure_store(500 if quick else 5_000),
-        group_files=(many["files"] - few["files"]) / further,
+        group_files=(many["files"] - few["files"]) / added,
         opening=many["opening"] / world_sizes[1],
-        segment=many["round"] / world_sizes[1],
+        hop=many["round"] / world_sizes[1],
         world_sizes=world_sizes,
     )
 
@@ -150,7 +150,7 @@ def _measure_journal(scratch_dir: Path, records: int) -> tuple[float, float]:
 
 
 def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float, float]:
-    """Measures what rank 0 does alone: seconds and bytes for a prediction."""
+    """Measures the steps of rank 0 alone: seconds and bytes per prediction."""
     from dist_eval.metrics.computing import Totals, compute_metrics
     from dist_eval.runs.saved_predictions import write_predictions
     from dist_eval.statistics import metric_intervals
@@ -172,7 +172,7 @@ def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float
         write_predictions(scratch_dir / "predictions.parquet", predictions)
     row_bytes = sum(column.nbytes for column in vars(predictions).values()) / rows
     growth = max(phase.peak for phase in meter.phases.values()) - meter.phases["sorting"].before
-    # as they arrive, they are there once more
+    # while being gathered, predictions are in memory twice
     return {name: phase.seconds / rows for name, phase in meter.phases.items()}, row_bytes, growth / rows + row_bytes
 
 

@@ -1,4 +1,4 @@
-"""What each rank of `benchmarks.capacity` does: it opens the process group and exchanges parts as a combination does.
+"""The program of each rank of `benchmarks.capacity`: opens the process group and gathers parts as a run does.
 
     python -m benchmarks.capacity_rank RANKS FOLDER
 
@@ -24,7 +24,7 @@ _TIMEOUT, _ROUNDS = 120.0, 10
 
 
 def work(folder: Path) -> None:
-    """Measures; rank 0 writes what it saw."""
+    """Runs the measurements; rank 0 writes the results."""
     die_with_parent()
     torch.set_num_threads(1)
     topology, part = Topology.from_environment(), bytes(collectives._BYTES_OF_A_RANK)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.chaos`: is anything lost when ranks, servers and whole runs are killed?
 
-A seeded schedule kills and stops what takes part in a run, which is started again, each time on another number of
-ranks, until it is complete. Its predictions must be those of an undisturbed run, to the last byte. Then it is measured
-how soon a run goes on after servers were killed.
+A seeded schedule kills and stops the processes of a run, which is restarted, each time on another number of ranks,
+until it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the time is measured
+until a run resumes after servers were killed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.program import BenchmarkError, run_program
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
 
-QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run go on?"
+QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run resume?"
 SOONEST = "seconds without a finished batch"
 KILLED, RETURNED = "a server is killed, another one has its blocks", "the only server comes back, from when it is ready"
 _BAR_SECONDS = 5.0
@@ -40,20 +40,20 @@ _TOKEN_BUDGET = 400
 """Small, so that there are hundreds of batches."""
 _REPEATED, _QUICK_REPEATED = 24, 3
 _STEP = 0.015
-"""Share of the batches that have to be finished before the next event."""
+"""Share of the batches to finish before the next event."""
 _ORPHANS_SECONDS = 30.0
-_FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _PATIENCE = 6.0, 10.0, 10.0, 400.0
+_FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _TIMEOUT = 6.0, 10.0, 10.0, 400.0
 _OTHER_ERRORS_SHOWN = 3
 
 
 class Run:
-    """A run that is started again and again in the same folder.
+    """A run that is restarted in the same folder until it is complete.
 
     Args:
-        dataset: what it evaluates.
-        output: its folder.
+        dataset: the dataset file.
+        output: the run's folder.
         scratch_dir: folder for temporary files and logs.
-        peers: addresses of the swarm; without any, the model runs in the ranks themselves.
+        peers: addresses of the swarm; if empty, the model runs in the ranks themselves.
     """
 
     def __init__(self, dataset: Path, output: Path, scratch_dir: Path, peers: list[str]) -> None:
@@ -63,12 +63,12 @@ class Run:
         self._arguments = [
             *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
             *("--dataset", str(dataset), "--output", str(output), "--token-budget", str(_TOKEN_BUDGET)),
-            *("--swarm-timeout", str(_PATIENCE), "--stop-grace", "5", *where),
+            *("--swarm-timeout", str(_TIMEOUT), "--stop-grace", "5", *where),
         ]
         self.agent: subprocess.Popen[bytes] | None = None
 
     def start(self, world_size: int) -> subprocess.Popen[bytes]:
-        """Starts it (again)."""
+        """Starts or restarts the run."""
         self.starts += 1
         with (self._scratch_dir / f"start-{self.starts}.log").open("wb") as log:
             self.agent = subprocess.Popen(
@@ -81,9 +81,9 @@ class Run:
         return self.agent
 
     def wait(self) -> int:
-        """Waits for its end, and a little for that of all processes that it has started; kills and counts the rest."""
+        """Waits for the end of the run and, briefly, of its child processes; kills and counts the remaining ones."""
         assert self.agent is not None
-        status = self.agent.wait(_PATIENCE)
+        status = self.agent.wait(_TIMEOUT)
         deadline = time.monotonic() + _ORPHANS_SECONDS
         while (late := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -116,11 +116,11 @@ class Run:
         return sum(path.stat().st_size for path in (self.output / "journal").glob("*.batches"))
 
     def results(self) -> dict[str, Any]:
-        """Returns what `results.json` holds."""
+        """Returns the content of `results.json`."""
         return json.loads((self.output / "results.json").read_text(encoding="utf-8"))
 
-    def last_words(self) -> str:
-        """Returns what the latest start said about its end."""
+    def last_message(self) -> str:
+        """Returns the final message of the latest start."""
         lines = (self._scratch_dir / f"start-{self.starts}.log").read_text(errors="replace").splitlines()
         return next((line for line in lines if line.startswith("dist_eval: ")), "nothing")[:300]
 
@@ -130,12 +130,12 @@ class Run:
 
 
 class Chaos:
-    """Events that happen to a run and its swarm.
+    """The events that disturb a run and its swarm.
 
     Args:
-        run: it.
-        swarm: it.
-        generator: of everything that happens by chance.
+        run: the run.
+        swarm: the swarm.
+        generator: source of all randomness.
     """
 
     def __init__(self, run: Run, swarm: PrivateSwarm, generator: random.Random) -> None:
@@ -147,11 +147,11 @@ class Chaos:
             "server killed": self._kill_server,
             "server frozen": self._freeze_server,
             "stopped by SIGTERM": self._terminate,
-            "stopped by a file": self._leave_a_note,
+            "stopped by a file": self._create_stop_file,
         }
 
     def thaw(self, *, at_once: bool = False) -> None:
-        """Lets a frozen server go on, if it has been frozen for long enough."""
+        """Resumes a frozen server, if it has been frozen for long enough."""
         if self._frozen and (at_once or time.monotonic() > self._frozen[1]):
             with suppress(ProcessLookupError):
                 os.killpg(self._frozen[0], signal.SIGCONT)
@@ -175,7 +175,7 @@ class Chaos:
         self._run.agent.terminate()
         return True
 
-    def _leave_a_note(self) -> bool:
+    def _create_stop_file(self) -> bool:
         (self._run.output / "STOP").touch()
         return True
 
@@ -195,11 +195,11 @@ class Chaos:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets everything happen, then measures how soon a run goes on.
+    """Disturbs runs, then measures how soon a run resumes.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
     count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)
@@ -207,7 +207,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     undisturbed = Run(dataset, scratch_dir / "undisturbed", scratch_dir, peers=[])
     undisturbed.start(2)
     if undisturbed.wait():
-        raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_words()}")
+        raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_message()}")
     with replicated_swarm(scratch_dir) as swarm:
         for round_number in range(1 if options.quick else options.rounds):
             run = Run(dataset, scratch_dir / f"disturbed-{round_number}", scratch_dir, swarm.initial_peers)
@@ -226,7 +226,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
 
 def write_rows(path: Path, times: int) -> Path:
-    """Writes the embedded test data so many times over."""
+    """Writes the embedded test data, repeated a number of times."""
     header, *rows = demo.TEST_DATA.read_text(encoding="utf-8").splitlines()
     path.write_text("\n".join([header, *rows * times]) + "\n", encoding="utf-8")
     return path
@@ -234,7 +234,7 @@ def write_rows(path: Path, times: int) -> Path:
 
 @contextmanager
 def replicated_swarm(scratch_dir: Path) -> Iterator[PrivateSwarm]:
-    """Opens a swarm of servers that hold all blocks each."""
+    """Opens a swarm of servers that each hold all blocks."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)
@@ -246,13 +246,13 @@ def replicated_swarm(scratch_dir: Path) -> Iterator[PrivateSwarm]:
 
 
 def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int, whole: int) -> Counter[str]:
-    """Lets events happen to a run until there were enough of them and it is complete.
+    """Disturbs a run until a number of events have occurred and it is complete.
 
     Args:
-        run: it.
-        swarm: what it uses.
-        generator: of everything that happens by chance.
-        count: how many events.
+        run: the run.
+        swarm: its swarm.
+        generator: source of all randomness.
+        count: number of events.
         whole: bytes of a complete journal.
 
     Returns:
@@ -286,7 +286,7 @@ def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int,
                         raise BenchmarkError(f"the run was over before {', '.join(names)}: give fewer --events")
                     break
                 if run.results()["status"] == "failed":
-                    others.append(run.last_words())
+                    others.append(run.last_message())
                 world_size = generator.choice([size for size in _WORLD_SIZES if size != world_size])
                 tally["restarts on another number of ranks"] += 1
                 run.start(world_size)
@@ -318,7 +318,7 @@ def judge(report: Report, run: Run, undisturbed: Run, tally: Counter[str]) -> No
 
 
 def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
-    """Measures how long nothing gets done after servers were killed.
+    """Measures how long a run makes no progress after servers were killed.
 
     Returns:
         Seconds after one of two replicas was killed, and seconds after the only server was ready again.
@@ -335,9 +335,9 @@ def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
     restart(swarm, 0)
     wait_until_up(swarm, 0)
     ready = time.monotonic()
-    wait_for(lambda: run.journal_size() > size or agent.poll() is not None, "the run to go on")
+    wait_for(lambda: run.journal_size() > size or agent.poll() is not None, "the run to resume")
     if run.journal_size() == size:
-        raise BenchmarkError(f"the run ended too soon: {run.last_words()}")
+        raise BenchmarkError(f"the run ended too soon: {run.last_message()}")
     seconds = time.monotonic() - ready
     agent.kill()
     run.wait()
@@ -346,7 +346,7 @@ def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
 
 
 def restart(swarm: PrivateSwarm, number: int) -> None:
-    """Starts a killed server again."""
+    """Restarts a killed server."""
     (swarm.folder / f"server-{number}.log").write_bytes(b"")  # see `wait_until_up`
     swarm.start_server(number)
 
@@ -378,20 +378,20 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
     """Polls a condition.
 
     Raises:
-        BenchmarkError: it did not come true in a long time.
+        BenchmarkError: the condition was not met before the timeout.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"waited in vain for {what}")
+            raise BenchmarkError(f"timed out after {_TIMEOUT:g} s waiting for {what}")
         time.sleep(0.05)
 
 
 def main() -> None:
     """Runs the command line."""
     parser = harness.parser("chaos", QUESTION, rounds=1)
-    parser.add_argument("--events", type=int, default=24, help="what happens to the run, at least (default 24)")
-    parser.add_argument("--seed", type=int, default=0, help="of the schedule (default 0)")
+    parser.add_argument("--events", type=int, default=24, help="minimum number of events (default 24)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the schedule (default 0)")
     options = parser.parse_args()
     run_program(lambda scratch_dir: measure(options, scratch_dir))
 

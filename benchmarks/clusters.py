@@ -1,7 +1,7 @@
-"""Whether intervals hold what they promise where examples come in groups, as sentences of a document do.
+"""Coverage of intervals for clustered examples, such as the sentences of a document.
 
-A part of `python -m benchmarks.intervals`. Each group has a difficulty of its own, so that its examples are right or
-wrong together; whole groups are drawn again and again from a population whose metrics are known.
+A part of `python -m benchmarks.intervals`. The difficulty varies between groups, so that the predictions within a group
+are correlated; samples of whole groups are drawn from a population whose metrics are known.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ QUESTION = "How many of the 95% intervals contain the truth where examples come 
 OURS = "(dist_eval)"
 _ACCURACY, _CORRELATION, _GROUP_SIZE = 0.85, 0.3, 10
 _TRUTH = {"accuracy": _ACCURACY, "f1_macro": _ACCURACY, "mcc": 2 * _ACCURACY - 1}
-"""Of two even classes that are mistaken for each other equally often."""
+"""For two balanced classes with symmetric errors."""
 
 _RESAMPLES, _ENOUGH_GROUPS = 1_999, 50
 
 
 def cover_groups(options: argparse.Namespace, groups: Sequence[int], simulations: int) -> harness.Report:
-    """Counts the intervals that contain the truth, of examples drawn one by one and of groups drawn whole."""
+    """Measures the coverage of intervals from resampling examples and from resampling whole groups."""
     report = harness.Report("intervals-groups", QUESTION, unit="%", options=options)
     for count in groups:
         group = f"{count} groups of {_GROUP_SIZE} examples"
@@ -68,7 +68,7 @@ def coverage_of_groups(groups: int, simulations: int) -> dict[str, float]:
             for name, evidence in gather_evidence(statistic, values, resamples=_RESAMPLES, seed=number).items():
                 assert evidence.distribution is not None and evidence.influence is not None
                 defined = evidence.distribution[~np.isnan(evidence.distribution)]
-                # also of fewer groups than `Evidence.interval` speaks of: this shows why it does not
+                # also below the number of groups for which `Evidence.interval` gives an interval: this shows why
                 low, high = bca(defined, evidence.value, evidence.influence, evidence.multiplicity)
                 count(f"{name}: BCa, {kind}", low, high, _TRUTH[name])
     return {name: float(np.mean(found)) for name, found in sorted(hits.items())}

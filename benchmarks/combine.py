@@ -1,8 +1,8 @@
-"""`python -m benchmarks.combine`: what it takes to bring all predictions together, prove them complete and write them.
+"""`python -m benchmarks.combine`: the cost of gathering all predictions, proving them complete and writing them.
 
-Real ranks exchange made-up predictions of two classes over gloo: four under torchrun, and many with small shards.
-Beside the evaluator's own way, in the same processes, stand the two ways that people use: a list of dictionaries
-through all_gather_object, and padded tensors through all_gather.
+Real ranks exchange synthetic predictions of two classes over gloo: four under torchrun, and many with small shards. The
+evaluator's implementation is compared, in the same processes, with the two common ones: a list of dictionaries through
+all_gather_object, and padded tensors through all_gather.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NAMES = {
 }
 _TOGETHER, _ALONE = ("gather", "reduce"), ("proof", "metrics", "parquet")
 _LEAST_GROWTH = 1.0
-"""MiB that count as no growth at all: what allocators do by themselves."""
+"""Growth in MiB that is attributed to the allocator and counts as none."""
 
 _SHARE_OF_MEMORY = 0.6
 
 Measured = dict[str, list[dict[str, Phase]]]
-"""For each way and rank the phases."""
+"""Phases of each rank, by implementation."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is combined.
+    """A case of the benchmark.
 
     Attributes:
-        examples: predictions of all ranks together.
+        examples: number of predictions on all ranks together.
         ranks: number of ranks.
         forked: whether they share their imports (see `benchmarks.combine_rank`).
     """
@@ -52,7 +52,7 @@ class Case:
         return f"{self.examples:,} predictions on {self.ranks} ranks"
 
     def run(self, ways: list[str], scratch_dir: Path) -> Measured:
-        """Lets the ranks combine in each of the ways, once."""
+        """Runs each implementation once."""
         for way in ways:
             (scratch_dir / way).mkdir(exist_ok=True)
         arguments = [str(scratch_dir), str(self.examples), *ways]
@@ -67,7 +67,7 @@ QUICK_CASES = (Case(100_000, 4), Case(800, 8, forked=True))
 
 
 class Reports:
-    """The figures in their three units: seconds, memory, bytes on the way."""
+    """The three reports: seconds, memory, bytes sent."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         make = harness.Report
@@ -89,7 +89,7 @@ class Reports:
         )
 
     def add(self, case: Case, measured: Measured) -> None:
-        """Adds one run of all ways."""
+        """Adds one run of all implementations."""
         group = str(case)
         for way, phases in measured.items():
             name, leader = NAMES[way], phases[0]
@@ -110,7 +110,7 @@ class Reports:
             self.bytes.add(group, name, sent / case.examples, {"sent": sent})
 
     def compare(self, cases: tuple[Case, ...]) -> None:
-        """Compares the ways with each other, and the large case with the small one."""
+        """Compares the implementations with each other, and the large case with the small one."""
         small, large = map(str, cases[:2])
         for case in map(str, cases):
             for way in (DICTIONARIES, TENSORS):
@@ -125,7 +125,7 @@ class Reports:
         if cases[0].ranks != cases[1].ranks:
             return
         growth = f"{NAMES[OURS]}: another rank grows by"
-        bar = None if self.memory.options["quick"] else 1.5  # fewer than fill a round need less
+        bar = None if self.memory.options["quick"] else 1.5  # an incomplete round needs less
         self.memory.compare(f"{growth}, {large} / {small}", (large, growth), (small, growth), bar=bar, at_most=True)
 
     def finish(self) -> None:
@@ -139,7 +139,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     reports, cases = Reports(options), QUICK_CASES if options.quick else CASES
     needed_for_each = 0.0
@@ -170,7 +170,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
 
 def memory_of_dictionaries(measured: Measured) -> int:
-    """Returns the bytes that the way with dictionaries needs on all ranks together, beyond those of ours."""
+    """Returns the bytes that dictionaries need on all ranks together, in excess of our implementation."""
     needed = 0
     for ours, theirs in zip(measured[OURS], measured[DICTIONARIES], strict=True):
         needed += max(0, theirs["gather"].peak - ours["gather"].before)

@@ -1,10 +1,10 @@
-"""What each rank of `benchmarks.combine` does: it makes up its share of predictions and combines it with the others'.
+"""The program of each rank of `benchmarks.combine`: generates its share of predictions and gathers all of them.
 
     torchrun --nproc_per_node=4 -m benchmarks.combine_rank FOLDER EXAMPLES WAY...
     python -m benchmarks.combine_rank --forked 64 FOLDER EXAMPLES WAY...
 
-The second form forks the ranks of torchrun's agent from one process that has imported everything: so they share what
-would be 300 MB for each of them, and 64 fit into the memory of a small machine.
+The second form forks the ranks of torchrun's agent from one process that has imported everything: they share
+what would be 300 MB for each of them, so that 64 fit into the memory of a small machine.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dist_eval.runs.saved_predictions import write_predictions
 LABELS = ("negative", "positive")
 _TIMEOUT = 600.0
 _STRIDE = 2_654_435_761
-"""A prime: multiplied by it, positions come in an order that looks like chance, as after sorting by length."""
+"""A prime by which positions are multiplied for a pseudo-random order, as after sorting by length."""
 
 _C_LIBRARY = ctypes.CDLL(None)
 
 
 def share_of(rank: int, world_size: int, examples: int) -> Predictions:
-    """Makes this rank's predictions up; all ranks together have each of the positions 0..examples-1 once."""
+    """Generates this rank's predictions; all ranks together have each of the positions 0..examples-1 once."""
     index = np.arange(rank, examples, world_size, dtype=np.int64) * _STRIDE % examples
     generator = np.random.default_rng(rank)
     logits = generator.normal(size=(len(index), len(LABELS))).astype(np.float32)
@@ -46,7 +46,7 @@ def share_of(rank: int, world_size: int, examples: int) -> Predictions:
 
 
 def with_dist_eval(local: Predictions, examples: int, meter: Meter, folder: Path) -> None:
-    """The way of the evaluator, from a rank's predictions to the file."""
+    """The evaluator's implementation, from a rank's predictions to the file."""
     everything = _measured(meter, "gather", lambda: gather_predictions(local))
     totals = _measured(meter, "reduce", lambda: sum_over_ranks(Totals.of(local)))
     if not dist.get_rank():
@@ -60,7 +60,7 @@ def with_dist_eval(local: Predictions, examples: int, meter: Meter, folder: Path
 
 
 def with_dictionaries(local: Predictions, examples: int, meter: Meter, folder: Path) -> None:
-    """The way of most scripts: a list with a dictionary for each prediction, gathered as it is."""
+    """Common in scripts: a list with a dictionary for each prediction, through all_gather_object."""
     columns = (local.index.tolist(), local.label.tolist(), local.logits.tolist(), local.loss.tolist())
     records = [
         {"index": index, "label": label, "logits": logits, "loss": loss}
@@ -83,7 +83,7 @@ def with_dictionaries(local: Predictions, examples: int, meter: Meter, folder: P
 
 
 def with_tensors(local: Predictions, examples: int, meter: Meter, folder: Path) -> None:
-    """The way of the trainers: tensors, padded to the longest rank's, gathered as they are."""
+    """Common in trainers: tensors, padded to the length of the longest rank's, through all_gather."""
     tensors = [torch.from_numpy(column) for column in vars(local).values()]
 
     def gather() -> Predictions | None:
@@ -111,7 +111,7 @@ WAYS: dict[str, Callable[[Predictions, int, Meter, Path], None]] = {
 
 
 def _measured(meter: Meter, name: str, exchange: Callable[[], Any]) -> Any:
-    """Measures an exchange that all ranks begin together."""
+    """Measures an exchange that all ranks start at the same time."""
     all_gather("ready")
     with meter.phase(name):
         return exchange()
@@ -123,11 +123,11 @@ def _require_all(predictions: Predictions | None, examples: int) -> None:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Combines in each of the ways, the most frugal one first, and writes what this rank measured."""
+    """Runs each implementation, in ascending order of memory, and writes this rank's measurements."""
     die_with_parent()
     torch.set_num_threads(1)
     topology = Topology.from_environment()
-    if topology.is_leader:  # before anything is measured: importing takes its time and memory whatever is combined
+    if topology.is_leader:  # before measuring: the cost of imports does not depend on the implementation
         from pyarrow import parquet  # noqa: F401
         from sklearn import metrics  # noqa: F401
     local = share_of(topology.rank, topology.world_size, options.examples)
@@ -136,7 +136,7 @@ def work(options: argparse.Namespace) -> None:
             meter, folder = Meter(), options.folder / way
             WAYS[way](local, options.examples, meter, folder)
             meter.write(folder, topology.rank)
-            # what the next way needs is to be seen, though the allocator would have kept it from this one
+            # returns freed memory to the system, so that the growth of the next one is visible
             gc.collect()
             _C_LIBRARY.malloc_trim(0)
 

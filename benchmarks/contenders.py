@@ -1,6 +1,6 @@
-"""Who competes: dist_eval as users start it, and what people use today, each in processes of its own.
+"""The contenders: dist_eval as users start it, and common alternatives, each in separate processes.
 
-A benchmark opens a swarm, sets a `Stage` on it, and lets contenders run there one after the other, so that each has the
+A benchmark opens a swarm, creates a `Stage` on it, and runs contenders one after the other, so that each has the
 machine and the same swarm to itself.
 """
 
@@ -29,7 +29,7 @@ _LOG_LINES_SHOWN = 15
 
 
 class ContenderError(BenchmarkError):
-    """A contender failed; the message has its last words."""
+    """A contender failed; the message contains the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Contender:
     """One way to evaluate, with its settings.
 
     Attributes:
-        name: how the report calls it.
+        name: name in the report.
         module: `dist_eval`, or a module of `benchmarks.alternatives`.
-        ranks: its processes.
+        ranks: number of processes.
         batch_size: examples in a batch, for the alternatives.
         max_length: tokens that every text is padded to, for the alternatives; None pads by batch.
         options: further options of dist_eval.
-        every: classify only one row in so many; for what is slow, as rates are compared.
-        threads: threads that each process computes with.
+        every: classify only every n-th row, for slow alternatives; rates are compared.
+        threads: threads of each process.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Contender:
 
 
 def libraries(every: int) -> tuple[Contender, ...]:
-    """Returns what Hugging Face's libraries offer, each with batches of 32 and of 64.
+    """Returns the contenders of Hugging Face's libraries, each with batches of 32 and of 64.
 
     Args:
         every: see `Contender`.
@@ -75,12 +75,12 @@ def libraries(every: int) -> tuple[Contender, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contender did once.
+    """The outcome of one run of a contender.
 
     Attributes:
-        seconds: of its evaluation loop, on the slowest rank.
-        predictions: class of each row that it had, in their order.
-        facts: of dist_eval, its `results.json`.
+        seconds: duration of the evaluation loop, on the slowest rank.
+        predictions: predicted class of each of its rows, in order.
+        facts: content of `results.json`, for dist_eval.
     """
 
     seconds: float
@@ -95,13 +95,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where contenders run.
+    """The environment in which contenders run.
 
     Attributes:
         model: the base model and the tuned checkpoint.
-        corpus: what they classify.
+        corpus: the sentences to classify.
         peers: addresses of the swarm.
-        folder: for their files.
+        folder: folder for temporary files.
     """
 
     model: Model
@@ -110,7 +110,7 @@ class Stage:
     folder: Path
 
     def run(self, contender: Contender) -> Outcome:
-        """Lets a contender run once.
+        """Runs a contender once.
 
         Raises:
             ContenderError: it failed.
@@ -122,12 +122,12 @@ class Stage:
 
 
 def run_round(report: Report, group: str, stage: Stage, contenders: Sequence[Contender]) -> dict[str, Outcome]:
-    """Lets contenders run one after the other and adds their rates to the report.
+    """Runs contenders one after the other and adds their rates to the report.
 
-    The first one must classify all rows: with its predictions those of the others are compared.
+    The first one must classify all rows: its predictions are the reference for the others.
 
     Returns:
-        What they did, by name.
+        Their outcomes, by name.
 
     Raises:
         ContenderError: one failed.
@@ -153,7 +153,7 @@ def run_round(report: Report, group: str, stage: Stage, contenders: Sequence[Con
 
 
 def note_agreement(report: Report, contenders: Sequence[Contender]) -> None:
-    """Says in the report how far the contenders agree, and what they were given."""
+    """Adds notes on the agreement of the contenders' predictions, and on the rows that they classified."""
     shares = {
         name: min(details["equal_predictions"] for series in report.series.values() if series.name == name
                   for details in series.details)
@@ -171,7 +171,7 @@ def note_agreement(report: Report, contenders: Sequence[Contender]) -> None:
 
 
 def describe_plan(outcome: Outcome) -> str:
-    """Says in how many batches dist_eval sent the rows, and how much of that was padding."""
+    """Returns a sentence on the number of batches that dist_eval sent, and on the share of padding."""
     plan = outcome.facts["plan"]
     return (
         f"dist_eval sent {plan['batches']} batches of together {plan['padded_tokens']} tokens, "
@@ -210,7 +210,7 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
 
 
 def _start(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
-    """Runs `python ARGUMENTS` to its end, on several ranks under torchrun."""
+    """Runs `python ARGUMENTS` to completion, under torchrun if it has several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={contender.ranks}"]
     command = [sys.executable, *(launcher if torchrun or contender.ranks > 1 else []), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": str(contender.threads), "TMPDIR": str(folder)}

@@ -1,8 +1,8 @@
 """`python -m benchmarks.cost`: where the processor time of an evaluation goes, on a swarm and without one.
 
 The same batches are classified by a swarm of two servers on this host and by one process. The processor seconds of
-every process of both are read from the system and put down to the part it plays. On cores that all parts share, what is
-no computing bounds the share of the local speed that a swarm can reach.
+every process of both are read from the system and attributed to its role. On cores that all roles share, the overhead
+besides computing limits the share of the local speed that a swarm can reach.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.hosting import swarm_of
-from benchmarks.load import drive, made_up_batches, made_up_checkpoint
+from benchmarks.load import drive, random_batches, random_checkpoint
 from benchmarks.models import MEDIUM, PROMPT_TOKENS, SMALL, TINY, WIDE, Model, Size, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
@@ -39,7 +39,7 @@ _TEXT_TOKENS, _BUDGET, _TIMEOUT = 25, 1024, 120.0
 
 
 def processor_seconds(swarm: PrivateSwarm) -> dict[str, float]:
-    """Returns the processor seconds of a swarm's servers and of this process so far, by the part that they play."""
+    """Returns the processor seconds of a swarm's servers and of this process so far, by role."""
     seconds = {**dict.fromkeys(PARTS, 0.0), CLIENT: _seconds_of(psutil.Process())}
     for server in swarm.servers:
         computing = psutil.Process(server.pid)
@@ -65,11 +65,11 @@ def _seconds_of(process: psutil.Process) -> float:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets a swarm and one process classify the same batches, in rounds.
+    """Classifies the same batches on a swarm and in one process, in rounds.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
@@ -103,8 +103,8 @@ def _round(report: harness.Report, group: str, swarm: PrivateSwarm, model: Model
     from dist_eval.swarm.client import join_swarm
 
     config = AutoConfig.from_pretrained(model.base)
-    tuned = made_up_checkpoint(config, PROMPT_TOKENS)
-    batches = made_up_batches(
+    tuned = random_checkpoint(config, PROMPT_TOKENS)
+    batches = random_batches(
         count, budget=_BUDGET, length=_TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS, vocabulary=config.vocab_size
     )
     threads = torch.get_num_threads()

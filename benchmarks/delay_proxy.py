@@ -1,8 +1,8 @@
-"""A wide-area network on one machine: TCP connections that take a set time in each direction, whatever they carry.
+"""Emulates a wide-area network on one machine: TCP connections with a fixed delay in each direction.
 
-`DelayProxy` starts a process (`python -m benchmarks.delay_proxy`) that passes bytes on after half a round trip, without
-limiting how many. It reads the delay in seconds from stdin, and says "ready" whenever it has taken notice. Only what is
-sent through a connection is late: that it is accepted at once does not matter to connections that last.
+`DelayProxy` starts a process (`python -m benchmarks.delay_proxy`) that forwards bytes after half a round trip, without
+limiting the bandwidth. It reads the delay in seconds from stdin, and prints "ready" when a new delay is in effect. Only
+data are delayed: connections are accepted at once, which does not matter if they are long-lived.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dist_eval.process.lifetime import die_with_parent
 
 _READY = b"ready\n"
 _ROOT = Path(__file__).parents[1]
-_NOTHING_MORE = b""
+_EOF = b""
 _CLOSE_SECONDS, _POLL_SECONDS = 0.05, 0.1
 
 
@@ -33,18 +33,18 @@ class DelayProxy:
     """A proxy process, used as a context manager; it ends with the process that started it.
 
     Args:
-        router: for each port to listen on, the port of the same host to connect to. Until that is open,
+        routes: for each port to listen on, the port of the same host to connect to. Until that is open,
             connections are refused.
-        host: where both ports are.
+        host: the host of all ports.
     """
 
-    def __init__(self, router: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
-        self.router, self.host = list(router), host
+    def __init__(self, routes: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
+        self.routes, self.host = list(routes), host
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DelayProxy:
         command = [sys.executable, "-m", "benchmarks.delay_proxy", "--host", self.host]
-        command += [f"{listen}:{target}" for listen, target in self.router]
+        command += [f"{listen}:{target}" for listen, target in self.routes]
         self._process = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -59,12 +59,12 @@ class DelayProxy:
             self._process.communicate()
 
     def set_round_trip(self, seconds: float) -> None:
-        """Sets how long a request and its answer spend on the way, half of it in each direction.
+        """Sets the round-trip time, half of which is the delay in each direction.
 
-        Returns when the proxy has taken notice: what it gets from now on is delayed so.
+        Returns when the new delay is in effect for all data received from then on.
 
         Raises:
-            OSError: the proxy has ended; its reason stands on stderr.
+            OSError: the proxy has ended; the reason is on stderr.
         """
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -77,38 +77,38 @@ class DelayProxy:
 
 @dataclass
 class _Delay:
-    """How long data spend on the way in each direction."""
+    """The delay in each direction."""
 
     seconds: float = 0.0
 
 
-class _Side(asyncio.Protocol):
-    """One end of a proxied connection: what it receives, its partner sends on later.
+class _Endpoint(asyncio.Protocol):
+    """One end of a proxied connection: its partner forwards the received data after the delay.
 
-    No limit is put on what is under way: the programs at both ends have their own flow control.
+    The amount of data in flight is not limited: the programs at both ends have their own flow control.
     """
 
     def __init__(self, delay: _Delay) -> None:
         self.delay = delay
-        self.partner: _Side | None = None
+        self.partner: _Endpoint | None = None
         self._transport: asyncio.Transport | None = None
-        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._in_flight: deque[tuple[float, bytes]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_all = self._said_all = False
+        self._eof_received = self._eof_sent = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by descent
-        self._deliver()  # what came in while this end was being connected
+        self._transport = cast(asyncio.Transport, transport)  # those of uvloop are not subclasses
+        self._deliver()  # data received while this end was connecting
 
     def data_received(self, data: bytes) -> None:
         if self.partner is not None:
             self.partner.send_later(data)
 
     def eof_received(self) -> bool:
-        self._heard_all = True
+        self._eof_received = True
         if self.partner is not None:
-            self.partner.send_later(_NOTHING_MORE)
-        return not self._said_all  # the other direction stays open
+            self.partner.send_later(_EOF)
+        return not self._eof_sent  # the other direction stays open
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
@@ -118,12 +118,12 @@ class _Side(asyncio.Protocol):
 
     def send_later(self, data: bytes) -> None:
         """Sends data, or the end of the stream, once it is due."""
-        self._under_way.append((time.monotonic() + self.delay.seconds, data))
+        self._in_flight.append((time.monotonic() + self.delay.seconds, data))
         if self._timer is None:
             self._deliver()
 
     def close_later(self) -> None:
-        """Closes this end once its partner's last words are through."""
+        """Closes this end after the last data of its partner were forwarded."""
         asyncio.get_running_loop().call_later(self.delay.seconds + _CLOSE_SECONDS, self.close)
 
     def close(self) -> None:
@@ -131,10 +131,10 @@ class _Side(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _say_all(self) -> None:
+    def _send_eof(self) -> None:
         assert self._transport is not None
-        self._said_all = True
-        if self._heard_all:
+        self._eof_sent = True
+        if self._eof_received:
             self._transport.close()
         else:
             self._transport.write_eof()
@@ -144,17 +144,17 @@ class _Side(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         now = time.monotonic()
-        while self._under_way and self._under_way[0][0] <= now:
-            _, data = self._under_way.popleft()
+        while self._in_flight and self._in_flight[0][0] <= now:
+            _, data = self._in_flight.popleft()
             if data:
                 self._transport.write(data)
             else:
-                self._say_all()
-        if self._under_way:  # one timer for each direction, however many pieces are under way
-            self._timer = asyncio.get_running_loop().call_later(self._under_way[0][0] - now, self._deliver)
+                self._send_eof()
+        if self._in_flight:  # one timer for each direction, however many chunks are in flight
+            self._timer = asyncio.get_running_loop().call_later(self._in_flight[0][0] - now, self._deliver)
 
 
-class _Orders(asyncio.Protocol):
+class _DelayReader(asyncio.Protocol):
     """Lines on stdin, each with the seconds of delay in a direction."""
 
     def __init__(self, delay: _Delay) -> None:
@@ -169,12 +169,12 @@ class _Orders(asyncio.Protocol):
             sys.stdout.flush()
 
 
-async def _serve(host: str, router: Sequence[tuple[int, int]]) -> None:
-    """Serves all routes; the ports are taken at once, so that one that is in use shows before anything else starts."""
-    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in router]
-    await asyncio.get_running_loop().connect_read_pipe(lambda: _Orders(delay), sys.stdin)
+async def _serve(host: str, routes: Sequence[tuple[int, int]]) -> None:
+    """Serves all routes; ports are bound first, so that a port in use fails before anything else starts."""
+    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in routes]
+    await asyncio.get_running_loop().connect_read_pipe(lambda: _DelayReader(delay), sys.stdin)
     await asyncio.gather(
-        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, router, strict=True))
+        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, routes, strict=True))
     )
 
 
@@ -189,14 +189,14 @@ async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target
     loop = asyncio.get_running_loop()
     connecting: set[asyncio.Task[None]] = set()
 
-    def accept() -> _Side:
-        near, far = _Side(delay), _Side(delay)
+    def accept() -> _Endpoint:
+        near, far = _Endpoint(delay), _Endpoint(delay)
         near.partner, far.partner = far, near
 
         async def connect() -> None:
             try:
                 await loop.create_connection(lambda: far, host, target)
-            except OSError:  # nobody listens there any more: for whoever asked, the connection ends
+            except OSError:  # nothing listens there any more: closes the client's connection
                 near.close()
 
         task = loop.create_task(connect())
@@ -204,7 +204,7 @@ async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target
         task.add_done_callback(connecting.discard)
         return near
 
-    while not await _is_open(host, target):  # until then connections are refused here too, as they would be there
+    while not await _is_open(host, target):  # until then connections are refused, as by the target itself
         await asyncio.sleep(_POLL_SECONDS)
     server = await loop.create_server(accept, sock=listener)
     await server.serve_forever()
@@ -237,7 +237,7 @@ def main() -> None:
         uvloop.install()
     except ImportError:
         pass
-    asyncio.run(_serve(arguments.host, arguments.router))
+    asyncio.run(_serve(arguments.host, arguments.routes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.eval_batch`: `PetalsPipeline.eval_batch` beside DeepSpeed's.
+"""`python -m benchmarks.eval_batch`: `PetalsPipeline.eval_batch` compared with DeepSpeed's.
 
 The same model, micro-batches and loss go through DeepSpeed's `PipelineEngine` with two stages, each a process with one
 thread (gloo, on the CPU), and through a swarm of two servers with one thread each. Where DeepSpeed is not installed
@@ -27,15 +27,15 @@ QUESTION = "How many examples per second does eval_batch evaluate, on a swarm an
 DEEPSPEED, OURS, ONE_BY_ONE = "DeepSpeed, 2 stages", "dist_eval, 2 servers", "dist_eval, one at a time"
 _ROWS, _LENGTH, _BUDGET = 24, 25, 1024
 _TOLERANCE = 1e-4
-"""Largest difference of logits, which are of the order of 1; the ways add up in different orders."""
+"""Tolerance for logits, which are of the order of 1: the implementations sum in different orders."""
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets all ways evaluate the same micro-batches, in rounds.
+    """Runs all implementations on the same micro-batches, in rounds.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("eval_batch", QUESTION, unit="examples/s", options=options)
     size, count = (TINY, 4) if options.quick else (SMALL, options.micro_batches)
@@ -68,7 +68,7 @@ def task_of(model: Model, scratch_dir: Path, count: int, peers: list[str]) -> Ta
 
     generator, path = torch.Generator().manual_seed(1), scratch_dir / "micro-batches.safetensors"
     config = AutoConfig.from_pretrained(model.base)
-    words = config.pad_token_id + 1, config.vocab_size  # at the end of a text padding would be no part of it
+    words = config.pad_token_id + 1, config.vocab_size  # a trailing padding id would not count as text
     save_file(
         {
             "input_ids": torch.randint(*words, (count, _ROWS, _LENGTH), generator=generator),
@@ -80,7 +80,7 @@ def task_of(model: Model, scratch_dir: Path, count: int, peers: list[str]) -> Ta
 
 
 def run(name: str, task: Task, scratch_dir: Path) -> Outcome:
-    """Lets one way evaluate the micro-batches, in processes of its own."""
+    """Runs one implementation on the micro-batches, in separate processes."""
     asked, answered = scratch_dir / "task.json", scratch_dir / "outcome.json"
     asked.write_text(json.dumps(asdict(task)), encoding="utf-8")
     way, launcher = ("deepspeed", ranks.torchrun(STAGES)) if name == DEEPSPEED else ("petals", [])
@@ -89,10 +89,10 @@ def run(name: str, task: Task, scratch_dir: Path) -> Outcome:
 
 
 def require_equal(outcomes: dict[str, Outcome]) -> float:
-    """Returns the largest difference between the ways' logits and losses.
+    """Returns the largest difference between the implementations' logits and losses.
 
     Raises:
-        BenchmarkError: it is too large: they did not compute the same.
+        BenchmarkError: it exceeds the tolerance.
     """
     figures = {
         name: torch.tensor([one.loss, *one.losses, *itertools.chain.from_iterable(one.logits)])
@@ -100,7 +100,7 @@ def require_equal(outcomes: dict[str, Outcome]) -> float:
     }
     largest = max(float((values - figures[OURS]).abs().max()) for values in figures.values())
     if not largest <= _TOLERANCE:
-        raise BenchmarkError(f"The ways differ by {largest:.1e} in a logit or a loss; they should compute the same.")
+        raise BenchmarkError(f"The implementations differ by {largest:.1e} in a logit or a loss; they should agree.")
     return largest
 
 

@@ -1,4 +1,4 @@
-"""Run by `benchmarks.eval_batch`: evaluates the same micro-batches by one way and writes what came out.
+"""Run by `benchmarks.eval_batch`: evaluates micro-batches with one implementation and writes the outcome.
 
 torchrun --nproc_per_node=2 -m benchmarks.eval_batch_worker deepspeed TASK.json RESULT.json
 python -m benchmarks.eval_batch_worker petals TASK.json RESULT.json
@@ -28,7 +28,7 @@ LOSS = nn.CrossEntropyLoss()
 
 @dataclass(frozen=True)
 class Task:
-    """What is evaluated.
+    """The task of an implementation.
 
     Attributes:
         base: folder of the base model.
@@ -36,8 +36,8 @@ class Task:
         micro_batches: file with `input_ids`, int64 of shape [micro-batches, rows, length], and `labels`, int64 of shape
             [micro-batches, rows]; DeepSpeed takes micro-batches of one shape only.
         initial_peers: addresses of the swarm.
-        dht_prefix: name under which it announces the model.
-        in_flight: micro-batches under way at a time on the swarm; by itself if not set.
+        dht_prefix: name under which the swarm announces the model.
+        in_flight: micro-batches in flight on the swarm; None for an adaptive number.
     """
 
     base: str
@@ -50,13 +50,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a way found.
+    """The outcome of an implementation.
 
     Attributes:
-        seconds: of one `eval_batch` over all micro-batches, after another one that sets up what is set up once.
-        loss: the averaged loss.
-        losses: that of each micro-batch.
-        logits: of the last micro-batch, [rows][labels]; DeepSpeed returns no others.
+        seconds: duration of one `eval_batch` over all micro-batches, after a warm-up.
+        loss: the mean loss.
+        losses: the loss of each micro-batch.
+        logits: logits of the last micro-batch, [rows][labels]; DeepSpeed returns no others.
     """
 
     seconds: float
@@ -69,7 +69,7 @@ def with_deepspeed(task: Task) -> Outcome | None:
     """DeepSpeed's own `PipelineEngine`, a stage in each process.
 
     Returns:
-        What the last stage found; None in the others.
+        The outcome in the last stage; None in the others.
     """
     os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     import deepspeed
@@ -175,7 +175,7 @@ def _layers(task: Task) -> list[nn.Module]:
 
 
 def main() -> None:
-    """Runs one way and ends the process."""
+    """Runs one implementation and ends the process."""
     die_with_parent()
     silence_libraries()
     way, asked, answered = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""What all benchmarks share: their options, the figures they collect, the table, the JSON file and the picture."""
+"""Common parts of all benchmarks: options, collected figures, the table, the JSON file and the PNG figure."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def parser(name: str, question: str, *, rounds: int) -> argparse.ArgumentParser:
 
     Args:
         name: the benchmark's name, also that of its default folder under `runs/benchmarks`.
-        question: the question that it answers, in one sentence.
-        rounds: how often everything is measured, unless `--rounds` or `--quick` says otherwise.
+        question: the question that the benchmark answers, in one sentence.
+        rounds: default number of rounds, unless `--rounds` or `--quick` is given.
     """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=question)
-    parser.add_argument("--quick", action="store_true", help="small and short: shows that it works, not how fast it is")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"measure everything this often (default {rounds})")
+    parser.add_argument("--quick", action="store_true", help="small and short: a smoke test, not a measurement")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of rounds (default {rounds})")
     parser.add_argument("--output", type=Path, default=Path("runs/benchmarks") / name, help="folder for JSON and PNG")
     return parser
 
 
 @dataclass
 class Series:
-    """What was measured of one alternative.
+    """The measurements of one alternative.
 
     Attributes:
-        group: the circumstances, such as "hidden 256, loopback"; only alternatives of one group are compared.
+        group: the conditions, such as "hidden 256, loopback"; only alternatives of one group are compared.
         name: the alternative.
-        values: one figure a round.
-        details: anything else worth keeping, for the JSON file.
+        values: one figure per round.
+        details: further data of each round, for the JSON file.
     """
 
     group: str
@@ -51,21 +51,21 @@ class Series:
 
     @property
     def median(self) -> float:
-        """The middle figure."""
+        """The median of the figures."""
         return statistics.median(self.values)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A ratio between two alternatives, and the least that it should be.
+    """A ratio between two alternatives, and its required bound.
 
     Attributes:
-        claim: what is claimed, in words.
+        claim: description of the ratio.
         ratio: median over the rounds of the ratio within a round.
         lowest: smallest ratio in a round.
         highest: largest ratio in a round.
-        bar: the least (or, if `at_most`, the most) that the ratio should be, or None.
-        at_most: whether the bar is a ceiling.
+        bar: the lower bound (or, if `at_most`, the upper bound) that is required, or None.
+        at_most: whether the bar is an upper bound.
     """
 
     claim: str
@@ -88,9 +88,9 @@ class Report:
 
     Args:
         name: the benchmark's name.
-        question: the question that it answers.
+        question: the question that the benchmark answers.
         unit: unit of the figures, such as "examples/s".
-        options: how it was called; kept in the JSON file.
+        options: the command line, which is recorded in the JSON file.
         more_is_better: whether larger figures are better.
     """
 
@@ -127,22 +127,22 @@ class Report:
         """Divides the first alternative's figures by the second's, round by round.
 
         Args:
-            claim: what the ratio means.
+            claim: description of the ratio.
             first: group and name of an alternative.
-            second: group and name of another, or several of them, of which each round's best counts.
-            bar: the least that the ratio should be.
-            at_most: the bar is the most instead.
+            second: group and name of another one, or of several, of which the best of each round counts.
+            bar: the required lower bound of the ratio.
+            at_most: the bar is an upper bound instead.
         """
         others = [second] if isinstance(second[0], str) else list(second)
         best: Callable[..., float] = max if self.more_is_better else min
         rows = zip(self.series[first].values, *(self.series[other].values for other in others), strict=True)  # type: ignore[index]
-        ratios = [parser / best(theirs) for parser, *theirs in rows]
+        ratios = [value / best(other_values) for value, *other_values in rows]
         self.comparisons.append(
             Comparison(claim, statistics.median(ratios), min(ratios), max(ratios), bar=bar, at_most=at_most)
         )
 
     def bound(self, claim: str, values: Sequence[float], bar: float | None = None) -> None:
-        """Adds a figure of each round, and the most that it should be."""
+        """Adds a figure of each round, and its required upper bound."""
         self.comparisons.append(
             Comparison(claim, statistics.median(values), min(values), max(values), bar=bar, at_most=True)
         )
@@ -218,7 +218,7 @@ class Report:
 
 
 def environment() -> dict[str, Any]:
-    """Returns what the figures depend on besides the code."""
+    """Returns the environment, on which the figures depend besides the code."""
     return {
         "python": platform.python_version(),
         "cpu": _cpu(),

@@ -1,4 +1,4 @@
-"""Swarms for the benchmarks: servers with one thread each, near or far away."""
+"""Swarms for the benchmarks: servers with one thread each, with or without network delay."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def swarm_of(
     """Opens a swarm of servers with one thread each and waits until all blocks are served.
 
     Args:
-        model: what it serves.
-        scratch_dir: this process' folder.
-        servers: how many.
+        model: the model to serve.
+        scratch_dir: folder for temporary files.
+        servers: number of servers.
         ports: see `PrivateSwarm`.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
@@ -52,15 +52,15 @@ def swarm_of(
 
 @contextmanager
 def distant_swarm_of(model: Model, scratch_dir: Path, *, servers: int = 2) -> Iterator[tuple[PrivateSwarm, DelayProxy]]:
-    """Opens the same behind a delay proxy, through which all traffic to its servers goes, also that between them.
+    """Opens such a swarm behind a delay proxy, which forwards all traffic to its servers, also between them.
 
     Args:
-        model: what it serves.
-        scratch_dir: this process' folder.
-        servers: how many.
+        model: the model to serve.
+        scratch_dir: folder for temporary files.
+        servers: number of servers.
 
     Yields:
-        The swarm, and the proxy, which does not delay anything yet.
+        The swarm, and the proxy, whose delay is still 0.
     """
     ports = free_ports(_HOST, 2 * servers)
     pairs = list(zip(ports[:servers], ports[servers:], strict=True))

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.intervals`: whether intervals hold what they promise, how fast they are, what comparisons find.
+"""`python -m benchmarks.intervals`: coverage and speed of confidence intervals, and power of paired comparisons.
 
-Four questions, four reports. Coverage: data are drawn again and again from populations whose metrics are known, and
-the intervals that contain them are counted; also where examples come in groups (see `clusters`). Speed: the same
-resampling as by `scipy.stats.bootstrap`, in one process. Power: two models, one of which is right more often by 2
-points, are compared again and again, beside what theory says of McNemar's test.
+Four reports. Coverage: the share of intervals that contain the true value, for samples from populations with known
+metrics, and the same for clustered examples (see `clusters`). Speed: the same resampling as `scipy.stats.bootstrap`, in
+one process. Power: how often comparisons find a difference of 2 points in accuracy, next to the theoretical power of
+McNemar's test.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.metrics import statistics_of
 
 COVERAGE = "How many of the 95% intervals contain the truth?"
-SPEED = "How many resamples does it take a second?"
+SPEED = "How many resamples are computed per second?"
 POWER = "How often is a difference between two models found, at the level of 5%?"
 METRICS = ("f1_macro", "mcc")
-_LEVEL, _RESAMPLES = 0.05, 1_999
+_ALPHA, _RESAMPLES = 0.05, 1_999
 _ACCURACIES = np.linspace(0.5, 0.99, 99)
 
 
 @dataclass(frozen=True)
 class Population:
-    """Where data come from.
+    """A joint distribution of true and predicted classes.
 
     Attributes:
-        name: what it is called.
-        cells: how likely each true (row) and predicted class (column) is, float64 of shape [classes, classes].
+        name: name in the report.
+        cells: probability of each true (row) and predicted class (column), float64 of shape [classes, classes].
     """
 
     name: str
@@ -48,7 +48,7 @@ class Population:
 
     @classmethod
     def of(cls, shares: Sequence[float], recalls: Sequence[float]) -> Population:
-        """Makes one from the classes' shares and recalls; mistakes go to the other classes by their shares."""
+        """Builds a population from the classes' shares and recalls; errors are distributed by the shares."""
         cells = np.tile(np.asarray(shares), (len(shares), 1))
         np.fill_diagonal(cells, 0)
         cells *= ((1 - np.asarray(recalls)) * shares / cells.sum(axis=1))[:, np.newaxis]
@@ -75,7 +75,7 @@ POPULATIONS = (
 
 
 def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -> harness.Report:
-    """Counts the intervals that contain the truth."""
+    """Measures the coverage of intervals."""
     report = harness.Report("intervals", COVERAGE, unit="%", options=options)
     for population in POPULATIONS:
         for examples in sizes:
@@ -91,7 +91,7 @@ def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -
         group = f"accuracies from {_ACCURACIES[0]:g} to {_ACCURACIES[-1]:g}, n = {examples:,}"
         for name, one in (("mean", np.mean(exact)), ("lowest", min(exact)), ("highest", max(exact))):
             report.add(group, f"Wilson, {name} {OURS}", float(one))
-    error = 100 * float(np.sqrt(_LEVEL * (1 - _LEVEL) / simulations))
+    error = 100 * float(np.sqrt(_ALPHA * (1 - _ALPHA) / simulations))
     report.note(
         "Wilson's coverage is computed exactly; hits are whole numbers, so it jumps with the accuracy. Each other "
         f"figure rests on {simulations:,} samples, which leaves a standard error of {error:.2f} points, and each "
@@ -127,7 +127,7 @@ def coverage_of(population: Population, examples: int, simulations: int) -> dict
 
 
 def exact_coverage(accuracy: float, examples: int) -> float:
-    """Computes how often Wilson's interval contains an accuracy: by all numbers of hits, and how likely they are."""
+    """Computes the exact coverage of Wilson's interval, by summing over the binomial distribution."""
     from scipy.stats import binom
 
     hits = np.arange(examples + 1)
@@ -144,10 +144,10 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     """Resamples the same predictions with dist_eval and with SciPy."""
     report = harness.Report("intervals-speed", SPEED, unit="resamples/s", options=options)
     group = f"{examples:,} examples, 2 classes"
-    predictions = made_up(examples)
+    predictions = synthetic(examples)
     confusion, losses, *_, areas = statistics_of(predictions)
     few = 20 if options.quick else 200
-    by_scipy("f1_macro", predictions, 1)  # what is imported and set up once
+    by_scipy("f1_macro", predictions, 1)  # warm-up
     for _ in range(rounds):
         for name, statistic, resamples in (
             ("f1_macro", confusion, 50 * few),
@@ -169,8 +169,8 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
     return report
 
 
-def made_up(examples: int) -> Predictions:
-    """Makes predictions of two classes that are mostly right."""
+def synthetic(examples: int) -> Predictions:
+    """Generates predictions of two classes that are mostly correct."""
     generator = np.random.default_rng(0)
     label = generator.integers(2, size=examples)
     logits = generator.normal(size=(examples, 2))
@@ -179,7 +179,7 @@ def made_up(examples: int) -> Predictions:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Returns how long a call takes."""
+    """Returns the duration of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -224,7 +224,7 @@ def by_scipy(name: str, predictions: Predictions, resamples: int) -> None:
 
 
 def find(options: argparse.Namespace, examples: int, simulations: int) -> harness.Report:
-    """Counts how often a comparison finds a difference of 2 points, and of none."""
+    """Measures how often a comparison rejects for a difference of 2 points, and for none."""
     report = harness.Report("intervals-power", POWER, unit="%", options=options)
     for differing in (0.04, 0.06, 0.1):
         for points in (2.0, 0.0):
@@ -250,7 +250,7 @@ _RIGHT_OF_BOTH = 0.9
 
 
 def power_found(examples: int, better: float, worse: float, simulations: int) -> dict[str, float]:
-    """Returns how often the tests reject, for models that differ in these shares of the population."""
+    """Returns the rejection rates of the tests, for models that differ on these shares of the population."""
     generator = np.random.default_rng(examples)
     both = _RIGHT_OF_BOTH - (better + worse) / 2
     outcomes = np.array([both, worse, better, 1 - both - better - worse])
@@ -258,7 +258,7 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
     for number in range(simulations):
         counts = generator.multinomial(examples, outcomes)
         first, second = np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
-        rejected[_MCNEMAR].append(mcnemar(first, second).p_value <= _LEVEL)
+        rejected[_MCNEMAR].append(mcnemar(first, second).p_value <= _ALPHA)
         units = Units.alike(first.astype(np.int64), second.astype(np.int64))
         pair = [Sums(units, right[np.newaxis].astype(np.float64), _hits) for right in (first, second)]
         value = float(second.sum() - first.sum())
@@ -266,7 +266,7 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
             "accuracy"
         ]
         p_value = evidence.p_value()
-        rejected[_BOOTSTRAP].append(p_value is not None and p_value <= _LEVEL)
+        rejected[_BOOTSTRAP].append(p_value is not None and p_value <= _ALPHA)
     return {name: float(np.mean(found)) for name, found in rejected.items()}
 
 
@@ -275,13 +275,13 @@ def _hits(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def power_of_mcnemar(examples: int, better: float, worse: float) -> float:
-    """Computes how likely the exact McNemar test is to reject.
+    """Computes the power of the exact McNemar test.
 
     R. J. Connor (1987), "Sample size for testing differences in proportions for the paired-sample design", Biometrics
-    43, 207-211: the number of differing examples is binomial, and given it, the number that favours one model is.
+    43, 207-211: the number of discordant examples is binomial, and so is, given it, the number in favour of one model.
 
     Args:
-        examples: their number.
+        examples: number of examples.
         better: share of the population that only the second model gets right.
         worse: share that only the first model gets right.
     """
@@ -289,19 +289,19 @@ def power_of_mcnemar(examples: int, better: float, worse: float) -> float:
 
     differing = np.arange(1, examples + 1)
     # the largest count of the rarer side that the test rejects; the quantile may be one too large
-    critical = binom.ppf(_LEVEL / 2, differing, 0.5)
-    critical -= binom.cdf(critical, differing, 0.5) > _LEVEL / 2
+    critical = binom.ppf(_ALPHA / 2, differing, 0.5)
+    critical -= binom.cdf(critical, differing, 0.5) > _ALPHA / 2
     share = better / (better + worse)
     rejects = binom.cdf(critical, differing, share) + binom.sf(differing - critical - 1, differing, share)
     return float((binom.pmf(differing, examples, better + worse) * rejects).sum())
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Answers the questions.
+    """Produces all reports.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     if options.quick:
         reports = [

@@ -1,4 +1,4 @@
-"""Made-up requests, for questions that have nothing to do with the text: batches of random tokens."""
+"""Synthetic requests for measurements that do not depend on the text: batches of random tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Load:
-    """What a run of requests did.
+    """The totals of a series of requests.
 
     Attributes:
-        seconds: from the first request to the last answer.
-        examples: texts that were classified.
-        tokens: that were sent, prompts included.
+        seconds: time from the first request to the last answer.
+        examples: number of classified texts.
+        tokens: number of tokens sent, including prompts.
     """
 
     seconds: float
@@ -31,8 +31,8 @@ class Load:
     tokens: int
 
 
-def made_up_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
-    """Makes deep prompts and a head of two labels for any base model; they are random and of no other use."""
+def random_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
+    """Builds random deep prompts and a head with two labels for a base model."""
     generator = torch.Generator().manual_seed(0)
     hidden, layers = config.hidden_size, config.num_hidden_layers
     return TunedCheckpoint(
@@ -44,15 +44,15 @@ def made_up_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
     )
 
 
-def made_up_batches(count: int, *, budget: int, length: int, prompt_tokens: int, vocabulary: int) -> list[Batch]:
-    """Makes batches of random token ids that fill a token budget.
+def random_batches(count: int, *, budget: int, length: int, prompt_tokens: int, vocabulary: int) -> list[Batch]:
+    """Builds batches of random token ids that fill a token budget.
 
     Args:
         count: number of batches.
-        budget: tokens in a batch, prompts included.
+        budget: maximum number of tokens in a batch, including prompts.
         length: tokens of a text.
-        prompt_tokens: tokens in front of each text.
-        vocabulary: ids are below this.
+        prompt_tokens: tokens before each text.
+        vocabulary: size of the vocabulary.
     """
     generator = torch.Generator().manual_seed(1)
     rows = max(1, budget // (length + prompt_tokens))
@@ -69,18 +69,18 @@ def drive(
     retries: Callable[[], int] = lambda: 0,
     seconds: float = float("inf"),
 ) -> Load:
-    """Sends batches, a window of them at a time.
+    """Sends batches with a limited number in flight.
 
     Args:
         classify: sends one batch and waits for its answer.
-        batches: all that may be sent.
-        window: how many may be under way.
-        prompt_tokens: tokens that go in front of each text.
-        retries: requests repeated so far.
-        seconds: after this time no further batch is sent.
+        batches: the batches to send.
+        window: limits the number in flight.
+        prompt_tokens: tokens before each text.
+        retries: returns the number of retries so far.
+        seconds: time after which no further batch is sent.
     """
     start, waiting, examples, tokens = time.monotonic(), list(reversed(batches)), 0, 0
-    under_way: dict[Future[float], Batch] = {}
+    in_flight: dict[Future[float], Batch] = {}
 
     def one(batch: Batch) -> float:
         sent = time.monotonic()
@@ -89,13 +89,13 @@ def drive(
 
     with ThreadPoolExecutor(window.largest) as pool:
         while True:
-            while waiting and len(under_way) < window.size and time.monotonic() - start < seconds:
+            while waiting and len(in_flight) < window.size and time.monotonic() - start < seconds:
                 batch = waiting.pop()
-                under_way[pool.submit(one, batch)] = batch
-            if not under_way:
+                in_flight[pool.submit(one, batch)] = batch
+            if not in_flight:
                 return Load(time.monotonic() - start, examples, tokens)
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                ids, _ = under_way.pop(future)
+            for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                ids, _ = in_flight.pop(future)
                 window.finished(future.result(), retries())
                 examples += ids.shape[0]
                 tokens += ids.shape[0] * (ids.shape[1] + prompt_tokens)

@@ -1,4 +1,4 @@
-"""Base models and tuned checkpoints to measure with: random weights, a real tokenizer, predictions of both classes."""
+"""Base models and tuned checkpoints for benchmarks: random weights, a trained tokenizer, balanced predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"
 PROMPT_TOKENS = 16
 _VOCABULARY, _POSITIONS, _HEAD_WIDTH = 4000, 512, 64
 _SPREAD = 0.06
-"""Standard deviation of the weights: wide enough that the last token's state depends on the whole sentence."""
+"""Standard deviation of the weights: large enough that the last token's state depends on the whole sentence."""
 
 _CENTERED_ON = 128
 
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def dht_prefix(self) -> str:
-        """Name under which a swarm announces it, the one that dist_eval expects."""
+        """Name under which a swarm announces the model, as dist_eval expects it."""
         return self.base.name
 
 
@@ -66,8 +66,8 @@ def make_model(folder: Path, size: Size, sentences: Sequence[str]) -> Model:
 
     Args:
         folder: an existing folder.
-        size: of the base model.
-        sentences: what the tokenizer is trained on, and whose predictions are balanced.
+        size: size of the base model.
+        sentences: training text of the tokenizer; the predictions for it are balanced.
     """
     model = Model(size, folder / f"base-{size}", folder / f"tuned-{size}")
     tokenizer = train_tokenizer(sentences)
@@ -77,7 +77,7 @@ def make_model(folder: Path, size: Size, sentences: Sequence[str]) -> Model:
 
 
 def train_tokenizer(sentences: Sequence[str]) -> Any:
-    """Trains a byte-pair encoding with 4000 tokens, so that sentences have about as many tokens as usual.
+    """Trains a byte-pair encoding with 4000 tokens, so that sentences have a realistic number of tokens.
 
     Returns:
         A `transformers.PreTrainedTokenizerFast` that puts `<s>` in front of a text and pads on the right.
@@ -145,7 +145,7 @@ def _write_tuned(model: Model, tokenizer: Any, sentences: Sequence[str]) -> None
     states = classifier.backbone.hidden_states(encoded["input_ids"], draft.prompts, draft.deep_prompts)
     last = PROMPT_TOKENS + encoded["attention_mask"].sum(dim=1) - 1
     pooled = classifier.backbone.final_norm(states[torch.arange(len(states)), last])
-    # what all sentences have in common must not decide, or every sentence would get the same class
+    # projects out the mean state of all sentences, or all would get the same class
     common = torch.nn.functional.normalize(pooled.mean(dim=0), dim=0)
     direction = torch.randn(hidden, generator=generator)
     direction -= (direction @ common) * common

@@ -1,8 +1,7 @@
-"""A small base model that has learned something: a Llama pretrained on labelled sentences.
+"""A small pretrained base model: a Llama trained on labelled sentences.
 
-It learns as a language model, on each sentence followed by a token for its label, so that what the label depends on
-comes to be in the last token's state, from where prompts and a head can read it. It sees the sentences that it is given
-and nothing else.
+It is trained as a language model on each sentence followed by a token for its label, so that the last token's state
+contains the information that prompts and a head need. It is trained on the given sentences only.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from benchmarks.text import Corpus
 _LABELS = ("<negative>", "<positive>")
 _POSITIONS, _HEAD_WIDTH, _BATCH = 512, 32, 32
 _RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 100.0
-_FORGOTTEN = 0.2
-"""Share of the words that are hidden in each epoch: without it the sentences are learned by heart."""
+_MASKED = 0.2
+"""Share of tokens that are masked in each epoch: without it the model memorizes the sentences."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a base model is pretrained.
+    """Hyperparameters of the pretraining.
 
     Attributes:
-        size: of the model.
-        epochs: how often the sentences are gone through.
+        size: size of the model.
+        epochs: number of passes over the sentences.
     """
 
     size: Size
@@ -43,9 +42,9 @@ def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
     """Pretrains a base model and saves it with its tokenizer.
 
     Args:
-        folder: made if it does not exist.
+        folder: created if it does not exist.
         corpus: labelled sentences.
-        recipe: how.
+        recipe: the hyperparameters.
     """
     torch.manual_seed(SEED)
     generator = np.random.default_rng(SEED)
@@ -62,7 +61,7 @@ def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
         for chosen in _batches([len(text) for text in texts], generator):
             rows = [[*texts[i], ends[corpus.labels[i]]] for i in chosen]
             ids, lengths = _padded(rows, tokenizer.convert_tokens_to_ids(PAD))
-            hidden = torch.from_numpy(generator.random(ids.shape) < _FORGOTTEN)
+            hidden = torch.from_numpy(generator.random(ids.shape) < _MASKED)
             hidden[:, 0] = False
             logits = model(input_ids=ids.masked_fill(hidden, unknown)).logits[:, :-1]
             losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -99,7 +98,7 @@ def _new_model(size: Size, tokenizer: Any) -> Any:
 
 
 def _batches(lengths: list[int], generator: np.random.Generator) -> list[np.ndarray]:
-    """Deals texts into batches of about equal length, in an order that is drawn anew."""
+    """Groups texts of similar length into batches, in random order."""
     order = generator.permutation(len(lengths))
     order = order[np.argsort(np.asarray(lengths)[order], kind="stable")]
     batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]

@@ -1,4 +1,4 @@
-"""A benchmark as a program: it has a folder that goes with it, and ends what it started, also on Ctrl-C."""
+"""Runs a benchmark as a program: with a temporary folder, and with cleanup of its processes, also on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INTERRUPTED = 130
 
 
 class BenchmarkError(Exception):
-    """A benchmark cannot go on; the message is for a person."""
+    """A benchmark cannot continue; the message is shown to the user."""
 
 
 def run_program(measure: Callable[[Path], None]) -> NoReturn:
-    """Runs a benchmark as a program: in a workspace, ended in good order also by Ctrl-C.
+    """Runs a benchmark as a program, in a workspace, and shuts it down gracefully on Ctrl-C.
 
     Args:
-        measure: the benchmark; gets the workspace.
+        measure: the benchmark, which is called with the workspace.
     """
     silence_libraries()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -51,7 +51,7 @@ def run_program(measure: Callable[[Path], None]) -> NoReturn:
 
 
 def _share_bytecode(scratch_dir: Path) -> None:
-    """Lets the many processes of a benchmark compile the libraries once, where bytecode is not kept beside them."""
+    """Shares compiled bytecode between the processes of a benchmark, if writing it is disabled."""
     if sys.dont_write_bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(scratch_dir / "bytecode")

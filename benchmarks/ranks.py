@@ -1,4 +1,4 @@
-"""Ranks that measure themselves: how a benchmark starts them, and how each notes its seconds, bytes and memory."""
+"""Ranks that measure themselves: starting them, and recording seconds, bytes and memory of each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase of one rank took.
+    """The measurements of one phase of one rank.
 
     Attributes:
-        seconds: its time.
+        seconds: duration.
         sent: bytes written, which for an exchange are the bytes sent to other ranks.
-        peak: most bytes of memory that were resident in it, what is mapped from files included.
-        before: bytes that were resident when it began.
+        peak: peak resident memory in bytes, including memory-mapped files.
+        before: resident memory in bytes at the start.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class Phase:
 
     @property
     def growth(self) -> int:
-        """Bytes by which memory grew, at most, beyond what the rank held before."""
+        """Maximum growth of the resident memory in bytes."""
         return self.peak - self.before
 
 
@@ -47,7 +47,7 @@ class Meter:
     """Measures the phases of this process.
 
     Attributes:
-        phases: what each took, by name.
+        phases: the measurements by name of the phase.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measures what happens within the context."""
+        """Measures the body of the context."""
         self._peak = self.peak()
         _forget_peak()
         before, sent, start = _memory("VmRSS"), _written(), time.perf_counter()
@@ -65,12 +65,12 @@ class Meter:
         finally:
             seconds = time.perf_counter() - start
             peak = _memory("VmHWM")
-            self._peak = max(self._peak, peak)  # the system counts in steps: asked later, it may say less
+            self._peak = max(self._peak, peak)  # the kernel updates its counters lazily: a later value may be smaller
             self.phases[name] = Phase(seconds, _written() - sent, peak, before)
 
     @contextmanager
     def calls(self, name: str) -> Iterator[None]:
-        """Adds up the time of what happens often, within another phase."""
+        """Sums the time of repeated calls within another phase."""
         start = time.perf_counter()
         try:
             yield
@@ -79,22 +79,22 @@ class Meter:
             self.phases[name] = replace(known, seconds=known.seconds + time.perf_counter() - start)
 
     def peak(self) -> int:
-        """Returns the most bytes of memory that were resident since the process began, also between phases."""
+        """Returns the peak resident memory in bytes since the process started, also between phases."""
         return max(self._peak, _memory("VmHWM"))
 
     def write(self, folder: Path, rank: int) -> None:
-        """Writes what `read_ranks` reads."""
+        """Writes the measurements for `read_ranks`."""
         content = {"peak": self.peak(), "phases": {name: asdict(phase) for name, phase in self.phases.items()}}
         (folder / f"rank-{rank}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank measured.
+    """The measurements of a rank.
 
     Attributes:
-        peak: most bytes of memory that were resident.
-        phases: what each took, by name.
+        peak: peak resident memory in bytes.
+        phases: the measurements by name of the phase.
     """
 
     peak: int
@@ -102,7 +102,7 @@ class Rank:
 
 
 def read_ranks(folder: Path, ranks: int) -> list[Rank]:
-    """Reads what each rank's meter wrote, in the order of the ranks."""
+    """Reads the measurements of all ranks, in their order."""
     contents = [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
     return [
         Rank(content["peak"], {name: Phase(**phase) for name, phase in content["phases"].items()})
@@ -111,7 +111,7 @@ def read_ranks(folder: Path, ranks: int) -> list[Rank]:
 
 
 def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
-    """Runs a Python program to its end.
+    """Runs a Python program to completion.
 
     Args:
         command: arguments of the interpreter.
@@ -119,10 +119,10 @@ def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
         **variables: further environment variables.
 
     Returns:
-        What the program printed.
+        The program's standard output.
 
     Raises:
-        BenchmarkError: the program failed; the message has its last words.
+        BenchmarkError: the program failed; the message contains the end of its stderr.
     """
     process = subprocess.Popen(
         [sys.executable, *command],
@@ -157,7 +157,7 @@ def _memory(field: str) -> int:
 
 
 def _forget_peak() -> None:
-    """Lets the kernel's count of the most memory begin anew, where it can; else it is that since the start."""
+    """Resets the kernel's peak memory counter, if permitted; else it remains the peak since the start."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

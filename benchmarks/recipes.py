@@ -1,7 +1,7 @@
-"""`python -m benchmarks.recipes`: how far off the well-known recipes for evaluation on several processes are.
+"""`python -m benchmarks.recipes`: the errors of common recipes for evaluation on several processes.
 
-Real ranks under torchrun evaluate the same made-up predictions of three classes, one of them rare, by each recipe and
-by `dist_eval.evaluate`; what the figures should be is known.
+Real ranks under torchrun evaluate the same synthetic predictions of three classes, one of them rare, by each recipe and
+by `dist_eval.evaluate`; the true metrics are known.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ EXAMPLES, RANKS = 1003, (1, 2, 4, 8)
 QUICK_RANKS = (1, 3)
 _POINTS = 100.0
 ROUNDING = 1e-10
-"""In points: what the last bit of a sum may make."""
+"""Tolerance for rounding errors, in points."""
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets all recipes evaluate on each number of ranks; each round has predictions of its own.
+    """Runs all recipes on each number of ranks, with different predictions in each round.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("recipes", QUESTION, unit="points off", options=options, more_is_better=False)
     errors: list[float] = []
@@ -46,7 +46,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
                     errors += [off] if name == OURS else []
     report.bound("dist_eval: the largest error of all", [max(errors)], bar=ROUNDING)
     report.note(
-        f"{EXAMPLES} made-up predictions of three classes (80, 15 and 5 % of them), in batches of 32. One point is "
+        f"{EXAMPLES} synthetic predictions of three classes (80, 15 and 5 % of them), in batches of 32. One point is "
         "0.01 of macro F1."
     )
     report.finish()

@@ -1,9 +1,9 @@
-"""What each rank of `benchmarks.recipes` does: it evaluates the same predictions by every recipe.
+"""The program of each rank of `benchmarks.recipes`: evaluates the same predictions by every recipe.
 
     torchrun --nproc_per_node=3 -m benchmarks.recipes_rank FILE EXAMPLES SEED
 
-The predictions are made up, and known to every rank: so each recipe gets its shard of them as it would from a model,
-and the true figures are known. Rank 0 writes to FILE what each recipe makes of them.
+The predictions are synthetic and known to every rank: each recipe gets its shard as it would from a model, and the true
+metrics are known. Rank 0 writes the result of each recipe to FILE.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from dist_eval import evaluate
 
 SHARES = (0.8, 0.15, 0.05)
-"""Of the classes: most data have rare ones."""
+"""Shares of the classes; most datasets have rare ones."""
 
 ORDERS = ("shuffled", "sorted by class")
 BATCH = 32
 
 
 class Examples(Dataset[dict[str, torch.Tensor]]):
-    """Made-up logits and labels.
+    """Synthetic logits and labels.
 
     Args:
-        count: how many.
+        count: number of examples.
         seed: equal seeds give equal examples.
         order: one of `ORDERS`; files are often written class by class.
     """
@@ -77,14 +77,14 @@ def macro_f1(label: torch.Tensor, prediction: torch.Tensor) -> float:
 
 
 def mean_over_ranks(value: float) -> float:
-    """Averages one number of each rank, all ranks weighing the same."""
+    """Averages one number of each rank, with equal weights."""
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return float(total / dist.get_world_size())
 
 
 def sampled(examples: Examples, model: Known) -> Batches:
-    """Evaluates this rank's batches as a `DistributedSampler` deals them, with its repeats."""
+    """Evaluates this rank's batches from a `DistributedSampler`, including repeated examples."""
     loader = DataLoader(examples, BATCH, sampler=DistributedSampler(examples, shuffle=False))
     return [(batch["labels"], model(batch["input_ids"]).logits.argmax(1)) for batch in loader]
 
@@ -106,7 +106,7 @@ def averaging_batches(examples: Examples, model: Known) -> float:
 
 
 def counting_repeats(examples: Examples, model: Known) -> float:
-    """Gathers what the sampler has dealt, with what it repeats to give all ranks equally many."""
+    """Gathers all examples of the sampler, including those that it repeats as padding."""
     gathered = [torch.cat(gather_equal(column)) for column in joined(sampled(examples, model))]
     return macro_f1(gathered[0], gathered[1])
 
@@ -119,7 +119,7 @@ def gather_equal(column: torch.Tensor) -> list[torch.Tensor]:
 
 
 def dealt(examples: Examples) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Deals whole batches, so that some ranks have more: returns labels, predictions, and how many each rank has."""
+    """Assigns whole batches to ranks; returns this rank's labels and predictions, and the count of each rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     batches = torch.arange(len(examples)) // BATCH
     counts = [int((batches % world_size == other).sum()) for other in range(world_size)]
@@ -128,14 +128,14 @@ def dealt(examples: Examples) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
 
 
 def truncating(examples: Examples, model: Known) -> float:
-    """Gathers as much of each rank as the shortest one has, because all_gather takes tensors of one shape only."""
+    """Truncates each rank to the shortest one, because all_gather requires tensors of equal shape."""
     label, prediction, counts = dealt(examples)
     gathered = [torch.cat(gather_equal(column[: min(counts)].contiguous())) for column in (label, prediction)]
     return macro_f1(gathered[0], gathered[1]) if len(gathered[0]) else 0.0
 
 
 def padding(examples: Examples, model: Known) -> float:
-    """Pads each rank with zeros to the longest one, gathers, and forgets to take them out: they are hits of class 0."""
+    """Pads each rank with zeros to the longest one and counts the padding, as correct predictions of class 0."""
     label, prediction, counts = dealt(examples)
     gathered = []
     for column in (label, prediction):

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.routing`: what a slow replica costs, with Petals' choice of servers and with dist_eval's.
+"""`python -m benchmarks.routing`: the cost of a slow replica, with Petals' choice of servers and with dist_eval's.
 
-Two servers hold all blocks. One of them is held up: its process is stopped four fifths of the time, so that it computes
-five times more slowly, while its connections stay open. The same requests then go through the swarm in three ways.
+Two servers hold all blocks. One of them is throttled: its process is stopped four fifths of the time, so that it is
+five times slower, while its connections stay open. The same requests are then sent through the swarm in several ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.load import Load, drive, made_up_batches, made_up_checkpoint
+from benchmarks.load import Load, drive, random_batches, random_checkpoint
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
@@ -43,7 +43,7 @@ _TIMEOUT, _POLL_SECONDS = 120.0, 0.2
 
 
 class ByLength(Router):
-    """Petals' rule: at random, by the number of blocks that a server holds."""
+    """Petals' rule: random, weighted by the number of blocks that a server holds."""
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """See `Router.next_segment`."""
@@ -53,7 +53,7 @@ class ByLength(Router):
 
 
 class Only(Router):
-    """Uses one server alone."""
+    """Uses one server only."""
 
     def __init__(self, peer: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Only(Router):
 
 @contextmanager
 def held_up(process: int, slowdown: float) -> Iterator[None]:
-    """Lets a process run for a part of each period only."""
+    """Throttles a process: it runs during a part of each period only."""
     done = threading.Event()
 
     def stop_and_go() -> None:
@@ -86,11 +86,11 @@ def held_up(process: int, slowdown: float) -> Iterator[None]:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Sends the same batches in all ways, in rounds.
+    """Sends the same batches with each routing, in rounds.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
@@ -130,13 +130,13 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
     while min(look_up_coverage(dht, swarm.dht_prefix, blocks, _TIMEOUT).replicas) < len(swarm.servers):
         swarm.require_alive()
         time.sleep(_POLL_SECONDS)
-    tuned = made_up_checkpoint(config, PROMPT_TOKENS)
+    tuned = random_checkpoint(config, PROMPT_TOKENS)
     settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 3}
     classifier = load_on_swarm(str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, **settings)
     backbone = classifier.backbone
     assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
     deep, prompts = tuned.deep_prompts.unsqueeze(1), tuned.prompts
-    batches = made_up_batches(
+    batches = random_batches(
         count, budget=_BUDGET, length=_TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS, vocabulary=config.vocab_size
     )
 

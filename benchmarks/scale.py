@@ -1,7 +1,7 @@
 """`python -m benchmarks.scale`: seconds and memory of a run's steps, from ten thousand rows to a million.
 
-It is the evaluator itself on two ranks under torchrun, from a CSV file to the report, on one host and without a swarm:
-only the forwards are made up, because a million of them would say more of the swarm than of the evaluator.
+It runs the evaluator on two ranks under torchrun, from a CSV file to the report, on one host and without a swarm. Only
+the forward passes are stubs, because a million of them would measure the swarm rather than the evaluator.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     sizes = QUICK_ROWS if options.quick else ROWS
     seconds = harness.Report("scale", QUESTION, unit="s", options=options, more_is_better=False)
@@ -66,7 +66,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     compare(memory, min(sizes), max(sizes))
     seconds.note(corpus.source)
     seconds.note(
-        "A step's seconds are the slowest rank's. The forwards are made up at once: their seconds are those of "
+        "A step's seconds are the slowest rank's. The forwards are stubs: their seconds are those of "
         "reading and padding, and of the journal, which also stands by itself. tokenizing is done by one rank of the "
         "host; proof, metrics (which at any size imports scikit-learn), intervals and parquet by rank 0."
     )
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
 
 def run_once(model: Model, dataset: Path, rows: int, scratch_dir: Path) -> list[Rank]:
-    """Lets the ranks evaluate a dataset, once.
+    """Evaluates a dataset on all ranks, once.
 
     Raises:
         BenchmarkError: the run failed, or not all rows were counted.

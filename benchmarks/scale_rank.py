@@ -1,4 +1,4 @@
-"""What each rank of `benchmarks.scale` does: a run of the evaluator that measures its phases, its forwards made up.
+"""The program of each rank of `benchmarks.scale`: a run that measures its phases, with stubs for forward passes.
 
 torchrun --nproc_per_node=2 -m benchmarks.scale_rank FOLDER [options of dist_eval]
 """
@@ -43,23 +43,23 @@ PHASES = {
     "intervals": (evaluator, "analyse"),
     "parquet": (run_folder, "write_predictions"),
 }
-"""The evaluator's steps, and where it looks each of them up."""
+"""The evaluator's steps, and the attribute to patch for each of them."""
 
 
 class NoBackbone:
-    """In place of a base model: nothing."""
+    """A stub of a base model that does nothing."""
 
     retries = 0
 
     def traffic(self) -> None:
-        """Returns what a local base model does."""
+        """See the local backbone."""
 
     def timelines(self) -> dict[str, Timeline]:
-        """Returns what a local base model does."""
+        """See the local backbone."""
         return {}
 
     def notice(self) -> str:
-        """Returns what a local base model does."""
+        """See the local backbone."""
         return ""
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -69,8 +69,8 @@ class NoBackbone:
         """Does nothing."""
 
 
-class StandIn(Classifier):
-    """In place of a classifier: two logits made up from a text's tokens, at once."""
+class StubClassifier(Classifier):
+    """A stub of a classifier: two logits that are a hash of the text's tokens."""
 
     def __init__(self, tuned: TunedCheckpoint) -> None:
         super().__init__(cast(Backbone, NoBackbone()), tuned)
@@ -81,20 +81,20 @@ class StandIn(Classifier):
         return torch.stack([-score, score], dim=1)
 
 
-def load_stand_in(config: Any, base: Any, tuned: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
-    """Takes the place of `evaluator.load_classifier`."""
-    return StandIn(tuned), None
+def load_stub(config: Any, base: Any, tuned: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
+    """Replaces `evaluator.load_classifier`."""
+    return StubClassifier(tuned), None
 
 
 @contextmanager
 def measured_steps(meter: Meter) -> Iterator[None]:
-    """Within this context the evaluator's steps are measured, and its classifier is the stand-in."""
+    """Measures the evaluator's steps within the context, with the stub as its classifier."""
     with ExitStack() as stack:
         for name, (module, function) in PHASES.items():
             step = getattr(module, function)
             measure = _MEASURES.get(function, _measured)
             stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
-        stack.enter_context(mock.patch.object(evaluator, "load_classifier", load_stand_in))
+        stack.enter_context(mock.patch.object(evaluator, "load_classifier", load_stub))
         yield
 
 

@@ -1,9 +1,8 @@
-"""`python -m benchmarks.scaling`: what further ranks add on a swarm that is far away.
+"""`python -m benchmarks.scaling`: scaling with the number of ranks on a swarm with high latency.
 
-The base model is small on purpose: servers and ranks share the cores of this host, and what is to be seen is whether
-ranks wait for each other, which shows only as long as the way to the servers takes longer than their work. With one
-request in flight for each rank, N ranks should do N times as much; with a window that sizes itself, one rank should
-keep the servers busy alone.
+The base model is small on purpose: servers and ranks share the cores of this host, and whether ranks wait for each
+other is visible only while network latency exceeds computing time. With one request in flight per rank, N ranks should
+have N times the throughput; with an adaptive window, a single rank should keep the servers busy.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ WINDOWS = {"1 request in flight for each rank": ("--in-flight", "1"), "window si
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets dist_eval run on 1, 2, 4 and 8 ranks.
+    """Runs dist_eval on 1, 2, 4 and 8 ranks.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("scaling", QUESTION, unit="examples/s", options=options)
     all_ranks, rows, rounds, windows = list(RANKS), options.rows, options.rounds, list(WINDOWS.items())

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.startup`: how long it takes until the help is there, and until the first forward is sent.
+"""`python -m benchmarks.startup`: the time until the help is shown, and until the first forward pass is sent.
 
-What nobody can avoid is measured beside it, in the same rounds: the start of Python, of torchrun, and a client that
-imports Petals, connects to the same swarm and does nothing else.
+Unavoidable parts are measured in the same rounds: the start of Python and of torchrun, and a client that only imports
+Petals and connects to the same swarm.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROWS = 64
 
 
 class Starts:
-    """Programs that are started on one swarm, and when they had got where.
+    """Starts programs on one swarm and measures the time to certain points.
 
     Args:
         model: the base model and the checkpoint.
@@ -52,7 +52,7 @@ class Starts:
         """Starts clients that only connect, under torchrun if a number of ranks is given.
 
         Returns:
-            Seconds until the last one began and until it was connected, and the CPU seconds of all.
+            Seconds until the last client started and until it was connected, and the CPU seconds of all.
         """
         launcher = [] if world_size is None else ranks.torchrun(world_size)
         start, used = time.time(), _cpu_seconds()
@@ -85,12 +85,12 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = Report("startup", QUESTION, unit="s", options=options, more_is_better=False)
     world_sizes = QUICK_RANKS if options.quick else RANKS
     rounds = 1 if options.quick else options.rounds
-    seconds_of(["-m", "dist_eval", "--help"])  # what is read or compiled for the first time is not measured
+    seconds_of(["-m", "dist_eval", "--help"])  # warm-up: fills the file cache and compiles bytecode
     for _ in range(rounds):
         report.add(_TO_HELP, NOTHING, seconds_of(["-c", "pass"]))
         report.add(_TO_HELP, HELP, seconds_of(["-m", "dist_eval", "--help"]))
@@ -139,7 +139,7 @@ def _compare(report: Report, most: int) -> None:
 
 
 def seconds_of(arguments: Sequence[str]) -> float:
-    """Returns how long a Python program takes from start to end."""
+    """Returns the duration of a Python program."""
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - start
@@ -152,7 +152,7 @@ def _name(what: str, world_size: int | None) -> str:
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU seconds of all children so far that have ended."""
+    """Returns the CPU seconds of all children that have ended so far."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -1,4 +1,4 @@
-"""What every client of a swarm must do: it imports Petals and connects, and writes down when it had done so.
+"""The minimal client of a swarm: imports Petals, connects, and records the time of each step.
 
 python -m benchmarks.startup_client FOLDER PEER...
 """
@@ -20,7 +20,7 @@ from dist_eval.swarm.hivemind_compat import import_petals  # noqa: E402
 
 
 def main() -> None:
-    """Connects, writes the moments, and leaves."""
+    """Connects, writes the times, and disconnects."""
     die_with_parent()
     silence_libraries()
     folder, peers = Path(sys.argv[1]), sys.argv[2:]

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.swarm --model … --initial-peers …`: what a swarm sustains, and which of its servers limit it.
+"""`python -m benchmarks.swarm --model … --initial-peers …`: the throughput of a swarm, and its bottleneck.
 
-Sends made-up requests (random tokens, no data of anyone) of several sizes, with several numbers of them under way, each
-for a set time. Without `--initial-peers` it starts a private swarm of the embedded example's base model.
+Sends synthetic requests (random tokens, no user data) of several sizes, with several numbers of them in flight, each
+for a fixed time. Without `--initial-peers` it starts a private swarm of the embedded example's base model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.load import drive, made_up_batches, made_up_checkpoint
+from benchmarks.load import drive, random_batches, random_checkpoint
 from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.inference.window import Window
@@ -29,7 +29,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     with _peers(options, prefix, blocks) as peers:
         dht = join_swarm(peers, options.swarm_timeout)
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)
-        tuned = made_up_checkpoint(config, prompts)
+        tuned = random_checkpoint(config, prompts)
         classifier = load_on_swarm(options.model, tuned, dht, dht_prefix=prefix, **settings)
         backbone = classifier.backbone
         assert isinstance(backbone, SwarmBackbone)
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         try:
             for _ in range(1 if options.quick else options.rounds):
                 for budget in options.budgets:
-                    batches = made_up_batches(
+                    batches = random_batches(
                         16, budget=budget, length=options.length, prompt_tokens=prompts, vocabulary=config.vocab_size
                     ) * (_MOST_BATCHES // 16)
                     for size in options.windows:
@@ -109,12 +109,12 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
 
 
 def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], router: Router) -> str:
-    """Returns a table of what each server did.
+    """Returns a table of the servers' requests and speeds.
 
     Args:
-        servers: the list `servers` of `SwarmRequests.facts`.
+        servers: the list `servers` of `SwarmRequests.to_dict`.
         spans: the servers' blocks.
-        router: what was measured.
+        router: the router with its measurements.
     """
     blocks = {str(span.peer): span for span in spans}
     speeds = {str(peer): server.seconds_per_work for peer, server in router.servers.items()}
@@ -130,14 +130,14 @@ def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], r
 
 
 def describe_bottleneck(spans: Sequence[Span], router: Router, blocks: int) -> str:
-    """Names the blocks whose servers together pass on the fewest tokens.
+    """Names the blocks whose servers have the lowest total throughput.
 
-    A server's capacity is what it was measured to do through all of its blocks; replicas add up.
+    The capacity of a server is its measured throughput through all of its blocks; replicas add up.
 
     Args:
         spans: the servers' blocks.
-        router: what was measured.
-        blocks: blocks of the model.
+        router: the router with its measurements.
+        blocks: number of blocks of the model.
     """
     capacity = []
     for block in range(blocks):
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="addresses of the swarm")
     parser.add_argument("--dht-prefix", help="name under which the swarm announces the model")
     parser.add_argument("--budgets", type=int, nargs="+", default=[128, 512, 1024], help="tokens in a request")
-    parser.add_argument("--windows", type=int, nargs="+", default=[1, 4, 16, 0], help="requests under way; 0: free")
+    parser.add_argument("--windows", type=int, nargs="+", default=[1, 4, 16, 0], help="requests in flight; 0: adaptive")
     parser.add_argument("--length", type=int, default=32, help="tokens of a text (default 32)")
     parser.add_argument("--prompt-tokens", type=int, default=16, help="deep prompts (default 16)")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement (default 10)")

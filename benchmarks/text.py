@@ -1,4 +1,4 @@
-"""The text that the benchmarks classify: SST-2 where it is at hand, else made-up sentences of the same lengths."""
+"""The text that the benchmarks classify: SST-2 if available, else synthetic sentences of the same lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SST2 = Path(__file__).parents[2] / "shared" / "data" / "sst2"
 _SPLITS = ("test", "validation", "train")
 _WORD_COUNTS = (1, 4, 5, 6, 7, 8, 8, 9, 10, 11, 11, 12, 13, 13, 14, 15, 15, 16, 17, 17, 18,
                 18, 19, 20, 20, 21, 22, 22, 23, 24, 25, 26, 27, 27, 28, 30, 31, 33, 35, 38, 53)  # fmt: skip
-"""Quantiles 0, 2.5, 5, ... 100 % of the words in a sentence of SST-2 (9,613 sentences, all splits)."""
+"""Quantiles 0, 2.5, 5, ... 100 % of the number of words in a sentence of SST-2 (9,613 sentences, all splits)."""
 
 _ONSETS = (
     "",
@@ -73,7 +73,7 @@ class Corpus:
     Attributes:
         sentences: the sentences.
         labels: 0 or 1 for each.
-        source: what they are, as a sentence for the report.
+        source: description for the report.
     """
 
     sentences: list[str]
@@ -85,7 +85,7 @@ class Corpus:
 
         Args:
             path: the file.
-            every: keep one row in so many, beginning with the first.
+            every: keep every n-th row, starting with the first.
 
         Returns:
             The file.
@@ -101,8 +101,8 @@ def add_options(parser: argparse.ArgumentParser, *, rows: int) -> None:
     """Adds the options that choose the text.
 
     Args:
-        parser: of a benchmark.
-        rows: how many rows are used by default.
+        parser: the parser of a benchmark.
+        rows: default number of rows.
     """
     parser.add_argument("--rows", type=int, default=rows, help=f"sentences to classify (default {rows})")
     parser.add_argument(
@@ -111,17 +111,17 @@ def add_options(parser: argparse.ArgumentParser, *, rows: int) -> None:
 
 
 def load_corpus(rows: int, folder: Path | None = None) -> Corpus:
-    """Returns the first rows of SST-2, the test split first, or as many made-up ones.
+    """Returns the first rows of SST-2, the test split first, or the same number of synthetic ones.
 
     Args:
-        rows: how many; SST-2 starts again from the first where it has too few.
-        folder: where SST-2 is; by default where it is expected. A folder that is named must exist.
+        rows: number of rows; SST-2 is repeated if it has too few.
+        folder: folder with SST-2, by default `shared/data/sst2`. If given, it must exist.
 
     Returns:
         The text.
 
     Raises:
-        FileNotFoundError: the folder that was named is not there or has none of the files.
+        FileNotFoundError: the given folder does not exist or has none of the files.
     """
     files = [path for path in ((folder or _SST2) / f"{split}.csv" for split in _SPLITS) if path.is_file()]
     if not files:
@@ -142,13 +142,13 @@ def load_split(split: str, folder: Path | None = None) -> Corpus | None:
 
     Args:
         split: "train", "validation" or "test".
-        folder: where SST-2 is; by default where it is expected.
+        folder: folder with SST-2, by default `shared/data/sst2`.
 
     Returns:
-        The text; None if it is not there.
+        The text; None if it is not available.
 
     Raises:
-        FileNotFoundError: the folder that was named does not have it.
+        FileNotFoundError: the given folder does not have the split.
     """
     path = (folder or _SST2) / f"{split}.csv"
     if not path.is_file():
@@ -160,11 +160,11 @@ def load_split(split: str, folder: Path | None = None) -> Corpus | None:
 
 
 def make_opinions(split: str, rows: int) -> Corpus:
-    """Makes up sentences whose label can be learned: every word is for or against, and the majority counts.
+    """Generates sentences with learnable labels: every word is positive or negative, and the majority decides.
 
     Args:
         split: equal names give equal sentences.
-        rows: how many are made up; those without a majority are left out.
+        rows: number of sentences to generate; those without a majority are left out.
 
     Returns:
         The text.
@@ -172,14 +172,14 @@ def make_opinions(split: str, rows: int) -> Corpus:
     corpus = make_corpus(rows, seed=SEED + sum(split.encode()))
     votes = [sum(1 if len(word) % 2 else -1 for word in sentence.split()) for sentence in corpus.sentences]
     kept = [(sentence, int(vote > 0)) for sentence, vote in zip(corpus.sentences, votes, strict=True) if vote]
-    return Corpus([s for s, _ in kept], [n for _, n in kept], f"{split}: {len(kept)} made-up sentences")
+    return Corpus([s for s, _ in kept], [n for _, n in kept], f"{split}: {len(kept)} synthetic sentences")
 
 
 def make_corpus(rows: int, seed: int = SEED) -> Corpus:
-    """Makes up sentences whose number of words is distributed as in SST-2.
+    """Generates sentences whose number of words is distributed as in SST-2.
 
     Args:
-        rows: how many.
+        rows: number of sentences.
         seed: equal seeds give equal sentences.
     """
     generator = np.random.default_rng(seed)
@@ -191,11 +191,11 @@ def make_corpus(rows: int, seed: int = SEED) -> Corpus:
     ends = np.cumsum(counts)
     sentences = [" ".join(words[i] for i in drawn[end - n : end]) for end, n in zip(ends, counts, strict=True)]
     labels = generator.integers(0, 2, size=rows).tolist()
-    return Corpus(sentences, labels, f"Text: {rows} made-up sentences with as many words each as those of SST-2.")
+    return Corpus(sentences, labels, f"Text: {rows} synthetic sentences with as many words each as those of SST-2.")
 
 
 def _make_words(generator: np.random.Generator) -> Sequence[str]:
-    """Makes different words, the short ones first, as frequent words are short."""
+    """Generates distinct words, short ones first, as frequent words are short."""
     words: set[str] = set()
     while len(words) < _VOCABULARY:
         syllables = generator.choice([1, 2, 3, 4], p=[0.1, 0.4, 0.35, 0.15])

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.throughput`: examples per second on a swarm of this host, for the ways people evaluate today.
+"""`python -m benchmarks.throughput`: examples per second on a swarm of this host, for common ways to evaluate.
 
-Two servers with a thread each hold the model, so the contenders compete for what the servers can compute; "local" is
-what the same cores do without a swarm. All of them classify the same rows on the same swarm, in rounds.
+Two servers with one thread each hold the model, so the servers' computing power is the limit; "local" uses the same
+cores without a swarm. All contenders classify the same rows on the same swarm, in rounds.
 
-What a swarm costs besides computing grows with the width of a model, computing with its square. So the share of "local"
-that a swarm can reach is measured once more on a model that is half as wide as the common ones of 7 billion weights.
+The overhead of a swarm grows linearly with the width of a model, computing quadratically. So the share of "local" that
+a swarm can reach is also measured on a model half as wide as the usual ones with 7 billion parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL, LOOP_64, LOOP_64_TWICE, LOOP_128, ONE_RANK, TWO_RANKS = (
     "dist_eval, 1 rank",
     "dist_eval, 2 ranks",
 )
-LIBRARIES = libraries(every=2)  # with 2048 rows nobody's last batch is a small one
+LIBRARIES = libraries(every=2)  # with 2048 rows no contender has a small last batch
 CONTENDERS = (
     Contender(LOCAL, "local", threads=len(os.sched_getaffinity(0))),
     Contender(LOOP_64, "loop", max_length=64, every=2),
@@ -48,15 +48,15 @@ _QUICK_LEFT_OUT = (
     LOOP_128,
     *(one.name for one in LIBRARIES if one.batch_size > 32 or one.ranks == 1),
 )
-"""What --quick leaves out: programs that it, or `benchmarks.wide_area`, runs anyway, with other settings."""
+"""Contenders that --quick skips, because it or `benchmarks.wide_area` runs them with other settings."""
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets all contenders run on a swarm for each base model.
+    """Runs all contenders on a swarm for each base model.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("throughput", QUESTION, unit="examples/s", options=options)
     sizes: dict[Size, int] = {SMALL: options.rows, MEDIUM: options.rows // 2, WIDE: options.rows // _WIDE_ROWS_SHARE}
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             for _ in range(1 if options.quick else options.rounds):
                 outcomes = run_round(report, group, stage, contenders)
         report.note(f"{group}: {describe_plan(outcomes[ONE_RANK])}")
-        # one process against one, two against two; the servers' cores leave little for more
+        # compares one process with one, and two with two; the servers leave few cores for more
         alone, two = (group, ONE_RANK), (group, TWO_RANKS)
         report.compare(f"{size}: {ONE_RANK} / {LOCAL}", alone, (group, LOCAL), bar=0.92)
         if size == WIDE:

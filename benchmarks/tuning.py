@@ -1,8 +1,8 @@
-"""`python -m benchmarks.tuning`: what prompt tuning through a swarm learns, on real text.
+"""`python -m benchmarks.tuning`: accuracy of prompt tuning through a swarm, on real text.
 
 A small Llama is pretrained on the training sentences of SST-2 (see `pretraining.py`), and two servers hold its blocks.
-Prompts and a head are tuned through them by the command that people use, in both modes, and scored on the test
-sentences by `dist_eval`. Beside them stand what needs no language model at all, and guessing.
+Prompts and a head are tuned through them by `dist_eval.tuning`, in both modes, and evaluated on the test sentences by
+`dist_eval`. Baselines are a linear classifier without a language model, and the majority class.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CONFIDENCE = 0.95
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Pretrains a base model, tunes it in both modes on a swarm, and scores what comes out.
+    """Pretrains a base model, tunes it in both modes on a swarm, and evaluates the results.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("tuning", QUESTION, unit="share that is right", options=options)
     recipe = _QUICK_RECIPE if options.quick else _RECIPE
@@ -84,7 +84,7 @@ def _load(split: str, options: argparse.Namespace) -> Corpus:
 def _add(
     report: harness.Report, group: str, name: str, right: int, examples: int, details: dict[str, Any] | None = None
 ) -> None:
-    """Adds an accuracy, with its interval by Wilson's method."""
+    """Adds an accuracy with its Wilson interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(right, examples).proportion_ci(_CONFIDENCE, method="wilson")
@@ -97,7 +97,7 @@ def _add(
 
 
 def _bag_of_words(train: Corpus, test: Corpus) -> int:
-    """Returns how many test sentences a linear classifier of single words gets right."""
+    """Returns the number of test sentences that a linear bag-of-words classifier gets right."""
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.wide_area`: examples per second on a swarm that is far away.
+"""`python -m benchmarks.wide_area`: examples per second on a swarm with high latency.
 
-A proxy in front of the two servers holds back what is sent, in both directions (see `delay_proxy.py`); at 0 ms too the
-traffic goes through it. It delays and does nothing else: it does not limit the bandwidth.
+A proxy in front of the two servers delays traffic in both directions (see `delay_proxy.py`), without limiting the
+bandwidth; traffic passes through it at 0 ms, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from benchmarks.program import run_program
 
 QUESTION = "How many examples per second does a swarm classify that is far away?"
 HEADLINE = 100
-"""Milliseconds of the round trip at which the bars stand."""
+"""Round-trip time in milliseconds to which the required bounds apply."""
 
 ROUND_TRIPS = (0, 20, HEADLINE, 200)
 LOOP, TWO_RANKS = "loop, padded to 64", "dist_eval, 2 ranks"
-LIBRARIES = libraries(every=4)  # with 2560 rows nobody's last batch is a small one
+LIBRARIES = libraries(every=4)  # with 2560 rows no contender has a small last batch
 OURS = (
     Contender(TWO_RANKS, "dist_eval", ranks=2),
     Contender("dist_eval, 1 rank", "dist_eval"),
@@ -32,11 +32,11 @@ _QUICK_ROWS = 64
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Lets the contenders run at each distance, on one swarm.
+    """Runs the contenders at each latency, on one swarm.
 
     Args:
         options: the command line.
-        scratch_dir: this process' folder.
+        scratch_dir: folder for temporary files.
     """
     report = harness.Report("wide_area", QUESTION, unit="examples/s", options=options)
     size, rows, rounds, round_trips = SMALL, options.rows, options.rounds, list(ROUND_TRIPS)

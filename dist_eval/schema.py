@@ -1,6 +1,6 @@
-"""`dist-eval schema`: prints the JSON Schema of `results.json` (draft 2020-12), which says what stands there.
+"""`dist-eval schema`: prints the JSON Schema of `results.json` (draft 2020-12).
 
-The schema is the file `results.schema.json` of the package. It is strict: what it does not name does not occur.
+The schema is the file `results.schema.json` of the package. It is strict: additional properties are not allowed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from importlib import resources
 from typing import Any
 
 SCHEMA_VERSION = 1
-"""Counts changes of `results.json` that a reader could stumble over."""
+"""Version of `results.json`, incremented by every incompatible change."""
 
 _FILE = "results.schema.json"
 
 
 def results_schema() -> dict[str, Any]:
-    """Returns the schema, for a validator of JSON.
+    """Returns the schema, for a JSON Schema validator.
 
     Examples:
         >>> results_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
@@ -32,7 +32,7 @@ def _text() -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser, which knows --help only."""
+    """Builds the command line's parser, which has no options except --help."""
     return argparse.ArgumentParser(
         prog="dist-eval schema",
         description="Prints the JSON Schema of results.json (draft 2020-12).",

@@ -1,7 +1,7 @@
-"""`python -m dist_eval.summary RUN [RUN ...]`: what became of many runs, in one table.
+"""`python -m dist_eval.summary RUN [RUN ...]`: status and metrics of many runs, in one table.
 
-Names the runs that failed or are not complete, and those on other data than the first, and ends with a status that a
-script can act on. Whether two runs differ by chance is not asked here, but by `dist_eval.compare`.
+Names the runs that failed or are incomplete, and those on other data than the first, and sets an exit status for
+scripts. It does not test differences between runs; `dist_eval.compare` does.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _KINDS = (".csv", ".json", ".md")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval summary",
-        description="Shows what became of runs: status, coverage, figures, and why one is not complete.",
-        epilog="Exit status: 0 all are complete; 75 some are not, and their command goes on when it is started again; "
+        description="Shows the status of runs: coverage, metrics, and why a run is not complete.",
+        epilog="Exit status: 0 all are complete; 75 some are not, and running their command again resumes them; "
         "2 an option is wrong; 1 some failed or were never started.",
         allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; with --list the one "
                         "folder above them")  # fmt: skip
     parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see "
-                        "dist_eval.cluster.job): a run of it that left nothing is missing")  # fmt: skip
-    parser.add_argument("--metric", nargs="+", metavar="NAME", help="figures to show (default: the usual ones)")
+                        "dist_eval.cluster.job): runs in it that left nothing are missing")  # fmt: skip
+    parser.add_argument("--metric", nargs="+", metavar="NAME", help="metrics to show (default: the usual ones)")
     parser.add_argument(
-        "--write", nargs="+", type=Path, default=[], metavar="FILE", help="write it, too: .csv, .json or .md"
+        "--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: .csv, .json or .md"
     )
     return parser
 
 
 def exit_status(outcomes: Sequence[Outcome]) -> int:
-    """Returns 0 if all runs are complete, else 1 if one of them needs a person, else 75."""
+    """Returns 0 if all runs are complete, 1 if one needs manual intervention, else 75."""
     statuses = {outcome.exit_status for outcome in outcomes}
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
 
 
 def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) -> list[str]:
-    """Returns the names of the figures to show.
+    """Returns the names of the metrics to show.
 
     Raises:
-        ConfigError: one that was asked for is in no complete run.
+        ConfigError: no complete run has one of the requested metrics.
     """
     complete = [outcome for outcome in outcomes if outcome.status == "complete"]
     known = {name for outcome in complete for name in _metrics(outcome)}
@@ -73,10 +73,10 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
     """Returns one record for each run.
 
     Returns:
-        run, status, exit_status, reason, problem_type, examples (null unless known), missing and failed ones, seconds
-        of the forwards, the first complete run if this one, complete too, is on other texts or labels
-        (other_data_than), and for each figure its value, low and high end of its interval (NAME_low, NAME_high), null
-        where there is none.
+        run, status, exit_status, reason, problem_type, number of examples (null if unknown), of missing and of failed
+        ones, seconds of the forward passes, the first complete run if this one is complete and has other texts or
+        labels (other_data_than), and for each metric its value and the limits of its interval (NAME_low, NAME_high),
+        null if undefined.
     """
     rows, first = [], next((outcome for outcome in outcomes if outcome.status == "complete"), None)
     for outcome in outcomes:
@@ -127,27 +127,27 @@ def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
 
 
 def _verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Says how many runs are complete, and of each other one why it is not."""
-    odd = [row for row in rows if row["status"] != "complete"]
-    lines = [f"{len(rows) - len(odd)} of {len(rows)} runs are complete"]
-    for row in odd:
-        advice = "; the same command goes on where it was" if row["exit_status"] == STOPPED else ""
+    """Returns the number of complete runs, and for each of the others the reason."""
+    incomplete = [row for row in rows if row["status"] != "complete"]
+    lines = [f"{len(rows) - len(incomplete)} of {len(rows)} runs are complete"]
+    for row in incomplete:
+        advice = "; running the same command again resumes it" if row["exit_status"] == STOPPED else ""
         lines.append(f"{row['run']}: {row['status']}" + (f", {row['reason']}" if row["reason"] else "") + advice)
     return [*lines, *_cautions([row for row in rows if row["status"] == "complete"])]
 
 
 def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
-    """Says what figures side by side do not tell."""
+    """Returns warnings about metrics that should not be compared directly."""
     others = [row for row in complete if row["other_data_than"]]
     lines = [
-        f"{row['run']}: on other data than {row['other_data_than']}, their figures do not compare" for row in others
+        f"{row['run']}: on other data than {row['other_data_than']}, their metrics are not comparable" for row in others
     ]
     alike = [row for row in complete if not row["other_data_than"]]
     if len(alike) > 1:
         named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
         lines.append(
-            f"the best of {len(alike)} looks better than it is, for having been picked; what differs by more than "
-            f"chance says: dist-eval compare {' '.join(named)}"
+            f"the best of {len(alike)} is biased upwards by the selection; for tests of the differences: "
+            f"dist-eval compare {' '.join(named)}"
         )
     return lines
 
@@ -180,7 +180,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> None:
-    """Writes the summary to a file, in the format that its name says; makes its folder, as no run may have done.
+    """Writes the summary to a file, in the format of its suffix; creates the folder if it does not exist.
 
     Raises:
         RunError: it cannot be written.

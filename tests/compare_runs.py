@@ -1,4 +1,4 @@
-"""Runs to compare, written as the evaluator does; made up, so that they differ as a test needs it."""
+"""Synthetic runs to compare, in the evaluator's file formats, with the differences that a test needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ["neg", "neutral", "pos"]
 def predictions(
     skill: float, seed: int = 0, examples: int = 300, outputs: int = 3, problem: Problem = SINGLE_LABEL
 ) -> Predictions:
-    """A model on the same examples as all others; the less skilled ones err here and there."""
+    """A model on the same examples as all others; less skilled ones make more errors."""
     truth, generator = np.random.default_rng(99), np.random.default_rng(seed)
     label: np.ndarray = truth.integers(outputs, size=examples)
     logits = generator.normal(size=(examples, outputs))

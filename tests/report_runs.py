@@ -1,4 +1,4 @@
-"""Finished runs to show, made up."""
+"""Complete synthetic runs for tests of the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rank_facts(ranks: int) -> list[dict[str, Any]]:
     ]
 
 
-def made_up_run(
+def synthetic_run(
     folder: Path,
     names: list[str],
     examples: int = 300,

@@ -203,7 +203,7 @@ def test_a_complete_run_is_analysed_again_without_a_forward(
     assert after["groups"] == {"column": "doc", "count": 21, "largest": 2}
     for printed in (fresh["printed"], after["printed"]):
         assert "source: web" in printed and "source: (empty)" in printed and " tokens " in printed
-        assert "intervals: 21 groups of 'doc' are drawn whole" in printed
+        assert "intervals: 21 groups of 'doc' are resampled as clusters" in printed
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<caption>By source</caption>" in page and "21 groups of" in page
     sources = [part for part in fresh["slices"] if part["by"] == "source"]
@@ -259,7 +259,7 @@ def test_a_wrong_metric_is_an_error_before_anything_is_read(
 ) -> None:
     options = cases["single_label_classification"]
     message = fails(tmp_path, capfd, options, metric=["sample_metrics:gives_text"], dataset="/nowhere.csv")
-    assert "--metric sample_metrics:gives_text: tried on 8 made-up examples" in message
+    assert "--metric sample_metrics:gives_text: called with 8 synthetic examples" in message
 
 
 def test_a_pair_for_a_model_with_token_types_is_refused(

@@ -1,4 +1,4 @@
-"""The summary of many runs: every run is in it, whatever became of it, and its status is that of the worst."""
+"""The summary of many runs: it contains every run, and its exit status is that of the worst."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_table_shows_figures_and_why_a_run_is_not_complete(runs: Path, capsy
     assert f"complete    5         0.8000 [{interval['low']:.4f}, {interval['high']:.4f}]" in good
     assert stopped.split()[1:] == ["incomplete", "3", "of", "5", *"-----"]
     assert wrong.split()[1:] == ["failed", "-", *"-----"]
-    assert f"{runs / 'stopped'}: incomplete, this rank got SIGTERM; the same command goes on where it was" in below
+    assert f"{runs / 'stopped'}: incomplete, this rank got SIGTERM; running the same command again resumes it" in below
     assert f"{runs / 'wrong'}: failed, no column 'a|b'" in below
 
 
@@ -134,8 +134,8 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     written = [tmp_path / f"summary.{kind}" for kind in ("json", "md")]
     assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
     printed = capsys.readouterr().out
-    caution = f"{other}: on other data than {first}, their figures do not compare"
-    doubt = "the best of 2 looks better than it is, for having been picked; what differs by more than chance says: "
+    caution = f"{other}: on other data than {first}, their metrics are not comparable"
+    doubt = "the best of 2 is biased upwards by the selection; for tests of the differences: "
     command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
@@ -159,7 +159,7 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
         run(tmp_path / name).complete(predictions, metrics, facts)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
-    assert capsys.readouterr().out.endswith(f"what differs by more than chance says: {command}\n")
+    assert capsys.readouterr().out.endswith(f"for tests of the differences: {command}\n")
     assert compare(shlex.split(command)[2:]) == 0
 
 

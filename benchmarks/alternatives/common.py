@@ -1,7 +1,6 @@
-"""What the alternatives share: what they are asked, the model on the swarm, the clock, and the way to answer.
+"""Common parts of the alternatives: the task, the model on the swarm, timing, and the result file.
 
-Tokenizing is done before the clock starts, as dist_eval does it before its own. One forward before that sets up what is
-set up once.
+As for dist_eval, tokenizing is not timed. One warm-up forward pass precedes the timed loop.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Spec:
-    """What an alternative is asked to do.
+    """The task of an alternative.
 
     Attributes:
         model: folder of the base model and its tokenizer.
         checkpoint: folder of the tuned checkpoint.
         dataset: CSV file with the columns `sentence` and `label`.
-        initial_peers: addresses of the swarm; none for what runs locally.
+        initial_peers: addresses of the swarm; empty for a local model.
         dht_prefix: name under which the swarm announces the model.
         batch_size: examples in a batch.
-        max_length: tokens that every text is padded or cut to; None pads to the longest text of a batch.
+        max_length: tokens to which every text is padded or truncated; None pads to the longest text of a batch.
     """
 
     model: str
@@ -52,11 +51,11 @@ class Spec:
 
 @dataclass(frozen=True)
 class Result:
-    """What an alternative found.
+    """The result of an alternative.
 
     Attributes:
-        seconds: of the evaluation loop, on the slowest rank.
-        predictions: class of each example, in the dataset's order.
+        seconds: duration of the evaluation loop, on the slowest rank.
+        predictions: predicted class of each example, in dataset order.
     """
 
     seconds: float
@@ -67,7 +66,7 @@ def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
     """Runs an alternative as a program and ends the process.
 
     Args:
-        evaluate: gets what it is asked to do, and a private folder; rank 0's result is written.
+        evaluate: called with the task and a private folder; rank 0's result is written.
     """
     die_with_parent()
     silence_libraries()
@@ -83,7 +82,7 @@ def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # also after an error: hivemind's threads would keep the process, and the other ranks wait for it
+    os._exit(code)  # also after an error: hivemind's threads would keep the process alive, and other ranks would wait
 
 
 def tokenized(spec: Spec) -> tuple[Any, Any]:
@@ -116,8 +115,8 @@ def swarm_model(spec: Spec) -> AbstractContextManager[Any]:
 def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """Returns the logits of a batch that is padded on the right.
 
-    The mask is not sent, Petals refuses it. The last token is found by it: transformers would look for the padding id,
-    which is wrong for texts that contain that id.
+    The mask is not sent, because Petals rejects it, but locates the last token: transformers would search for the
+    padding id, which is wrong for texts that contain that id.
     """
     hidden = model.transformer(input_ids=input_ids)[0]
     rows = torch.arange(len(input_ids))
@@ -125,10 +124,10 @@ def classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) 
 
 
 def timed(action: Callable[[], _Answer]) -> tuple[_Answer, float]:
-    """Runs an action on all ranks, which begin together.
+    """Runs an action on all ranks, which start at the same time.
 
     Returns:
-        What this rank's action returned, and the seconds of the slowest rank.
+        The result of this rank's action, and the seconds of the slowest rank.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The limit of the machine: dist_eval's own batches through the model in one process with all cores, no swarm."""
+"""The upper limit of the machine: dist_eval's batches in one process with all cores, without a swarm."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The familiar hand-written loop: every text padded to a fixed length, one batch after the other.
+"""A typical hand-written loop: every text padded to a fixed length, one batch after the other.
 
-On several ranks a `DistributedSampler` deals the examples.
+On several ranks a `DistributedSampler` distributes the examples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
 
 
 def _gather(predictions: list[int], ranks: int, count: int) -> list[int]:
-    """Puts the ranks' predictions into the dataset's order, without those that the sampler repeated."""
+    """Gathers all predictions in dataset order, without the examples that the sampler repeated."""
     parts: list[Any] = [None] * ranks
     dist.all_gather_object(parts, predictions)
     return [parts[position % ranks][position // ranks] for position in range(count)]

@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer.predict` with dynamic padding; a thin wrapper keeps the attention mask from Petals."""
+"""Hugging Face `Trainer.predict` with dynamic padding; a thin wrapper hides the attention mask from Petals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_m
 
 
 class WithoutMask(nn.Module):
-    """A classifier for `Trainer`, which always hands over an attention mask.
+    """A classifier for `Trainer`, which always passes an attention mask.
 
     Args:
         model: Petals' classifier.
@@ -58,7 +58,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
 
 
 def _bridge_accelerate() -> None:
-    """Keeps the Trainer of transformers 4.34 from handing over an argument that accelerate has given up since."""
+    """Makes the Trainer of transformers 4.34 omit an argument that newer versions of accelerate have removed."""
     from accelerate import Accelerator
     from transformers import trainer
 

@@ -1,1 +1,1 @@
-"""What predictions say beyond their metrics: parts of the data, the surest mistakes, and all of it as one `view`."""
+"""Analysis beyond the metrics: slices of the data, the most confident mistakes, and all sections in one call."""

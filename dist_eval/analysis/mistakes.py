@@ -1,4 +1,4 @@
-"""Mistakes, the worst first: those that a classifier was surest of are often wrong labels, or not understood. Pure."""
+"""Mistakes, worst first. The most confident ones are often label errors. Free of side effects."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike
 
 MOST = 20
-"""How many are listed in `results.json`."""
+"""Maximum number listed in `results.json`."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An example that was predicted wrongly; in a regression any example.
+    """A misclassified example; in a regression any example.
 
     Attributes:
-        index: its position in the dataset.
-        label: what is right: an int64, or of several labels or outputs an array.
-        prediction: what was predicted.
-        score: by which mistakes are ordered, the largest first.
+        index: position in the dataset.
+        label: true label: an int64, or an array of several labels or outputs.
+        prediction: predicted label, like `label`.
+        score: the sort key, largest first.
     """
 
     index: int
@@ -37,8 +37,8 @@ class Mistakes:
     """The worst mistakes.
 
     Attributes:
-        total: how many there are.
-        worst: the first of them.
+        total: number of all mistakes.
+        worst: the worst of them.
     """
 
     total: int
@@ -48,18 +48,17 @@ class Mistakes:
 def worst_mistakes(
     pieces: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> Mistakes:
-    """Finds the worst mistakes, of equally bad ones the first.
+    """Finds the worst mistakes; ties are in dataset order.
 
     Args:
-        pieces: all predictions, in dataset order.
-        most: how many are wanted.
-        pairs: of a true and a predicted class each; the worst mistakes of these are among those that are found, however
-            many others are worse.
-        of_each_pair: how many of each pair, for all pairs together at most `most`.
+        pieces: chunks of all predictions, in dataset order.
+        most: maximum number of mistakes to return.
+        pairs: pairs of a true and a predicted class, whose worst mistakes are included even if many others are worse.
+        of_each_pair: number reserved for each pair, in total at most `most`.
 
     Returns:
-        Mistakes by the probability of what was predicted; with several labels each by that of the surest wrong one of
-        the answers, yes or no. In a regression, whose outputs are no probabilities, the examples by their loss.
+        Mistakes by the probability of the predicted class; in a multi-label problem by that of the most confident wrong
+        decision for a label. In a regression, whose outputs are not probabilities, examples by their loss.
     """
     total, columns = 0, None
     for piece in pieces:
@@ -84,13 +83,13 @@ def confident_mistakes(
     """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`).
 
     Args:
-        predictions: in dataset order.
-        label_names: of the classes or labels.
-        most: how many.
+        predictions: predictions in dataset order.
+        label_names: names of the classes or labels.
+        most: maximum number of mistakes.
 
     Returns:
-        For each its position in the dataset, the names of its true and its predicted class, and that one's probability.
-        With several labels each, `label` and `prediction` are lists. None for a regression.
+        For each mistake the position in the dataset, the names of the true and the predicted class, and the probability
+        of the latter. In a multi-label problem `label` and `prediction` are lists. None for a regression.
     """
     if predictions.problem is REGRESSION:
         return None
@@ -106,7 +105,7 @@ def confident_mistakes(
 
 
 def _wrong(piece: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the places of the mistakes, and their scores."""
+    """Returns the rows of the mistakes, and their scores."""
     label, prediction = piece.label, piece.prediction
     if piece.problem is REGRESSION:
         return np.arange(len(piece)), piece.loss

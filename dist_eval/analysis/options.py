@@ -1,6 +1,6 @@
-"""What predictions say beyond their metrics: intervals, calibration, the surest mistakes, and slices. Pure.
+"""Analysis beyond the metrics: intervals, calibration, the most confident mistakes, and slices. Free of side effects.
 
-A run does this at its end, and again from its predictions when it is asked to look at them in another way.
+A run does this at its end, and again from its saved predictions when they are re-analysed with other options.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dist_eval.statistics import Statistic, Units, calibration_facts, class_inte
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """How results are looked at.
+    """Options of the analysis.
 
     Attributes:
-        confidence: level of all intervals.
-        slicings: by what the dataset is cut.
-        group_column: the column that says which rows belong together, None if each stands for itself.
+        confidence: confidence level of all intervals.
+        slicings: the partitions of the dataset into slices.
+        group_column: the column that names the group (cluster) of each row, None if rows are independent.
         group_of: the group of each row of the dataset, int64 of shape [rows].
     """
 
@@ -40,10 +40,10 @@ class AnalysisOptions:
 
     @classmethod
     def of(cls, config: EvaluationConfig, data: TokenizedDataset) -> AnalysisOptions:
-        """Reads what the options ask for.
+        """Builds the options from a configuration and the columns of the dataset.
 
         Raises:
-            DataError: a row names no group.
+            DataError: the group of a row is missing.
         """
         slicings = [
             Slicing.of_lengths(data.lengths) if name == LENGTH else Slicing.of_column(name, data.column(name))
@@ -56,17 +56,17 @@ class AnalysisOptions:
         return cls(config.confidence, slicings, config.group_column, groups)
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
-        """Returns the group of each prediction, int64 of shape [n], None where each stands for itself."""
+        """Returns the group of each prediction, int64 of shape [n], None without groups."""
         return None if self.group_column is None else self.group_of[predictions.index]
 
     def units(self, predictions: PredictionsLike) -> Units:
-        """Returns what is drawn in resamples of predictions."""
+        """Returns the resampling units of predictions."""
         groups = self.groups(predictions)
         return Units.single(len(predictions)) if groups is None else Units.groups(groups)
 
 
 def columns_asked_for(config: EvaluationConfig) -> list[str]:
-    """Returns the columns that a `AnalysisOptions` needs."""
+    """Returns the dataset columns that `AnalysisOptions.of` needs."""
     groups = [] if config.group_column is None else [config.group_column]
     return [*(name for name in config.slice_by if name != LENGTH), *groups]
 
@@ -77,15 +77,15 @@ def analyse(
     options: AnalysisOptions,
     extra_statistics: Sequence[Statistic] = (),
 ) -> dict[str, Any]:
-    """Computes those sections of `results.json` that depend on how predictions are looked at.
+    """Computes the sections of `results.json` that depend on the options of the analysis.
 
     They are `intervals`, `per_class`, `groups`, `calibration`, `confident_mistakes` and `slices`.
 
     Args:
-        predictions: in dataset order, at least one.
-        metrics: theirs.
-        options: how they are looked at.
-        extra_statistics: statistics for metrics that `metric_intervals` does not know.
+        predictions: predictions in dataset order, at least one.
+        metrics: their metrics.
+        options: the options.
+        extra_statistics: statistics of metrics that `metric_intervals` does not cover.
     """
     groups, names = options.groups(predictions), metrics.label_names
     intervals = metric_intervals(
@@ -99,8 +99,8 @@ def analyse(
     return {
         "intervals": {name: interval.to_dict() for name, interval in intervals.items()},
         "per_class": [
-            {**row, "intervals": {name: interval.to_dict() for name, interval in own.items()}}
-            for row, own in zip(metrics.per_class, of_classes, strict=True)
+            {**row, "intervals": {name: interval.to_dict() for name, interval in of_row.items()}}
+            for row, of_row in zip(metrics.per_class, of_classes, strict=True)
         ],
         "groups": _group_facts(options, groups),
         "calibration": calibration,

@@ -1,7 +1,7 @@
-"""Slices of a dataset: metrics of the examples that share a value of a column, or have about the same length. Pure.
+"""Slices of a dataset: metrics of the examples that share a value of a column, or have a similar length.
 
-Numbers of many values are cut at quantiles into ranges of about as many examples each; every other value is a slice of
-its own, the most frequent ones if they are many. A missing value is a value like any other.
+Numeric columns with many values are split at quantiles into ranges of about the same number of examples; otherwise each
+value is a slice, only the most frequent ones if there are many. A missing value is treated like any other value.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LENGTH = "length"
-"""The name that stands for the number of tokens instead of a column."""
+"""The name of the slicing by number of tokens, in place of a column's name."""
 
 FIGURES = {
     SINGLE_LABEL.name: ("accuracy", "f1_macro", "balanced_accuracy", "mcc", "loss"),
     MULTI_LABEL.name: ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
     REGRESSION.name: ("mae", "rmse", "r2", "pearson"),
 }
-"""The metrics of a slice by `problem_type`, those that say most first."""
+"""The metrics of a slice by `problem_type`, most important first."""
 
 MOST_VALUES = 50
-"""Values of a column that have a slice each; all others make up one more."""
+"""Maximum number of values with a slice of their own; all others form one more slice."""
 
 _RANGES, _MOST_NUMBERS = 5, 20
 _RESAMPLES = 1_999
 _OVER_CLASSES = ("f1_macro", "balanced_accuracy")
-"""Means over classes, in which a class that is nearly missing, or a stray prediction of one, would count in full."""
+"""Means over classes, in which a class with few examples, or few predictions, would have full weight."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the examples of a slice have in common.
+    """The definition of a slice.
 
     Attributes:
-        kind: "value", "missing", "range" (of numbers) or "rest" (the values that have no slice of their own).
-        value: in words; None where it is missing.
+        kind: "value", "missing", "range" (of numbers) or "rest" (all values without a slice of their own).
+        value: the value or range as text; None if missing.
         low: smallest number of a range, None for other kinds.
         high: largest number of a range.
     """
@@ -59,12 +59,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Slicing:
-    """A dataset cut into slices.
+    """A partition of a dataset into slices.
 
     Attributes:
-        by: the column's name, or `LENGTH`.
-        parts: what they are.
-        part_of: the slice that each row of the dataset belongs to, int64 of shape [rows].
+        by: name of the column, or `LENGTH`.
+        parts: the definitions of the slices.
+        part_of: the slice of each row of the dataset, int64 of shape [rows].
     """
 
     by: str
@@ -73,18 +73,18 @@ class Slicing:
 
     @classmethod
     def of_lengths(cls, lengths: np.ndarray) -> Slicing:
-        """Cuts by the number of tokens, int32 of shape [rows]."""
+        """Partitions by the number of tokens, int32 of shape [rows]."""
         values, number_of = np.unique(lengths, return_inverse=True)
         parts, part_of_value = _ranges(values.astype(np.float64), np.bincount(number_of), " tokens")
         return cls(LENGTH, parts, part_of_value[number_of])
 
     @classmethod
     def of_column(cls, by: str, column: pa.Array) -> Slicing:
-        """Cuts by a column.
+        """Partitions by a column.
 
         Args:
-            by: its name.
-            column: its values as text, null where they are missing.
+            by: name of the column.
+            column: its values as text, null where missing.
         """
         encoded = column.dictionary_encode()
         values: pa.Array = encoded.dictionary
@@ -102,7 +102,7 @@ class Slicing:
 
 
 def _numbers(values: pa.Array) -> np.ndarray | None:
-    """Returns the numbers that texts write, NaN for blank ones; None if another one is no finite number."""
+    """Parses texts as numbers, blank ones as NaN; returns None if one is not a finite number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -117,12 +117,12 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[list[Part], np.ndarray]:
-    """Cuts numbers into ranges of about as many rows each; equal numbers are never apart.
+    """Splits numbers into ranges with about the same number of rows; equal numbers are never separated.
 
     Args:
         numbers: the values, float64 of shape [values]; NaN for a blank one.
-        counts: rows with each value, int64 of shape [values].
-        unit: what stands behind the numbers in words.
+        counts: number of rows with each value, int64 of shape [values].
+        unit: suffix of the ranges as text.
 
     Returns:
         The ranges, and the range of each value, int64 of shape [values].
@@ -130,9 +130,11 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
     order = np.argsort(numbers, kind="stable")  # NaN last
     order = order[~np.isnan(numbers[order])]
     upto = np.cumsum(counts[order])
-    # where the rows before a value end is what decides: a range begins with the first value after its quantile
+    # the number of rows before a value decides: a range begins with the first value after its quantile
     place = np.minimum((upto - counts[order]) * _RANGES // upto[-1], _RANGES - 1)
-    same = np.concatenate([[False], np.diff(numbers[order]) == 0])  # written in two ways, as 1 and 1.0
+    same = np.concatenate(
+        [[False], np.diff(numbers[order]) == 0]
+    )  # the same number in two spellings, such as 1 and 1.0
     place = np.maximum.accumulate(np.where(same, 0, place))
     found, range_of = np.unique(place, return_inverse=True)
     parts = []
@@ -153,7 +155,7 @@ def _plain(number: float) -> str:
 
 
 def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -> tuple[list[Part], np.ndarray]:
-    """Gives each value a slice, numbers in their order, others by how frequent they are."""
+    """Builds a slice for each value, numbers in ascending order, other values by descending frequency."""
     order = sorted(range(len(values)), key=lambda number: (-int(counts[number]), values[number]))
     shown, others = order[:MOST_VALUES], order[MOST_VALUES:]
     if numbers is not None:
@@ -178,14 +180,14 @@ def slice_facts(
 
     Args:
         predictions: at least one example.
-        slicing: of the dataset that they are of.
-        label_names: of the classes, labels or outputs.
-        confidence: level of the intervals. Small slices have Wilson's only. Means over classes are undefined unless
-            each class that occurs in the data has `FEW_UNITS` examples in the slice.
-        groups: what examples belong together (see `metric_intervals`), of shape [n].
+        slicing: a slicing of their dataset.
+        label_names: names of the classes, labels or outputs.
+        confidence: confidence level of the intervals. Small slices have Wilson's intervals only. Means over classes are
+            undefined unless each class that occurs in the data has `FEW_UNITS` examples in the slice.
+        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
 
     Returns:
-        One for each slice, in their order, also for those whose examples have all failed.
+        One entry for each slice, in order, including those whose examples have all failed.
     """
     part_of = slicing.part_of[predictions.index]
     needed, entries = np.flatnonzero(_support(predictions)), []
@@ -216,8 +218,8 @@ def _figures(
         }
     inside = predictions.at(places)
     metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
-    own_groups = None if groups is None else groups[places]
-    intervals = metric_intervals(inside, metrics, confidence=confidence, groups=own_groups, most=_RESAMPLES)
+    slice_groups = None if groups is None else groups[places]
+    intervals = metric_intervals(inside, metrics, confidence=confidence, groups=slice_groups, most=_RESAMPLES)
     return {
         "metrics": metrics.values,
         "undefined": metrics.undefined,
@@ -226,7 +228,7 @@ def _figures(
 
 
 def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -> Metrics:
-    """Returns the metrics of a slice, without those that its classes leave meaningless."""
+    """Returns the metrics of a slice; means over classes are undefined if a reason is given."""
     values, undefined = {name: metrics.values[name] for name in names}, dict(metrics.undefined)
     if why_no_mean is not None:
         gone = [name for name in _OVER_CLASSES if name in names]
@@ -236,9 +238,9 @@ def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -
 
 
 def _why_no_mean(inside: PredictionsLike, needed: np.ndarray) -> str | None:
-    """Says that some of the classes that are needed have too few examples; None if none of them.
+    """Returns the reason if a class of the data has too few examples in the slice, else None.
 
-    The same words for all slices: tables then need to say it once.
+    The text is the same for all slices, so that tables need it only once.
     """
     if not (_support(inside)[needed] < FEW_UNITS).any():
         return None
@@ -247,7 +249,7 @@ def _why_no_mean(inside: PredictionsLike, needed: np.ndarray) -> str | None:
 
 
 def _support(predictions: PredictionsLike) -> np.ndarray:
-    """Returns how many examples have each class or label, int64 of shape [classes]; nothing for a regression."""
+    """Returns the number of examples of each class or label, int64 of shape [classes]; empty for a regression."""
     if predictions.problem is REGRESSION:
         return np.zeros(0, dtype=np.int64)
     if predictions.problem is MULTI_LABEL:

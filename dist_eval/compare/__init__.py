@@ -1,10 +1,10 @@
-"""What changed between runs on the same data, example by example, and whether by more than chance.
+"""Paired comparison of runs on the same data: changed predictions, and statistical tests of the differences.
 
-The first run is what the others are compared with. Runs on different data are refused, with the reason: a difference
-between them would say nothing about the models. Where runs have groups of examples (`--group-column`), whole groups are
-drawn, and McNemar's test, for which each example stands for itself, is not made.
+The first run is the baseline of all others. Runs on different data are rejected with the reason, because a difference
+between them would not be attributable to the models. If runs have groups of examples (`--group-column`), whole groups
+are resampled; McNemar's test, which assumes independent examples, is then not used.
 
-`compared_run` reads runs back, `comparing` compares them, `tables` shows what was found.
+`compared_run` loads runs, `comparing` compares them, `tables` formats the results.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ METRICS = {
     "multi_label_classification": ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
     "regression": ("mae", "rmse", "r2", "pearson", "loss"),
 }
-"""Figures that are shown unless others are asked for, by `problem_type`."""
+"""Metrics that are shown by default, by `problem_type`."""

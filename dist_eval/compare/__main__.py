@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     usual = "; ".join(f"{problem}: {', '.join(names)}" for problem, names in METRICS.items())
     parser = argparse.ArgumentParser(
         prog="dist-eval compare",
@@ -30,15 +30,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; at least 2")
     parser.add_argument(
-        "--metric", nargs="+", default=[], metavar="NAME", help="metrics to compare: names of those that the runs "
-        f"have, or your own as dist_eval's --metric takes them (default: your own that the runs have, and {usual})",
+        "--metric", nargs="+", default=[], metavar="NAME", help="metrics to compare: names of metrics of the "
+        f"runs, or custom metrics as for dist_eval's --metric (default: the runs' custom metrics, and {usual})",
     )  # fmt: skip
     parser.add_argument(
-        "--confidence", type=float, default=0.95, metavar="LEVEL", help="of the differences' intervals (default: 0.95)"
+        "--confidence",
+        type=float,
+        default=0.95,
+        metavar="LEVEL",
+        help="confidence level of the intervals (default: 0.95)",
     )
     parser.add_argument(
-        "--resamples", type=int, metavar="N", help="resamples for each interval that needs them (default: 9999; fewer "
-        "where they take long, 199 for metrics of your own)",
+        "--resamples", type=int, metavar="N", help="resamples for each bootstrap interval (default: 9999; fewer where "
+        "they take long, 199 for custom metrics)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--changed", type=Path, metavar="FILE.csv", help="write the examples whose prediction changed")
@@ -46,10 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[CustomMetric]]:
-    """Tells names of metrics from code that is to be loaded.
+    """Separates names of metrics from custom metrics to load.
 
     Raises:
-        ConfigError: code cannot be loaded.
+        ConfigError: a custom metric cannot be loaded.
     """
     from dist_eval.data.problems import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics
@@ -57,9 +61,9 @@ def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[Cus
     specs = [one for one in given if one not in first.figures and (":" in one or "=" in one or Path(one).exists())]
     taken = [name for name in first.figures if name not in first.results["custom_metrics"]]
     outputs = first.predictions.num_labels
-    own = load_metrics(specs, PROBLEMS[first.problem], outputs, taken) if specs else []
-    names = {metric.spec: metric.name for metric in own}
-    return [names.get(one, one) for one in given], own
+    custom_metrics = load_metrics(specs, PROBLEMS[first.problem], outputs, taken) if specs else []
+    names = {metric.spec: metric.name for metric in custom_metrics}
+    return [names.get(one, one) for one in given], custom_metrics
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from dist_eval.compare.tables import format_comparisons, to_json, write_changed
 
         runs = [Run.load(folder) for folder in options.runs]
-        with contextlib.redirect_stdout(sys.stderr):  # own metrics may print
+        with contextlib.redirect_stdout(sys.stderr):  # custom metrics may print
             metrics, custom_metrics = _read_metrics(options.metric, runs[0])
             comparisons = compare(
                 runs,
@@ -97,5 +101,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the tables may have read enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a pipe may close it early
     sys.exit(main())

@@ -1,7 +1,4 @@
-"""A complete run, read back to be compared with others, and what two of them must have in common.
-
-Knows nothing of what is compared.
-"""
+"""A complete run, loaded for comparison, and the requirements for comparing two of them."""
 
 from __future__ import annotations
 
@@ -28,25 +25,25 @@ class Run:
     """A complete run, read back from its folder.
 
     Attributes:
-        folder: where it is.
-        results: what `results.json` holds.
-        predictions: of all examples that have one, in dataset order.
-        group: the group of each example, int64 of shape [n]; None if each stands for itself.
-        own: statistics of functions of the caller's own.
+        folder: the run's folder.
+        results: content of `results.json`.
+        predictions: predictions in dataset order, without failed examples.
+        group: the group (cluster) of each example, int64 of shape [n]; None without groups.
+        custom_statistics: statistics of custom metrics.
     """
 
     folder: Path
     results: dict[str, Any]
     predictions: SavedPredictions
     group: np.ndarray | None = None
-    own: Sequence[Statistic] = ()
+    custom_statistics: Sequence[Statistic] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """Reads a run.
+        """Loads a run from its folder.
 
         Raises:
-            RunError: the folder holds no complete run, its files cannot be read, or they lack its groups.
+            RunError: the folder has no complete run, its files cannot be read, or its groups are missing.
         """
         import pyarrow as pa
 
@@ -65,18 +62,18 @@ class Run:
         return run
 
     def _require_groups(self) -> None:
-        """Raises RunError where the files do not agree on the groups: an older run, or one that was cut off."""
+        """Raises RunError if the files do not agree on the groups: an older run, or one that was interrupted."""
         import numpy as np
 
         groups = self.results["groups"]
         if groups and (self.group is None or len(np.unique(self.group)) != groups["count"]):
             raise RunError(
                 f"{self.folder} has intervals over groups of {groups['column']!r}, but its predictions.parquet does "
-                "not hold these groups. Start the run's command again: it sends nothing and writes them."
+                "not hold these groups. Run the same command again: it writes them and sends nothing."
             )
 
-    def with_own_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
-        """Returns this run with what functions of the caller's own give for its predictions, and intervals."""
+    def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
+        """Returns this run with custom metrics and their intervals, computed from its predictions."""
         from dist_eval.metrics.custom_metrics import Inputs, custom_results
         from dist_eval.statistics import Units, gather_evidence
         from dist_eval.statistics.custom import statistics_of_functions
@@ -85,24 +82,25 @@ class Run:
             return self
         found = custom_results(metrics, Inputs.of(self.predictions), {})
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
-        own, level = statistics_of_functions(metrics, self.predictions, units), self.results["config"]["confidence"]
+        statistics = statistics_of_functions(metrics, self.predictions, units)
+        confidence = self.results["config"]["confidence"]
         intervals = {}
-        for statistic in own:
+        for statistic in statistics:
             values = {name: found.values[name] for name in statistic.names}
             defined = {name: value for name, value in values.items() if value is not None}
             evidence = gather_evidence(statistic, defined)
-            intervals.update({name: one.interval(level).to_dict() for name, one in evidence.items()})
+            intervals.update({name: one.interval(confidence).to_dict() for name, one in evidence.items()})
         sections: dict[str, dict[str, Any]] = {
             "metrics": found.values,
             "undefined": found.undefined,
             "intervals": intervals,
         }
         revised = {name: {**self.results[name], **section} for name, section in sections.items()}
-        return replace(self, results={**self.results, **revised}, own=own)
+        return replace(self, results={**self.results, **revised}, custom_statistics=statistics)
 
     @property
     def problem(self) -> str:
-        """Name of the problem."""
+        """Name of the problem type."""
         return self.results["problem_type"]
 
     @property
@@ -112,7 +110,7 @@ class Run:
 
     @property
     def group_column(self) -> str | None:
-        """The column whose groups are drawn whole; None if each example stands for itself."""
+        """The column whose groups are resampled as clusters; None if examples are independent."""
         groups = self.results["groups"]
         return groups["column"] if groups else None
 
@@ -123,10 +121,10 @@ class Run:
 
 
 def require_comparable(first: Run, second: Run) -> None:
-    """Checks that two runs are about the same examples.
+    """Requires that two runs evaluated the same examples.
 
     Raises:
-        RunError: they are not; the message says what differs.
+        RunError: they did not; the message says what differs.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Compares runs: tests, differences with intervals, and p-values corrected for their number."""
+"""Compares runs: tests, differences with intervals, and p-values adjusted for multiple testing."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import McNemar, PairedDifference
 
-_WITHOUT_CODE = "a metric of your own: give --metric here what the run was given, and it has an interval"
+_NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
 
 
 @dataclass(frozen=True)
 class GroupedTest:
-    """Test of whether two models are right equally often, where examples belong together: a bootstrap of groups.
+    """Test of equal accuracy for examples in groups: the cluster bootstrap.
 
     Attributes:
         only_first: examples that only the first model gets right.
         only_second: examples that only the second model gets right.
-        p_value: two-sided, of the difference of the shares that are right; None where the groups tell of none.
+        p_value: two-sided p-value of the difference in the share of correct examples; None if unknown.
         reason: why there is no p-value.
-        metric: that share's name.
+        metric: name of the metric that is that share.
         column: the column that names the groups.
-        count: of the groups.
+        count: number of groups.
     """
 
     only_first: int
@@ -45,12 +45,12 @@ class GroupedTest:
 
 @dataclass(frozen=True)
 class Changes:
-    """Which examples' predictions changed; each an array of bool of shape [n].
+    """The examples whose predictions changed; all attributes are bool of shape [n].
 
     Attributes:
-        changed: whose prediction is another one.
-        improved: which only the second model gets right; in a regression, where its loss is smaller.
-        worsened: which only the first model gets right; in a regression, where its loss is smaller.
+        changed: examples with different predictions.
+        improved: examples that only the second model gets right; in a regression those where its loss is smaller.
+        worsened: examples that only the first model gets right; in a regression those where its loss is smaller.
     """
 
     changed: np.ndarray
@@ -71,17 +71,16 @@ class Changes:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a run differs from the first one.
+    """A comparison of a run with the first one.
 
     Attributes:
         first: the first run.
         run: the other run.
-        changes: of the single predictions.
-        test: of who is right more often: McNemar's, or one of whole groups where the runs have groups; None in a
-            regression.
-        test_corrected: its p-value, corrected for the number of runs; None where there is none.
-        differences: by name of the metric: the run's figure less that of the first one.
-        corrected: by name of the metric, the p-value corrected for the number of runs and metrics; None where there is
+        changes: the changed predictions.
+        test: test of equal accuracy: McNemar's, or the cluster bootstrap if the runs have groups; None in a regression.
+        test_corrected: its p-value, adjusted for the number of runs; None if there is none.
+        differences: by name of the metric, its value in the run minus that in the first run.
+        corrected: by name of the metric, the p-value adjusted for the number of runs and metrics; None if there is
             none.
     """
 
@@ -106,23 +105,22 @@ def compare(
 
     Args:
         runs: at least two.
-        metrics: names of the metrics to compare; by default the usual ones (`METRICS`) and those of the caller's own
-            that all runs have.
-        custom_metrics: functions of the caller's own, computed from the runs' predictions; their names may be among
-            `metrics`.
-        confidence: level of the intervals.
-        resamples: their number (see `gather_evidence`).
+        metrics: names of the metrics to compare; by default the usual ones (`METRICS`) and the custom metrics that all
+            runs have.
+        custom_metrics: custom metrics to compute from the runs' predictions; `metrics` may contain their names.
+        confidence: confidence level of the intervals.
+        resamples: number of resamples (see `gather_evidence`).
 
     Returns:
-        One comparison for each run but the first. P-values are corrected by Holm's procedure: those of who is right
-        more often for the number of runs, those of the metrics for the number of runs times metrics.
+        One comparison for each run except the first. P-values are adjusted by Holm's procedure: those of the tests of
+        equal accuracy for the number of runs, those of the metrics for the number of runs times metrics.
 
     Raises:
-        RunError: the runs are not about the same examples.
-        ConfigError: there is no such metric, or nothing to compare.
+        RunError: the runs did not evaluate the same examples.
+        ConfigError: there is no such metric, or there is nothing to compare.
     """
     _require_functions(custom_metrics)
-    first, *others = (run.with_own_metrics(custom_metrics) for run in runs)
+    first, *others = (run.with_custom_metrics(custom_metrics) for run in runs)
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     for other in others:
@@ -167,18 +165,20 @@ def _require_functions(custom_metrics: Sequence[CustomMetric]) -> None:
 def _names_of_figures(
     first: Run, others: Sequence[Run], metrics: Sequence[str], custom_metrics: Sequence[CustomMetric]
 ) -> list[str]:
-    """Returns the names of the figures to compare, a metric of the caller's own having one or several.
+    """Returns the names of the metric values to compare; a custom metric may have several.
 
     Raises:
-        ConfigError: a run does not have a figure that is asked for.
+        ConfigError: a run does not have one of them.
     """
     if not metrics:
         shared = [name for name in first.results["custom_metrics"] if all(name in other.figures for other in others)]
         metrics = [*METRICS[first.problem], *shared, *(metric.name for metric in custom_metrics)]
-    own = {metric.name for metric in custom_metrics}
+    names_of_custom = {metric.name for metric in custom_metrics}
     names = []
     for name in metrics:
-        several = [figure for figure in first.figures if figure.startswith(f"{name}/")] if name in own else []
+        several = (
+            [figure for figure in first.figures if figure.startswith(f"{name}/")] if name in names_of_custom else []
+        )
         names += several or [name]
     for name in names:
         if name not in first.figures:
@@ -196,7 +196,7 @@ def _names_of_figures(
 
 
 def _share_of_right(run: Run) -> str | None:
-    """Returns the name of the metric that says how often a model is right; None in a regression."""
+    """Returns the name of the metric that is the share of correct examples; None in a regression."""
     from dist_eval.statistics.metrics import PROPORTIONS
 
     return next(iter(PROPORTIONS[run.problem]), None)
@@ -218,13 +218,13 @@ def _differences(
         metrics=metrics,
         confidence=confidence,
         groups=first.group,
-        extra_statistics=list(zip(first.own, other.own, strict=True)),
+        extra_statistics=list(zip(first.custom_statistics, other.custom_statistics, strict=True)),
         resamples=resamples,
     )
     for name in metrics - found.keys():
         before, after = first.figures[name], other.figures[name]
         interval = first.results["intervals"].get(name) or {}
-        reason = _WITHOUT_CODE if name in first.results["custom_metrics"] else UNKNOWN
+        reason = _NEEDS_CODE if name in first.results["custom_metrics"] else UNKNOWN
         if interval.get("reason") == BY_BATCH:
             reason = BY_BATCH
         value = None if before is None or after is None else after - before
@@ -233,7 +233,7 @@ def _differences(
 
 
 def _test(first: Run, change: Changes, metric: str, difference: PairedDifference) -> McNemar | GroupedTest:
-    """Tests who is right more often; the difference is that of the shares that are right."""
+    """Tests for equal accuracy; `difference` is that of the share of correct examples."""
     from dist_eval.statistics import mcnemar
     from dist_eval.statistics.resampling import FEW_UNITS
 
@@ -255,7 +255,7 @@ def _test(first: Run, change: Changes, metric: str, difference: PairedDifference
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Corrects those that are known."""
+    """Adjusts the known p-values by Holm's procedure."""
     from dist_eval.statistics import holm
 
     corrected = iter(holm([value for value in p_values if value is not None]))

@@ -1,4 +1,4 @@
-"""Shows what a comparison found: tables for a person, JSON, and a file of the examples that changed."""
+"""Formats comparisons: as text tables, as JSON, and as a CSV file of the changed predictions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dist_eval.report.footnotes import Footnotes
     from dist_eval.statistics import McNemar, PairedDifference
 
-_LEAST_P = 1e-300  # beyond what the distributions' tails are computed to
+_LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
 _HEAD_WIDTH = 28
 _ROUNDING = 1 + 1e-9
 _REGRESSION = "regression"
@@ -24,7 +24,7 @@ _CHANGES_OF_VALUES = {(True, False): "nearer", (False, True): "farther", (False,
 
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
-    """Returns the tables for a person."""
+    """Returns the comparisons as text tables."""
     from dist_eval.report.footnotes import Footnotes
 
     first = comparisons[0].first
@@ -33,9 +33,9 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()
-        level = next((difference.interval.confidence for difference in one.differences.values()), None)
+        confidence = next((difference.interval.confidence for difference in one.differences.values()), None)
         heads = (_head(name, run) for name, run in ((names[0], first), (name_of_run, one.run)))
-        table = [["", *heads, _with_level("difference", level), "p", f"p (Holm, {family})"]]
+        table = [["", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]]
         for name, difference in one.differences.items():
             figures = (_figure(run, name, notes) for run in (first, one.run))
             corrected = one.corrected[name]
@@ -55,7 +55,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:
-    """Returns as much of the ends of paths as tells them apart, where that is short enough."""
+    """Returns the shortest distinct suffixes of paths, abbreviated if they are too long."""
     ends = [str(folder) for folder in folders]
     for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
         ends = [str(Path(*folder.parts[-parts:])) for folder in folders]
@@ -77,11 +77,11 @@ def _words_of_changes(one: Comparison) -> str:
 
 
 def _head(name: str, run: Run) -> str:
-    return _with_level(name, run.results["config"]["confidence"])
+    return _with_confidence(name, run.results["config"]["confidence"])
 
 
-def _with_level(words: str, level: float | None) -> str:
-    return words if level is None else f"{words} [{100 * level:g}%]"
+def _with_confidence(words: str, confidence: float | None) -> str:
+    return words if confidence is None else f"{words} [{100 * confidence:g}%]"
 
 
 def _name_of(test: McNemar | GroupedTest) -> str:
@@ -119,23 +119,23 @@ def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
 
 
 def _least_p(difference: PairedDifference) -> float:
-    """Returns the least p-value that the resamples could have given, 0 without any."""
+    """Returns the smallest p-value possible with the number of resamples, 0 without resamples."""
     resamples = difference.interval.resamples
     return 1 / (resamples + 1) if resamples else 0.0
 
 
 def _too_coarse(one: Comparison, name: str, notes: Footnotes) -> str:
-    """Marks a p-value that is as small as its resamples allow, and still too large for having been corrected."""
+    """Marks a p-value that is as small as its resamples allow, but not significant after adjustment."""
     difference, corrected = one.differences[name], one.corrected[name]
     if corrected is None or difference.p_value is None or difference.p_value > _least_p(difference) * _ROUNDING:
         return ""
     if corrected <= 1 - difference.interval.confidence:
         return ""
-    return notes.mark(f"{difference.interval.resamples} resamples show no less; --resamples draws more")
+    return notes.mark(f"{difference.interval.resamples} resamples allow no smaller p-value; --resamples sets more")
 
 
 def _p(value: float | None, difference: PairedDifference | None = None) -> str:
-    """Writes a p-value; one that more resamples might make smaller as a bound."""
+    """Formats a p-value, as an upper bound if more resamples could make it smaller."""
     if value is None:
         return "-"
     if difference is not None and difference.p_value is not None:
@@ -147,7 +147,7 @@ def _p(value: float | None, difference: PairedDifference | None = None) -> str:
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Returns what the tables show, ready for JSON."""
+    """Returns the content of the tables as JSON-compatible objects."""
     first = comparisons[0].first
     return {
         "examples": len(first.predictions),
@@ -183,9 +183,9 @@ def _test_facts(one: Comparison) -> dict[str, Any] | None:
 def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
     """Writes the examples whose prediction changed, as a CSV file.
 
-    Its columns: run, index (the position in the dataset), label, before, after (names of classes, those of several
-    labels joined by a semicolon; values of a regression, those of several outputs joined likewise), change ("gained",
-    "lost" or "still wrong"; in a regression "nearer", "farther" or "as far").
+    Its columns are run, index (position in the dataset), label, before, after (names of classes or values of a
+    regression; several labels or outputs are joined by a semicolon), and change ("gained", "lost" or "still wrong"; in
+    a regression "nearer", "farther" or "as far").
 
     Raises:
         RunError: the file cannot be written.
@@ -209,7 +209,7 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
 
 
 def _label_words(label: Any, names: Sequence[str]) -> str:
-    """Writes what a label or a prediction is; an element or a row of such columns."""
+    """Formats a label or a prediction: an element or a row of its column."""
     if label.dtype.kind == "f":
         return ";".join(repr(float(value)) for value in label)
     if label.dtype.kind == "b":

@@ -1,6 +1,6 @@
-"""The dataset: read, checked row by row, tokenized once for each host, cut into batches.
+"""The dataset: read, validated row by row, tokenized once per host, and split into batches.
 
-`readers` opens files and hub datasets; `labels` and `label_columns` make classes or numbers of what stands there, by
-the `problems` of transformers; `columns` reads further ones. `dataset` is what is tokenized, `plan` its batches,
-`loaders` shards a program's own DataLoader. Nothing here knows ranks or models.
+`readers` opens files and hub datasets; `labels` and `label_columns` convert the label column to classes or numbers, as
+the problem type (`problems`) requires; `columns` keeps further columns. `dataset` tokenizes, `plan` forms batches.
+Nothing here depends on process groups or models.
 """

@@ -1,7 +1,7 @@
-"""Further columns of a dataset, by which results are looked at: kept as text in an Arrow file beside the tokens.
+"""Further columns of a dataset, used for slices and groups: kept as text in an Arrow file beside the tokens.
 
-Whatever a column's type was, its values become text: in CSV they are text anyway, and a slice of `true` or `3` is the
-same slice whichever file the data came in. The file is mapped, so that no rank holds rows as Python objects.
+Values of any type are converted to text: in CSV they are text anyway, and a slice of `true` or `3` is then the same in
+any file format. The file is memory-mapped, so that no rank holds rows as Python objects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _FILE = "columns.arrow"
 
 
 class ColumnWriter:
-    """Writes columns piece by piece.
+    """Writes columns in chunks.
 
     Args:
         folder: an existing folder.
-        source: what messages call the dataset.
-        names: of the columns.
+        source: name of the dataset, for messages.
+        names: names of the columns.
     """
 
     def __init__(self, folder: Path, source: str, names: Sequence[str]) -> None:
@@ -44,13 +44,13 @@ class ColumnWriter:
         self._sink.close()
 
     def write(self, arrays: Sequence[pa.Array]) -> None:
-        """Takes the next rows.
+        """Writes the next rows.
 
         Args:
             arrays: one for each column, in their order.
 
         Raises:
-            DataError: a column holds what is no text and cannot be written as such, as lists.
+            DataError: a column has a type that cannot be converted to text, such as lists.
         """
         texts = [self._text(name, array) for name, array in zip(self._names, arrays, strict=True)]
         self._writer.write_batch(pa.record_batch(texts, schema=self._schema))
@@ -76,15 +76,15 @@ def read_column(folder: Path, name: str) -> pa.Array:
 
 
 def group_numbers(column: pa.Array, name: str, source: str) -> np.ndarray:
-    """Returns the group of each row, by number: int64 of shape [rows].
+    """Returns the number of each row's group, int64 of shape [rows].
 
     Args:
-        column: names of groups.
-        name: the column's.
-        source: what messages call the dataset.
+        column: the name of each row's group.
+        name: name of the column.
+        source: name of the dataset, for messages.
 
     Raises:
-        DataError: a row names no group.
+        DataError: the group of a row is missing.
     """
     missing = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_trim_whitespace(column), "")).to_numpy(
         zero_copy_only=False

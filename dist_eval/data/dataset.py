@@ -1,7 +1,7 @@
-"""A dataset → tokenized examples with stable positions, labels mapped to ids.
+"""A dataset → tokenized examples with stable positions, and labels as class ids or numbers.
 
-One rank of each host tokenizes, in chunks, into a folder that the others map into memory: an Arrow file with the token
-ids, and two arrays. So no rank holds rows as Python objects, however many there are.
+One rank of each host tokenizes, in chunks, into a folder that the others memory-map: an Arrow file with the token ids,
+and two arrays. So no rank holds rows as Python objects, however many there are.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dist_eval.errors import DataError
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_KEPT_MAPPED = 128
-"""The system maps 64 KiB around each row that is read; what was mapped for this many is let go together."""
+"""The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is worth knowing of a tokenized dataset.
+    """Facts about a tokenized dataset.
 
     Attributes:
-        source: what the dataset is called.
-        is_path: whether that is a file or folder, not a hub name.
+        source: name of the dataset.
+        is_path: whether the name is a file or folder, not a hub name.
         examples: number of rows.
-        truncated: rows whose text was cut to `max_length` tokens.
-        longest: tokens of the longest text, before it was cut.
-        multiline: rows with a text of several lines; an odd quote in a CSV file makes such rows, and swallows others.
-        blank: rows whose text has no token of its own, only those that the tokenizer adds to every text.
+        truncated: rows whose text was truncated to `max_length` tokens.
+        longest: tokens of the longest text, before truncation.
+        multiline: rows with a text of several lines; an unbalanced quote in a CSV file merges rows into such a text.
+        blank: rows whose text has no tokens except those that the tokenizer adds to every text.
         unknown: rows whose tokens are all unknown to the tokenizer.
-        max_length: most tokens kept of a text.
+        max_length: maximum number of tokens of a text.
         digest: hash of the token ids and labels.
-        text_digest: hash of the texts and labels, whatever the tokenizer.
+        text_digest: hash of the texts and labels, independent of the tokenizer.
         tokenizer_digest: hash of the tokenizer.
     """
 
@@ -62,15 +62,15 @@ class DataFacts:
 
 
 class TokenizedDataset:
-    """Tokenized examples in files, mapped into memory.
+    """Tokenized examples in memory-mapped files.
 
     Args:
-        folder: what `tokenize_dataset` wrote.
+        folder: the folder that `tokenize_dataset` wrote.
 
     Attributes:
-        facts: what is worth knowing.
-        lengths: tokens of each example, int32 of shape [examples].
-        labels: of each example, of the shape and dtype of the problem's (see `dist_eval.data.problems`).
+        facts: facts about the dataset.
+        lengths: number of tokens of each example, int32 of shape [examples].
+        labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problems`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,13 +84,13 @@ class TokenizedDataset:
         self._chunk_starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
         self._values = [chunk.values.to_numpy() for chunk in chunks]
-        self._unmap()  # opening the file has touched all of its chunks
+        self._unmap()  # opening the file has read all of its chunks
 
     def __len__(self) -> int:
         return self.facts.examples
 
     def column(self, name: str) -> pa.Array:
-        """Returns one of the further columns that were kept, as text: strings, null where a value is missing."""
+        """Returns one of the extra columns as text: strings, null where a value is missing."""
         return read_column(self._folder, name)
 
     def input_ids(self, index: int) -> np.ndarray:
@@ -101,9 +101,9 @@ class TokenizedDataset:
         return self._values[chunk][begin:end]
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Puts examples into one batch, padded on the right with id 0.
+        """Collates examples into a batch, padded on the right with id 0.
 
-        The padding id does not matter: attention is causal, and the last real token is found by the length.
+        The padding id does not matter: attention is causal, and the last real token is located by the length.
 
         Args:
             indices: positions in the dataset, int64 of shape [batch].
@@ -121,7 +121,7 @@ class TokenizedDataset:
         return batch, lengths
 
     def _unmap(self) -> None:
-        """Lets go of what was read: else a rank would come to hold the whole file, which the system caches anyway."""
+        """Releases the pages that were read: the page cache keeps them, and a rank should not hold the whole file."""
         self._tokens.madvise(mmap.MADV_DONTNEED)
         self._rows_mapped = 0
 
@@ -152,12 +152,12 @@ def tokenize_dataset(
         text_columns: one column, or two for a pair.
         label_column: the column with the labels.
         label_names: names of the head's classes or outputs.
-        max_length: most tokens kept of a text.
-        vocab_size: number of token ids that the base model knows; None leaves that unchecked.
-        labels: how the label column is meant (see `LabelReader` and `dist_eval.data.label_columns`).
-        problem: what kind of labels they are.
-        strict: treat a longer text as an error instead of cutting it.
-        extra_columns: columns that are kept as they are (see `TokenizedDataset.column`); no digest depends on them.
+        max_length: maximum number of tokens of a text.
+        vocab_size: vocabulary size of the base model; None skips this check.
+        labels: how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`).
+        problem: the problem type.
+        strict: raise an error for a longer text instead of truncating it.
+        extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
 
@@ -184,7 +184,7 @@ def tokenize_dataset(
         row = 0
         for batch in source.batches:
             texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
-            # without truncation, because the true length is worth knowing; the pair's longer text is cut below
+            # without truncation, because the full length is reported; the longer text of a pair is truncated below
             ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             _check_lengths(source.name, row, full, max_length, strict)
@@ -260,17 +260,17 @@ def read_texts(
 
     Args:
         dataset: file, folder or hub name.
-        wanted: positions in the dataset.
-        text_columns: this and all others as in `tokenize_dataset`.
-        label_column: see there.
-        label_names: see there.
-        labels: see there.
-        problem: see there.
-        subset: see there.
-        split: see there.
+        wanted: positions in the dataset of the texts to return.
+        text_columns: as in `tokenize_dataset`, like all further arguments.
+        label_column: see `tokenize_dataset`.
+        label_names: see `tokenize_dataset`.
+        labels: see `tokenize_dataset`.
+        problem: see `tokenize_dataset`.
+        subset: see `tokenize_dataset`.
+        split: see `tokenize_dataset`.
 
     Returns:
-        The texts wanted by their positions, one for each text column, and the dataset's `text_digest`.
+        The texts by position, one for each text column, and the dataset's `text_digest`.
 
     Raises:
         DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
@@ -289,16 +289,16 @@ def read_texts(
 
 
 def _bytes_of(texts: Sequence[Sequence[str]]) -> bytes:
-    """Returns texts by columns as bytes; lengths first, as texts that differ in where one ends must not look equal."""
+    """Returns texts by columns as bytes, each preceded by its length, so that the boundaries matter for the hash."""
     return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in texts for text in column)
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Returns a hash of what makes a Hugging Face tokenizer: its tables and its special tokens."""
+    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
     if tokenizer.is_fast:
         parts = json.loads(tokenizer.backend_tokenizer.to_str())
-        for passing in ("truncation", "padding"):  # as the last call left them
-            parts.pop(passing)
+        for state in ("truncation", "padding"):  # set by the last call
+            parts.pop(state)
     else:
         parts = tokenizer.get_vocab()
     kind = [
@@ -311,12 +311,12 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> tuple[int, int]:
-    """Counts rows without tokens of their own, and rows that have unknown ones only.
+    """Counts rows without tokens of the text itself, and rows with unknown tokens only.
 
     Args:
-        tokens: of all rows, int32 of shape [tokens].
-        offsets: where each row begins, and the end, int32 of shape [rows + 1]; no row is empty.
-        tokenizer: it, of Hugging Face.
+        tokens: tokens of all rows, int32 of shape [tokens].
+        offsets: start of each row, and the end, int32 of shape [rows + 1]; no row is empty.
+        tokenizer: a Hugging Face tokenizer.
     """
     unknown = tokenizer.unk_token_id
     own = ~np.isin(tokens, tokenizer("")["input_ids"])

@@ -1,12 +1,12 @@
-"""The label column of every kind of problem: one class, several labels, or numbers for each row.
+"""The label column of every problem type: one class, several labels, or numbers for each row.
 
-Several labels stand in a cell of text with `|` between them ("sport|politics", nothing for none), or in a list of JSON,
-Parquet and Arrow. In such a list text means names or numbers of classes (as `LabelReader` reads them), integers are
-class numbers, true/false and floats are a 0/1 value for each class in the head's order. A list of integers may also be
-such a vector; it is taken for one where it cannot be class numbers, because it would name a class twice, and where it
-could be both, `--labels vectors` or `--labels numbers` has to say so.
+Several labels are text separated by `|` ("sport|politics", empty for none), or a list in JSON, Parquet or Arrow. In a
+list, text means names or numbers of classes (as in `LabelReader`), integers are class numbers, and booleans and floats
+are a 0/1 vector with a value for each class, in the head's order. A list of integers is also read as a 0/1 vector if it
+cannot be class numbers, because it would contain a class twice; if it could be either, `--labels vectors` or
+`--labels numbers` has to decide.
 
-Numbers of a regression with several outputs stand likewise: "0.5|1.25", or a list.
+The targets of a regression with several outputs are written in the same way: "0.5|1.25", or a list.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from dist_eval.errors import ConfigError, DataError
 
 SEPARATOR = "|"
 _AMBIGUOUS_WIDTH = 2
-"""With more classes than that, a 0/1 vector repeats a value, so that it cannot be a list of class numbers."""
+"""With more classes, a 0/1 vector repeats a value, so it cannot be a list of class numbers."""
 
 
 class LabelColumn(Protocol):
     """Reads a label column chunk by chunk."""
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Collects a chunk of labels whose first one stands in a row; returns an array with one item for each."""
+        """Collects a chunk of labels, the first of which is in row `first_row`; returns an array of one item each."""
         ...
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Maps the codes of all chunks to labels, of the shape and dtype of the problem's."""
+        """Maps the codes of all chunks to labels, of the problem type's shape and dtype."""
         ...
 
 
 def open_labels(
     problem: Problem, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto"
 ) -> LabelColumn:
-    """Makes the reader of a problem's labels.
+    """Returns the label reader for a problem type.
 
     Args:
-        problem: what kind of labels they are.
-        source: where the rows come from.
-        column: the label column's name.
+        problem: the problem type.
+        source: the rows.
+        column: name of the label column.
         label_names: names of the head's classes or outputs.
-        how: as `--labels` says.
+        how: value of `--labels`.
 
     Raises:
-        ConfigError: labels of this kind cannot be read that way.
+        ConfigError: the value of `--labels` does not apply to the problem type.
     """
     if (how == "vectors" and problem is not MULTI_LABEL) or (how != "auto" and problem is REGRESSION):
-        raise ConfigError(f"--labels {how} does not go with a head for {problem.name}: leave it out.")
+        raise ConfigError(f"--labels {how} cannot be used with a head for {problem.name}: leave it out.")
     if problem is SINGLE_LABEL:
         return LabelReader(source, column, label_names, how)
     if problem is MULTI_LABEL:
@@ -65,7 +65,7 @@ def open_labels(
 
 
 class _Column:
-    """What messages say of a column."""
+    """Common checks and messages of label columns."""
 
     def __init__(self, source: RowSource, column: str) -> None:
         self._source, self._column = source.name, column
@@ -77,7 +77,7 @@ class _Column:
         return DataError(f"{self._source}: column {self._column!r} holds {array.type}; {why}")
 
     def _whole(self, array: pa.Array, first_row: int) -> pa.Array:
-        """Returns a chunk without dictionary, after making sure that no label is missing."""
+        """Returns a chunk without dictionary encoding, after checking that no label is missing."""
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if array.null_count:
@@ -86,7 +86,7 @@ class _Column:
         return array
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
-        """Returns the parts of all cells or lists, and how many each has."""
+        """Returns the flattened items of all cells or lists, and the number of items in each."""
         if is_text(array.type):
             parts = pc.split_pattern(array, SEPARATOR)
             flat, counts = pc.utf8_trim_whitespace(parts.flatten()), pc.list_value_length(parts).to_numpy().copy()
@@ -103,12 +103,12 @@ class _Column:
 
 
 class Targets(_Column):
-    """Reads the numbers of a regression.
+    """Reads the targets of a regression.
 
     Args:
-        source: where the rows come from.
-        column: the label column's name.
-        outputs: numbers for each row.
+        source: the rows.
+        column: name of the label column.
+        outputs: number of targets in each row.
     """
 
     def __init__(self, source: RowSource, column: str, outputs: int) -> None:
@@ -122,7 +122,7 @@ class Targets(_Column):
             float64 of shape [rows, outputs].
 
         Raises:
-            DataError: a label is missing, no finite number, or there are too many or too few in a row.
+            DataError: a label is missing or not a finite number, or a row has too many or too few.
         """
         array = self._whole(array, first_row)
         if is_text(array.type) or is_list(array.type):
@@ -143,11 +143,11 @@ class Targets(_Column):
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             row = first_row + int(bad[0]) // self._outputs
-            raise self._problem(row, f"is {flat[int(bad[0])].as_py()!r:.80}, which is no finite number.")
+            raise self._problem(row, f"is {flat[int(bad[0])].as_py()!r:.80}, which is not a finite number.")
         return values.reshape(-1, self._outputs)
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Returns the labels of all chunks as they are, float64 of shape [n, outputs]."""
+        """Returns the labels of all chunks unchanged, float64 of shape [n, outputs]."""
         return codes
 
 
@@ -155,10 +155,10 @@ class LabelSets(_Column):
     """Reads which labels each row has.
 
     Args:
-        source: where the rows come from.
-        column: the label column's name.
+        source: the rows.
+        column: name of the label column.
         label_names: names of the head's classes.
-        how: "names", "numbers" or "vectors" to say how the column is meant, "auto" for the rules of this module.
+        how: "names", "numbers" or "vectors" for a fixed interpretation, "auto" for the rules in the module's docstring.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -173,10 +173,10 @@ class LabelSets(_Column):
         """Collects a chunk of labels.
 
         Returns:
-            The rows' numbers in this dataset, int64 of shape [rows]: what they have is kept until `ids`.
+            The positions of the rows in the dataset, int64 of shape [rows]; their labels are kept until `ids`.
 
         Raises:
-            DataError: a label is missing, of a type that labels cannot have, or ambiguous.
+            DataError: a label is missing, of an unsupported type, or ambiguous.
         """
         array = self._whole(array, first_row)
         if not is_text(array.type) and not is_list(array.type):
@@ -199,7 +199,7 @@ class LabelSets(_Column):
         """Returns which labels each row has, bool of shape [n, classes].
 
         Raises:
-            DataError: a value is no class of the head, or a row names one twice; the message names the row.
+            DataError: a value is not a class of the head, or a row names one twice; the message names the row.
         """
         labels = np.zeros((len(codes), self._width), dtype=np.bool_)
         every = np.concatenate([code for _, code in self._lists])
@@ -215,7 +215,7 @@ class LabelSets(_Column):
         return labels
 
     def _is_vector(self, array: pa.Array, flat: pa.Array, counts: np.ndarray, rows: np.ndarray, first_row: int) -> bool:
-        """Says how lists are meant; what the first one decides holds for all."""
+        """Whether lists are 0/1 vectors; the first list decides for all."""
         if is_text(flat.type) or pa.types.is_null(flat.type):
             return bool(self._are_vectors)
         if pa.types.is_boolean(flat.type) or pa.types.is_floating(flat.type):
@@ -267,7 +267,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _number_of(value: Any) -> float:
-    """Returns the number that a value is or writes; not a number if it is none."""
+    """Converts a number, or text, to a float; NaN if that is not possible."""
     try:
         return float(value) if not isinstance(value, str) or "_" not in value else float("nan")
     except (ValueError, OverflowError):

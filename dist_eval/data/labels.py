@@ -1,4 +1,4 @@
-"""The label column → class ids, one way for the whole column; and, for a new head, → its classes."""
+"""The label column → class ids, in one consistent interpretation; and, for a new head, → the names of its classes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 def integer_text(value: str) -> int | None:
-    """Returns the integer that a text writes, or None if it writes none."""
+    """Parses text as an integer; returns None if it is not one."""
     return int(value) if _INTEGER.fullmatch(value.strip()) else None
 
 
 class LabelReader:
-    """Maps the label column to class ids, one way for the whole column.
+    """Maps the label column to class ids, in one consistent interpretation.
 
-    What decides is the kind of column and the head's names, never which values happen to occur:
+    The interpretation depends on the column's type and the head's names, never on which values happen to occur:
 
-    - Numbers (of JSON, Parquet, Arrow) are class numbers.
-    - Numbers with declared names (ClassLabel of `datasets`) mean their names, unless the head's own names are only
-      the default `LABEL_0`, `LABEL_1`, ...
-    - Text that is the name of a class means that class, other text that writes a number means that number. If for
-      some value the two would differ, the column is ambiguous and has to be explained with `--labels`.
+    - Numbers (in JSON, Parquet, Arrow) are class numbers.
+    - Numbers with declared names (ClassLabel of `datasets`) stand for their names, unless the head has only the default
+      names `LABEL_0`, `LABEL_1`, ...
+    - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
+      two could differ for some value, the column is ambiguous, and `--labels` has to decide.
 
     Args:
-        source: where the rows come from.
-        column: the label column's name.
+        source: the rows.
+        column: name of the label column.
         label_names: names of the head's classes.
-        how: "names" or "numbers" to say how the column is meant, "auto" for the rules above.
+        how: "names" or "numbers" for a fixed interpretation, "auto" for the rules above.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -54,13 +54,13 @@ class LabelReader:
         Args:
             array: the chunk.
             first_row: position of its first row.
-            rows: position of each label, where a row may have several or none; by default they follow on each other.
+            rows: position of each label, if a row may have several or none; by default one label per row.
 
         Returns:
             A code for each distinct value, int32 of the chunk's shape.
 
         Raises:
-            DataError: a label is missing or of a type that labels cannot have.
+            DataError: a label is missing or of an unsupported type.
         """
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
@@ -93,20 +93,20 @@ class LabelReader:
         """Maps all codes to class ids.
 
         Args:
-            codes: what `codes` returned for all chunks, int32 of shape [n].
+            codes: the results of `codes` for all chunks, int32 of shape [n].
 
         Returns:
             Classes in 0..num_labels-1, int64 of shape [n].
 
         Raises:
-            DataError: a value is no class of the head, or the column is ambiguous; the message names a row.
+            DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
         """
         mapping = {text: self._class_of(text) for text in self._code}
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
 
     @property
     def values(self) -> list[str]:
-        """The distinct values that `codes` has met, as text."""
+        """The distinct values seen by `codes`, as text."""
         return list(self._code)
 
     @property
@@ -115,10 +115,10 @@ class LabelReader:
         return self._are_numbers
 
     def _as_text(self, value: Any) -> str:
-        """Writes a value as text; a number with a declared name becomes that name."""
+        """Converts a value to text; a number with a declared name becomes that name."""
         if self._declared and self._how != "numbers" and isinstance(value, int) and not isinstance(value, bool):
             if not 0 <= value < len(self._declared):
-                self._nameless.add(str(value))  # -1 stands for rows without a label
+                self._nameless.add(str(value))  # -1 marks rows without a label
                 return str(value)
             return self._declared[value]
         return str(value)
@@ -151,7 +151,7 @@ class LabelReader:
 
     def _by_name(self, text: str) -> int | None:
         matches = [number for number, name in enumerate(self._names) if name == text]
-        if not matches and self._declared:  # names that were declared elsewhere may differ in case
+        if not matches and self._declared:  # names declared by the dataset may differ in case
             matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
         if len(matches) > 1:
             raise DataError(
@@ -179,22 +179,22 @@ class LabelReader:
 
 
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
-    """Finds the classes that a head for a dataset needs.
+    """Determines the classes of a new head for a dataset.
 
-    They are the names that the dataset declares; or 0, 1, ... where the column holds numbers, or text that writes
-    numbers; or all texts that occur, sorted.
+    They are the names that the dataset declares; or 0, 1, ... if the column holds numbers, or text that is numbers; or
+    else all distinct texts, sorted.
 
     Args:
-        source: rows with the label column alone.
-        column: its name.
-        how: "names" or "numbers" to say how the column is meant, "auto" for the rule above.
-        count: how many classes there are, if not what the data show.
+        source: rows with the label column only.
+        column: name of the label column.
+        how: "names" or "numbers" for a fixed interpretation, "auto" for the rule above.
+        count: number of classes, if it is not to be taken from the data.
 
     Returns:
         Names of the classes; `LabelReader` maps every value of the column to one of them.
 
     Raises:
-        DataError: the column cannot be read as labels, has fewer than two classes, or others than `count` says.
+        DataError: the column cannot be read as labels, has fewer than two classes, or does not match `count`.
     """
     if source.class_names and how != "numbers":
         return _counted(list(source.class_names), source, column, count)
@@ -209,8 +209,10 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
     if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
         return _counted(sorted(texts), source, column, count)
     if len(numbers) < len(texts):
-        odd = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
-        raise DataError(f"{source.name}: column {column!r} holds the label {_short(odd)}, which is no class number.")
+        invalid = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
+        raise DataError(
+            f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number."
+        )
     highest = max(numbers)
     missing = sorted(set(range(highest + 1)) - set(numbers)) if count is None else []
     if missing:

@@ -1,7 +1,7 @@
 """The plan: lengths → batches that fill a token budget; batches → this rank's shard.
 
-Every rank computes the same plan, so a batch has the same content whatever the number of ranks, and its results
-do not depend on who sends it. Pure: no model, no process group.
+Every rank computes the same plan, so the content of a batch does not depend on the number of ranks, nor its results on
+the rank that sends it. Needs no model and no process group.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Plan:
 
     Attributes:
         order: positions in the dataset, sorted by length, int64 of shape [n].
-        starts: where each batch begins in `order`, with a final n, int64 of shape [batches + 1].
-        tokens: tokens of each batch, padding and prompts included, int64 of shape [batches].
+        starts: start of each batch in `order`, and n at the end, int64 of shape [batches + 1].
+        tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
-        prefix: prompt tokens in front of every example.
+        prefix: prompt tokens before every example.
     """
 
     order: np.ndarray
@@ -63,23 +63,23 @@ class Plan:
 
 
 def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> Plan:
-    """Orders examples by length, longest first, and cuts them into batches that fill a token budget.
+    """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
-    Equal lengths stand together, so little is padded; the longest come first, so that what is too large for a server
-    shows at once and the last batches are the cheapest. Examples of equal length keep the dataset's order.
+    Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
+    for a server fails at once and the last batches are the cheapest. Examples of equal length keep the dataset's order.
 
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
-        token_budget: most tokens in a batch, counting padding and prompts. An example that is longer by itself
-            makes a batch of its own.
-        prefix: prompt tokens in front of every example.
+        token_budget: maximum number of tokens in a batch, including padding and prompts. An example that exceeds it
+            is a batch of its own.
+        prefix: prompt tokens before every example.
 
     Returns:
-        The plan; every position stands in exactly one batch.
+        The plan; every position is in exactly one batch.
     """
     lengths = np.asarray(lengths)
     longest = int(lengths.max(initial=0))
-    # in the smallest dtype that holds them: up to 16 bits numpy sorts in linear time, and with little memory
+    # in the smallest dtype: up to 16 bits NumPy's stable sort is a radix sort, linear in time and with little memory
     shortness = np.subtract(longest, lengths, dtype=np.min_scalar_type(longest), casting="unsafe")
     order = np.argsort(shortness, kind="stable")
     starts, tokens, start = [0], [], 0
@@ -101,22 +101,22 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
 
 
 def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:
-    """Deals batches to one rank, as `DistributedSampler` does, without its padding repeats.
+    """Assigns batches to one rank, as `DistributedSampler` does, without the items that it repeats as padding.
 
-    The sampler gives all ranks equally many items by repeating the first ones. Its k-th item for a rank stands at
-    position `rank + k * world_size` of its list, so the repeats are known by position: all from `count` on.
+    The sampler gives all ranks the same number of items by repeating the first ones. Its k-th item for a rank is at
+    position `rank + k * world_size` of its list, so the repeated items are those at positions from `count` on.
 
     Args:
-        count: number of batches that are to be done, equal on all ranks.
+        count: number of batches to process, equal on all ranks.
         rank: this rank.
         world_size: number of ranks.
 
     Returns:
-        Which of them are this rank's, ascending, int64 of shape [batches of this rank], possibly empty.
+        The batches of this rank, ascending, int64 of shape [batches of this rank], possibly empty.
     """
     if count == 0:
         return np.empty(0, dtype=np.int64)
-    batches: Any = range(count)  # all that the sampler asks of a dataset is its length
+    batches: Any = range(count)  # the sampler needs only the length of a dataset
     sampler: DistributedSampler[int] = DistributedSampler(batches, num_replicas=world_size, rank=rank, shuffle=False)
     dealt = np.fromiter(sampler, dtype=np.int64)
     return dealt[rank + np.arange(len(dealt)) * world_size < count]

@@ -1,6 +1,6 @@
-"""Kinds of problem: what a label is, what a head's outputs say, and what a wrong answer costs. Pure.
+"""Problem types: their labels, predictions, probabilities and losses. Free of side effects.
 
-The names are those of `problem_type` in a Hugging Face config, and the losses those that its models are trained with.
+The names are those of `problem_type` in a Hugging Face config, and the losses those that transformers trains with.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NAMED_AT_MOST = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind of problem.
+    """A problem type.
 
     Attributes:
         name: as in `problem_type`.
-        dtype: of labels.
-        is_wide: whether a label has a value for each output of the head, instead of being one of them.
+        dtype: dtype of labels.
+        is_wide: whether a label has a value for each output of the head, instead of being the number of one output.
         loss: logits float32 [n, outputs] and labels → loss of each example, float64 [n].
         predict: logits → predictions, of the labels' shape and dtype.
         probabilities: logits → float64 [n, outputs].
@@ -49,7 +49,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def shifted(logits: np.ndarray) -> np.ndarray:
-    """Returns logits less the largest of each row, so that their exponentials neither overflow nor all vanish."""
+    """Returns logits minus the maximum of each row, so that exponentials neither overflow nor all underflow."""
     less = logits.astype(np.float64)
     less -= less.max(axis=1, keepdims=True, initial=-np.inf)
     return less
@@ -107,7 +107,7 @@ def squared_error(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def _no_probabilities(logits: np.ndarray) -> np.ndarray:
-    raise ValueError("the outputs of a regression are no probabilities")
+    raise ValueError("the outputs of a regression are not probabilities")
 
 
 SINGLE_LABEL = Problem(
@@ -115,7 +115,7 @@ SINGLE_LABEL = Problem(
     np.int64,
     is_wide=False,
     loss=cross_entropy,
-    predict=lambda logits: logits.argmax(axis=1).astype(np.int64, copy=False),  # the first of equal ones
+    predict=lambda logits: logits.argmax(axis=1).astype(np.int64, copy=False),  # the first one if tied
     probabilities=softmax,
 )
 MULTI_LABEL = Problem(
@@ -123,7 +123,7 @@ MULTI_LABEL = Problem(
     np.bool_,
     is_wide=True,
     loss=binary_cross_entropy,
-    predict=lambda logits: logits > 0,  # a probability of more than a half
+    predict=lambda logits: logits > 0,  # a probability above 1/2
     probabilities=sigmoid,
 )
 REGRESSION = Problem(
@@ -138,11 +138,11 @@ PROBLEMS = {problem.name: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REG
 
 
 def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """Returns which predictions are right, with several labels each in all of them.
+    """Returns which predictions are correct, in a multi-label problem in all labels.
 
     Args:
-        label: of a classifier, int64 of shape [n] or bool of shape [n, labels].
-        prediction: of the same shape and dtype.
+        label: labels of a classifier, int64 of shape [n] or bool of shape [n, labels].
+        prediction: predictions, of the same shape and dtype.
 
     Returns:
         bool of shape [n].
@@ -152,10 +152,10 @@ def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 
 def problem_of(dtype: np.dtype) -> Problem:
-    """Returns the problem whose labels have a dtype; integers of any width are class numbers.
+    """Returns the problem type whose labels have a dtype; integers of any width are class numbers.
 
     Raises:
-        ValueError: no problem's labels have it.
+        ValueError: labels of no problem type have this dtype.
     """
     known = {"i": SINGLE_LABEL, "u": SINGLE_LABEL, "b": MULTI_LABEL, "f": REGRESSION}
     if dtype.kind not in known:
@@ -164,12 +164,12 @@ def problem_of(dtype: np.dtype) -> Problem:
 
 
 def default_problem(num_labels: int) -> Problem:
-    """Returns what `transformers` takes a head for whose config has no `problem_type`, if labels are class numbers."""
+    """Returns the problem type that `transformers` assumes for a config without `problem_type`, given class numbers."""
     return REGRESSION if num_labels == 1 else SINGLE_LABEL
 
 
 def named(numbers: np.ndarray, names: Sequence[str], one: str = "class", several: str = "classes") -> str:
-    """Names some classes for a person, the first ones if they are many."""
+    """Lists the names of classes for a message, only the first ones if there are many."""
     shown = ", ".join(repr(names[number]) for number in numbers[:_NAMED_AT_MOST])
     shown += ", ..." if len(numbers) > _NAMED_AT_MOST else ""
     return f"{one} {shown}" if len(numbers) == 1 else f"{several} {shown}"

@@ -1,7 +1,7 @@
-"""Files, Arrow folders and hub datasets → a stream of Arrow record batches with the columns that were asked for.
+"""Files, Arrow folders and hub datasets → a stream of Arrow record batches with the requested columns.
 
-Text files are read as text: nothing is guessed to be a number or a missing value, so that a sentence "NA" or "007"
-stays what it is. Rows are counted from 0, without a header, which is also how predictions name them.
+Text files are read as text: no type or missing value is inferred, so that a sentence "NA" or "007" is left unchanged.
+Rows are counted from 0, without a header, as in predictions.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from dist_eval.errors import DataError
 
 ROWS_PER_BATCH = 2048
-"""Most rows in a batch that is given on: what the tokenizer holds of a row is a hundred times its text."""
+"""Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
 
 _BLOCK_BYTES = (1 << 20, 1 << 28)
-"""Bytes that the CSV and JSON readers look at: usually, and if one row is larger than that. They hold 32 of these."""
+"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _LARGEST_ARRAY_BYTES = 64 << 20
@@ -35,10 +35,10 @@ class RowSource:
     """A stream of rows.
 
     Attributes:
-        name: what messages call the dataset.
-        batches: record batches with the columns that were asked for, in their order; the last one has the labels.
+        name: name of the dataset, for messages.
+        batches: record batches with the requested columns, in their order; the last column has the labels.
         class_names: names of integer labels, if the dataset declares them.
-        is_path: whether it is a file or a folder here, not a dataset on the hub.
+        is_path: whether it is a local file or folder, not a dataset on the hub.
     """
 
     name: str
@@ -55,12 +55,12 @@ def open_rows(
     Args:
         dataset: a CSV, TSV, JSON, JSONL or Parquet file (text files also compressed), a folder saved by
             `datasets.Dataset.save_to_disk`, or a hub name.
-        columns: the columns wanted, in this order, the one with the labels last.
+        columns: the columns to read, in this order, the one with the labels last.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder that has several.
 
     Returns:
-        The rows. Reading errors appear while iterating.
+        The rows. Errors of reading are raised during iteration.
 
     Raises:
         DataError: there is no such dataset, split or column, or it cannot be read.
@@ -93,8 +93,8 @@ def _looks_like_file(dataset: str) -> bool:
 def _translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         for batch in batches:
-            batch.validate(full=True)  # files can hold bytes that are no text
-            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers give as many rows as fit into their block
+            batch.validate(full=True)  # files can hold bytes that are not valid text
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
         raise DataError(f"{name} cannot be read: {_plain(error)}") from error
@@ -121,10 +121,10 @@ def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]
 
 
 def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
-    """Reads with the usual block size, and from the first trouble on with the large one.
+    """Reads with the usual block size, and after an error continues with the large one.
 
-    A row that does not fit into a block shows as one of several errors, depending on where the block ends; what is
-    really wrong with a file is wrong with large blocks too.
+    A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
+    is really in the file occurs with large blocks, too.
     """
     given = 0
     for block_size in _BLOCK_BYTES:
@@ -154,7 +154,7 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         header = _csv_header(path, stream, parse)
     _require_columns(str(path), columns, header)
-    wanted = header if is_tsv else columns  # a quote can go wrong in any column
+    wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
     )
@@ -175,7 +175,7 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """No text file holds such bytes; one that was cut off by a crash, or is of another encoding, may."""
+    """Rejects NUL bytes, which indicate a file that was damaged by a crash or has another encoding."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         found = pc.match_substring(column, "\0")
         if pc.any(found).as_py():
@@ -187,7 +187,7 @@ def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
 
 
 def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Many TSV files use quotes as plain characters; read as quoting, an odd one swallows all up to the next."""
+    """Rejects rows merged by a quote: in many TSV files quotes are plain characters, and may be unbalanced."""
     for column in batch.columns:
         suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
         if pc.any(suspicious).as_py():
@@ -239,7 +239,7 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not head.startswith(b"["):  # one object a line, whatever the file is called
+    if not head.startswith(b"["):  # one object per line, whatever the suffix
         yield from _read_json_lines(path, columns)
         return
     with pa.input_stream(path, compression="detect") as stream:
@@ -279,7 +279,7 @@ def _first_object(path: Path) -> dict[str, Any]:
         line = next((line for line in text if line.strip()), "{}")
     try:
         first = json.loads(line)
-    except ValueError:  # the reader proper says what is wrong
+    except ValueError:  # the actual reader reports what is wrong
         return {}
     return first if isinstance(first, dict) else {}
 
@@ -301,7 +301,7 @@ def _parquet_class_names(path: Path, column: str) -> list[str] | None:
         metadata = parquet.read_schema(path).metadata or {}
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
-        return list(feature.get("feature", feature)["names"])  # of a class, or of each one in a list
+        return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
     except (
         pa.ArrowInvalid,
         OSError,
@@ -309,7 +309,7 @@ def _parquet_class_names(path: Path, column: str) -> list[str] | None:
         KeyError,
         TypeError,
         AttributeError,
-    ):  # the reader proper says what is wrong
+    ):  # the actual reader reports what is wrong
         return None
 
 
@@ -345,7 +345,7 @@ def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None
         raise DataError(f"{dataset} is a single dataset without splits: leave out --split.")
     _require_columns(dataset, columns, loaded.column_names)
     feature = loaded.features[columns[-1]]
-    names = getattr(getattr(feature, "feature", feature), "names", None)  # of a class, or of each one in a list
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel, or of a list of them
     arrow = loaded.select_columns(list(columns)).with_format("arrow")
     batches = (
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()

@@ -1,12 +1,12 @@
-"""Makes the embedded example again: `python -m dist_eval.demo.build [FOLDER]`, some minutes on 2 cores.
+"""Rebuilds the embedded example: `python -m dist_eval.demo.build [FOLDER]`, a few minutes on 2 cores.
 
-1. The digits as text, a training and a test part (see `digits.py`).
+1. The digits as text, split into training and test data (see `digits.py`).
 2. A base model of 0.45 M parameters, pretrained as a language model on the training digits, each followed by its label
-   as a token of its own; digits are shifted by up to a pixel, anew in every epoch.
+   as a separate token; digits are shifted by up to a pixel, differently in every epoch.
 3. A tuned checkpoint: 16 deep prompts and a classification head, the base frozen, on the same training digits, by
    `python -m dist_eval.tuning` through a private swarm of two servers.
 
-The test part is used for neither; its accuracy is printed at the end.
+The test data are used for neither; the accuracy on them is printed at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BASE_NAME = "dist_eval/demo/base"
 
 
 def build_tokenizer() -> Any:
-    """Makes a character tokenizer with one further token for each label.
+    """Builds a character tokenizer with one additional token for each label.
 
     Returns:
         A `transformers.PreTrainedTokenizerFast` that puts `<s>` in front of a text.
@@ -67,7 +67,7 @@ def build_tokenizer() -> Any:
 
 
 def shifted(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Moves a digit by up to one pixel in each direction; what leaves the image is lost."""
+    """Shifts a digit by up to one pixel in each direction, cropping it at the border."""
     down, right = generator.integers(-1, 2, size=2)
     padded = np.pad(image, 1)
     return padded[1 - down : 9 - down, 1 - right : 9 - right]
@@ -143,8 +143,8 @@ def tune(base: Path, train: Path, folder: Path) -> TunedCheckpoint:
 
     Args:
         base: folder of the base model.
-        train: the training digits.
-        folder: of the checkpoint.
+        train: file with the training digits.
+        folder: folder of the checkpoint.
 
     Returns:
         The checkpoint.

@@ -2,7 +2,7 @@
 
 A digit is an 8 x 8 image with 17 grey levels. Each row becomes a run of characters (`.` is blank, `1`-`9` and
 `a`-`g` the levels 1 to 16), rows are joined by `/`, and the blank tail of every row is trimmed, so that texts
-differ in length. A third of the digits is kept for testing and seen by neither pretraining nor tuning.
+differ in length. A third of the digits is held out for testing and used by neither pretraining nor tuning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_indices() -> dict[str, np.ndarray]:
-    """Splits the digits into a training and a test part, stratified by class, the same on every machine.
+    """Splits the digits into a training and a test part, stratified by class and reproducible.
 
     Returns:
         `train` and `test`, each a sorted int64 array of positions in `load_images()`.

@@ -1,5 +1,6 @@
-"""Figures out of predictions: what a batch's logits are worth, and every metric of each problem.
+"""Predictions, and the metrics of each problem type.
 
-`predictions` holds and proves them, `computing` adds them up and computes what `multilabel`, `regression`, `ranking`
-and `calibration` define; `metric_loading` and `custom_metrics` bring in the caller's own.
+`predictions` holds predictions and proves that they are complete, `computing` aggregates them and computes the metrics
+that `multilabel`, `regression`, `ranking` and `calibration` define; `metric_loading` and `custom_metrics` add custom
+metrics.
 """

@@ -1,10 +1,10 @@
-"""Metrics: predictions → confusion matrix → figures; scikit-learn computes. Pure: no process group, no model.
+"""Metrics: predictions → confusion matrix → metrics, computed by scikit-learn. Needs no process group and no model.
 
-What is computed depends on the problem (see `dist_eval.data.problems`): here for one class each, in `multilabel` and
-`regression` for the others.
+The metrics depend on the problem type (see `dist_eval.data.problems`): those of single-label classification are here,
+the others in `multilabel` and `regression`.
 
-What the data leave undefined (the recall of a class without examples, an AUC of one class) is `None`, and
-`undefined` says why; nothing is replaced by a made-up 0.
+A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
+`undefined` gives the reason; it is never replaced by 0.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _no_errors() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over examples that can be added up over batches and ranks.
+    """Sums over examples, which can be added over batches and ranks.
 
     Attributes:
-        counts: examples and correct ones (all labels right; none in a regression), int64 of shape [2].
-        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes]; for
-            several labels each, of shape [labels, 2, 2] (see `label_confusion`); for a regression of shape [0, 0].
+        counts: examples and correct examples (all labels correct; 0 in a regression), int64 of shape [2].
+        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes]; in a
+            multi-label problem of shape [labels, 2, 2] (see `label_confusion`), in a regression of shape [0, 0].
         loss: sum of the losses, float64 of shape [1].
         errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
             shape [0, 2].
@@ -51,7 +51,7 @@ class Totals:
 
     @classmethod
     def of(cls, predictions: PredictionsLike) -> Totals:
-        """Sums predictions up, possibly of no example."""
+        """Computes the totals of predictions, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
         shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
         confusion, errors = np.zeros(shape, dtype=np.int64), _no_errors()
@@ -76,7 +76,7 @@ class Totals:
         )
 
     def to_dict(self, problem: Problem) -> dict[str, float | int | None]:
-        """Returns what they say of one rank's examples, for the section `ranks` of `results.json`."""
+        """Returns one rank's entry in the section `ranks` of `results.json`."""
         samples, correct = self.counts.tolist()
         return {
             "combined": samples,
@@ -91,45 +91,45 @@ class Totals:
 
 
 def require_same_totals(reduced: Totals, gathered: Totals) -> None:
-    """Compares the two roads to each total: the ranks' sums added up, and sums over the gathered examples.
+    """Requires that each total, computed in two ways, is the same: all_reduce of rank totals, and gathered examples.
 
     Args:
-        reduced: per-rank totals, added up by all_reduce.
-        gathered: totals of the examples that all_gather_object brought together.
+        reduced: per-rank totals, summed by all_reduce.
+        gathered: totals of the examples gathered by all_gather_object.
 
     Raises:
-        ExactnessError: a count differs, or a sum differs by more than rounding.
+        ExactnessError: a count differs, or a sum differs by more than rounding error.
     """
     for name in ("counts", "confusion"):
         if not np.array_equal(getattr(reduced, name), getattr(gathered, name)):
             raise ExactnessError(
-                f"The two roads to the {name} disagree: all_reduce gives {getattr(reduced, name).tolist()}, "
+                f"The {name} do not agree: all_reduce gives {getattr(reduced, name).tolist()}, "
                 f"the gathered examples give {getattr(gathered, name).tolist()}. No metric was computed."
             )
-    # Two orders of summation differ by rounding only; infinities compare equal to themselves.
+    # different orders of summation differ by rounding only; infinities compare equal to themselves
     for name in ("loss", "errors"):
         sums, others = getattr(reduced, name), getattr(gathered, name)
         if sums.shape != others.shape or not np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
             raise ExactnessError(
-                f"The two roads to the {name} disagree: all_reduce gives {sums.tolist()}, "
+                f"The {name} do not agree: all_reduce gives {sums.tolist()}, "
                 f"the gathered examples give {others.tolist()}. No metric was computed."
             )
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures over a whole dataset.
+    """The metrics of a dataset.
 
     Attributes:
-        values: figure by name; `None` where the data leave it undefined.
-        undefined: for each figure that is `None`, why.
+        values: metric by name; `None` if undefined for the data.
+        undefined: the reason for each metric that is `None`.
         per_class: for each class or label its label, precision, recall, f1 (each possibly `None`) and support; for each
-            output of a regression its label and figures (see `dist_eval.metrics.regression`).
+            output of a regression its label and metrics (see `dist_eval.metrics.regression`).
         confusion: as in `Totals`.
-        majority_share: share of the most frequent class, what always guessing it would score; of one class each only.
+        majority_share: share of the most frequent class, the accuracy of always predicting it; single-label only.
         label_names: name of each class, label or output.
-        problem: name of the problem.
-        custom: names of the values that the caller's own metrics gave.
+        problem: name of the problem type.
+        custom: names of the values of custom metrics.
     """
 
     values: dict[str, float | None]
@@ -143,12 +143,12 @@ class Metrics:
 
 
 def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
-    """Computes all metrics of a model, by the kind of its labels.
+    """Computes all metrics of the predictions' problem type.
 
-    Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. For one class each, macro
-    averages are over the classes that occur among the labels or the predictions, which is scikit-learn's default.
-    Where one of those classes has no precision (never predicted) or no recall (no examples), scikit-learn would count
-    it as 0; here the average is undefined, and the reason tells what that convention would give.
+    Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. In single-label classification
+    macro averages are over the classes that occur among the labels or the predictions, which is scikit-learn's default.
+    If the precision (never predicted) or recall (no examples) of one of them is undefined, scikit-learn counts it as 0;
+    here the average is undefined, and the reason states the value under that convention.
 
     Args:
         predictions: at least one example, in dataset order.
@@ -192,7 +192,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     confusion = Totals.of(predictions).confusion
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     present = np.flatnonzero(support + predicted)
-    # one weighted example for each cell gives the same figures as all examples, in no time and no memory
+    # one weighted example per cell gives the same metrics as all examples, at negligible cost
     label, prediction = np.nonzero(confusion)
     cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
     values: dict[str, float | None] = {
@@ -201,7 +201,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     }
     undefined: dict[str, str] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn warns of what `undefined` reports
+        warnings.simplefilter("ignore")  # scikit-learn warns about what `undefined` reports
         values["mcc"] = float(sk.matthews_corrcoef(**cells))
         values["balanced_accuracy"] = float(sk.balanced_accuracy_score(**cells))
         for average in ("macro", "micro", "weighted"):
@@ -233,7 +233,7 @@ def _withdraw_undefined_averages(
     for figure, axis, why in (("precision", 0, "was never predicted"), ("recall", 1, "has no examples")):
         absent = present[confusion.sum(axis=axis)[present] == 0]
         for average in ("macro", "weighted"):
-            # a class without examples weighs nothing in a weighted average
+            # a class without examples has weight 0 in a weighted average
             if not len(absent) or (figure, average) == ("recall", "weighted"):
                 continue
             name = f"{figure}_{average}"
@@ -255,7 +255,7 @@ def _add_probability_metrics(
         for name in ("log_loss", "roc_auc"):
             values[name], undefined[name] = None, "the head has only one class"
         return
-    # the loss is exact, scikit-learn's log loss clips probabilities away from 0
+    # unlike the loss, scikit-learn's log loss clips probabilities away from 0
     parts = [
         sk.log_loss(piece.label, piece.probabilities, labels=classes, normalize=False) for piece in predictions.pieces()
     ]
@@ -268,7 +268,7 @@ def _add_probability_metrics(
         values.update(dict.fromkeys(weights))
         undefined.update(dict.fromkeys(weights, f"{named(absent, label_names)} without examples"))
         return
-    # class by class, because all scores at once take more memory than the predictions
+    # class by class: all scores at once would take more memory than the predictions
     scores = zip(classes, predictions.probabilities_of(classes), strict=True)
     areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
     for name, weight in weights.items():

@@ -1,21 +1,21 @@
-"""Metrics of the caller's own (`--metric`): what they are given, and how their results come about.
+"""Custom metrics (`--metric`): their inputs, and how their results are computed.
 
-A metric is one of these:
+A custom metric is one of these:
 
 - A function of (predictions, labels, probabilities) that returns a float, or a dict of floats. It is called with all
-  examples in dataset order, and with resamples of them for its interval, so it should do nothing but compute.
+  examples in dataset order, and with resamples of them for its interval, so it must have no side effects.
 - A class with an attribute `reduction` ("sum", "mean", "cat", "max" or "min") and a method `update(predictions, labels,
   probabilities)`, which returns the value of these examples: a number, an array, or a dict of them. It is called for
-  each batch, on the rank that has it, and the values are combined by the reduction, means weighted by samples. A method
-  `compute(value)` makes the result of the combined value; without it, that is the result.
+  each batch, on the rank that owns it, and the values are combined by the reduction, means weighted by samples. A
+  method `compute(value)` turns the combined value into the result; without it, the combined value is the result.
 - A `torchmetrics` metric, as an object, or a class that needs no arguments.
-- A metric of Hugging Face's `evaluate` in a file or folder on this host. Its code is run; none is ever downloaded.
+- A metric of Hugging Face's `evaluate` in a file or folder on this host. Its code is run; nothing is ever downloaded.
 
-Arrays are numpy's. With one class each: predictions and labels int64 of shape [n], probabilities float64 [n, classes];
-with several labels each: 0 and 1, int64 of shape [n, labels], and probabilities of that shape; in a regression: float64
-of shape [n], or [n, outputs] where there are several, and None. Values of batches are combined in the order of the
-plan, so that no result depends on the number of ranks, to the last bit. `metric_loading` finds metrics and tries them.
-Pure: the ranks come in as a function.
+Arrays are NumPy arrays. Single-label: predictions and labels int64 of shape [n], probabilities float64 of shape
+[n, classes]. Multi-label: 0 and 1, int64 of shape [n, labels], and probabilities of that shape. Regression: float64 of
+shape [n], or [n, outputs] if there are several outputs, and None. Values of batches are combined in the order of the
+plan, so that results are bit-identical for any number of ranks. `metric_loading` loads and checks metrics. This module
+does not know the process group: communication is a function that is passed in.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from dist_eval.metrics.predictions import PredictionsLike
 
 REDUCTIONS = ("sum", "mean", "cat", "max", "min")
 _BATCHES_IN_A_ROUND = 1 << 12
-"""Batches whose values travel at a time, which bounds what a rank has to hold of the others'."""
+"""Batches whose values are gathered at a time, which bounds the memory that other ranks' values take."""
 
 Gather = Callable[[Any], list[Any]]
-"""Brings an object of every rank to every rank."""
+"""Gathers an object of every rank on every rank, as all_gather_object does."""
 
 Parts = dict[str, np.ndarray]
-"""The value of a batch: arrays by name, the name being empty for a value that is no dict."""
+"""The value of a batch: arrays by name; the name is empty for a value that is not a dict."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What metrics are computed from; the module's text has the shapes.
+    """The inputs of metrics; the module's docstring specifies shapes and dtypes.
 
     Attributes:
-        predictions: what was predicted.
-        labels: what is true.
-        probabilities: of each class or label; None in a regression.
+        predictions: predicted classes, labels or values.
+        labels: true classes, labels or values.
+        probabilities: probabilities of each class or label; None in a regression.
     """
 
     predictions: np.ndarray
@@ -57,7 +57,7 @@ class Inputs:
 
     @classmethod
     def of(cls, predictions: PredictionsLike) -> Inputs:
-        """Takes predictions as metrics expect them."""
+        """Converts predictions to the arrays that metrics expect."""
         given, labels = (
             column.astype(np.int64) if column.dtype == np.bool_ else column
             for column in (predictions.prediction, predictions.label)
@@ -84,20 +84,20 @@ class Inputs:
         return Inputs(self.predictions[which], self.labels[which], probabilities)
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Returns what a metric is called with."""
+        """Returns the arguments of a metric."""
         return self.predictions, self.labels, self.probabilities
 
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A metric of the caller's own.
+    """A custom metric.
 
     Attributes:
-        name: under which its results stand.
-        spec: the option's value that names it.
-        measure: computes it, or with a reduction a batch's part of it.
-        reduction: how the batches' parts are combined; None if it is computed from all examples at once.
-        finish: makes the result of the combined parts.
+        name: name of the metric, under which its results are reported.
+        spec: the value of the option that names it.
+        measure: computes the metric, or with a reduction the value of a batch.
+        reduction: how values of batches are combined; None if the metric is computed from all examples at once.
+        finish: computes the result from the combined value.
     """
 
     name: str
@@ -109,11 +109,11 @@ class CustomMetric:
 
 @dataclass
 class CustomResults:
-    """What custom metrics gave.
+    """The results of custom metrics.
 
     Attributes:
-        values: figure by name; None if it is no finite number.
-        undefined: for each figure that is None, why.
+        values: metric by name; None if it is not a finite number.
+        undefined: the reason for each metric that is None.
     """
 
     values: dict[str, float | None] = field(default_factory=dict)
@@ -121,21 +121,21 @@ class CustomResults:
 
 
 class NoResult(Exception):
-    """A metric returned something that is no result; the text says what."""
+    """A metric returned something that is not a valid result; the message says what."""
 
 
 def figures_of(name: str, value: Any) -> dict[str, float]:
-    """Reads what a metric returned.
+    """Converts the return value of a metric into numbers by name.
 
     Args:
-        name: the metric's.
-        value: a number, or a dict of numbers; numbers may be of numpy or torch.
+        name: name of the metric.
+        value: a number, or a dict of numbers; NumPy and torch scalars are numbers, too.
 
     Returns:
-        A number by name; those of a dict stand under `NAME/KEY`, unless its only key is the name itself.
+        Numbers by name; those of a dict are named `NAME/KEY`, unless its only key is the name itself.
 
     Raises:
-        NoResult: it is something else.
+        NoResult: the value is neither.
     """
     if not isinstance(value, Mapping):
         return {name: _number(value)}
@@ -157,15 +157,15 @@ def _number(value: Any, where: str = "") -> float:
 
 
 def described(value: Any) -> str:
-    """Returns what a value is, in words for a person."""
+    """Describes the type of a value, for messages."""
     if value is None:
         return "None"
     shape = getattr(value, "shape", None)
     return f"{type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else f" ({value!r:.60})")
 
 
-def told(error: BaseException) -> str:
-    """Returns type and first line of an error, as a sentence."""
+def error_summary(error: BaseException) -> str:
+    """Returns the type and the first line of an error, as a sentence."""
     text = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}".rstrip(
         ": "
     )
@@ -173,10 +173,10 @@ def told(error: BaseException) -> str:
 
 
 def parts_of(value: Any) -> Parts:
-    """Reads the value of a batch.
+    """Converts the value of a batch into arrays by name.
 
     Raises:
-        NoResult: it is neither a number, an array, nor a dict of them.
+        NoResult: the value is neither a number, an array, nor a dict of them.
     """
     named = value if isinstance(value, Mapping) else {"": value}
     parts = {str(name): np.asarray(one) for name, one in named.items()}
@@ -187,7 +187,7 @@ def parts_of(value: Any) -> Parts:
 
 
 class Reduced:
-    """Combines the values of batches, which have to come in the order of the plan.
+    """Combines the values of batches, which must be added in the order of the plan.
 
     Args:
         reduction: one of `REDUCTIONS`.
@@ -199,14 +199,14 @@ class Reduced:
         self._pieces: list[Parts] = []
 
     def add(self, parts: Parts, samples: int) -> None:
-        """Takes the value of a batch.
+        """Adds the value of a batch.
 
         Args:
-            parts: it.
-            samples: examples in the batch.
+            parts: the value.
+            samples: number of examples in the batch.
 
         Raises:
-            NoResult: it does not go with the values of other batches.
+            NoResult: its names or shapes differ from those of other batches.
         """
         known = self._pieces[0] if self._pieces else self._parts
         if self._samples and (known.keys() != parts.keys() or any(
@@ -227,10 +227,10 @@ class Reduced:
         self._parts = {name: combine(self._parts[name], array) for name, array in parts.items()}
 
     def value(self) -> Any:
-        """Returns the combined value, of the form that the batches' values have.
+        """Returns the combined value, in the form of the batches' values.
 
         Raises:
-            NoResult: no batch has come.
+            NoResult: no batch was added.
         """
         if not self._samples:
             raise NoResult("no value, because there are no examples")
@@ -244,7 +244,7 @@ class Reduced:
 
 
 Combined = Mapping[str, Reduced | str]
-"""For each metric with a reduction what came of it: the combined values, or why there are none."""
+"""For each metric with a reduction the combined values, or the reason why there are none."""
 
 
 def reduce_batches(
@@ -257,26 +257,28 @@ def reduce_batches(
     *,
     leads: bool = True,
 ) -> Combined:
-    """Computes the metrics that have a reduction, batch by batch; every rank calls it with its share.
+    """Computes the metrics that have a reduction, batch by batch; a collective call with each rank's batches.
 
     Args:
-        metrics: all metrics.
-        inputs_at: returns some of this rank's examples, by their places among them.
-        index: their positions in the dataset, ascending, int64 of shape [n].
+        metrics: all custom metrics.
+        inputs_at: returns the inputs of some of this rank's examples, by row.
+        index: positions of this rank's examples in the dataset, ascending, int64 of shape [n].
         plan: all batches.
-        batches: the numbers of this rank's.
-        gather: brings an object of every rank to every rank; by default there is one.
+        batches: numbers of this rank's batches.
+        gather: gathers an object of every rank on every rank; by default for a single rank.
         leads: whether this rank needs the result.
 
     Returns:
-        By name of the metric what all ranks' batches give together, on the rank that leads.
+        The combined values of all ranks' batches by name of the metric, valid on ranks with `leads`.
     """
     reduced = [metric for metric in metrics if metric.reduction]
     combined: dict[str, Reduced | str] = {metric.name: Reduced(str(metric.reduction)) for metric in reduced}
-    own = np.sort(batches)
+    own_batches = np.sort(batches)
     for start in range(0, len(plan) if reduced else 0, _BATCHES_IN_A_ROUND):
-        now = own[np.searchsorted(own, start) : np.searchsorted(own, start + _BATCHES_IN_A_ROUND)]
-        found = list(_measured(reduced, inputs_at, index, plan, now, combined))
+        batches_of_round = own_batches[
+            np.searchsorted(own_batches, start) : np.searchsorted(own_batches, start + _BATCHES_IN_A_ROUND)
+        ]
+        found = list(_measure_batches(reduced, inputs_at, index, plan, batches_of_round, combined))
         for _, name, samples, parts in sorted((one for ranks in gather(found) for one in ranks), key=_in_order):
             total = combined[name]
             if isinstance(total, str):
@@ -295,7 +297,7 @@ def _in_order(found: tuple[int, str, int, Parts | str]) -> tuple[int, str]:
     return found[0], found[1]
 
 
-def _measured(
+def _measure_batches(
     metrics: Sequence[CustomMetric],
     inputs_at: Callable[[np.ndarray], Inputs],
     index: np.ndarray,
@@ -303,11 +305,11 @@ def _measured(
     batches: np.ndarray,
     combined: Combined,
 ) -> Iterator[tuple[int, str, int, Parts | str]]:
-    """Yields number, metric, examples and value of each batch; in place of a value, what went wrong."""
+    """Yields number, metric, examples and value of each batch; the reason in place of a value if it failed."""
     for batch in batches.tolist():
         rows = plan.batch(batch)
         places = np.searchsorted(index, rows)
-        is_there = places < len(index)  # those that failed are not
+        is_there = places < len(index)  # failed examples are not
         is_there[is_there] = index[places[is_there]] == rows[is_there]
         part = inputs_at(places[is_there])
         for metric in metrics if len(part) else ():
@@ -315,22 +317,22 @@ def _measured(
                 continue
             try:
                 yield batch, metric.name, len(part), parts_of(metric.measure(part))
-            except Exception as error:  # its own code runs: all ranks have to learn of it
+            except Exception as error:  # user code may raise anything, and all ranks have to know
                 yield batch, metric.name, len(part), _reason(error)
 
 
 def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Combined) -> CustomResults:
-    """Computes all metrics.
+    """Computes all custom metrics.
 
-    A metric that fails now, after it has worked on made-up examples, is undefined: all else stands.
+    A metric that fails here, although it worked on synthetic examples, is undefined; the others are not affected.
 
     Args:
-        metrics: the metrics.
-        inputs: all examples, in dataset order; needed for metrics without a reduction only.
-        combined: what `reduce_batches` gave.
+        metrics: the custom metrics.
+        inputs: all examples, in dataset order; only used by metrics without a reduction.
+        combined: the result of `reduce_batches`.
 
     Returns:
-        Their figures.
+        Their values, and the reasons of undefined ones.
     """
     results = CustomResults()
     for metric in metrics:
@@ -344,7 +346,7 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Co
                     continue
                 value = metric.finish(reduced.value())
             figures = figures_of(metric.name, value)
-        except Exception as error:  # its own code runs
+        except Exception as error:  # user code may raise anything
             results.values[metric.name], results.undefined[metric.name] = None, _reason(error)
             continue
         for name, figure in figures.items():
@@ -355,4 +357,4 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Co
 
 
 def _reason(error: Exception) -> str:
-    return f"the metric gave {error}" if isinstance(error, NoResult) else f"the metric raised {told(error)}"
+    return f"the metric gave {error}" if isinstance(error, NoResult) else f"the metric raised {error_summary(error)}"

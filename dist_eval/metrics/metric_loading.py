@@ -1,7 +1,7 @@
-"""Finds the caller's own metrics (`--metric`) and tries each on made-up examples, before anything is sent.
+"""Loads custom metrics (`--metric`) and checks each on synthetic examples, before anything is sent.
 
-What a metric may be, `custom_metrics` tells. Code runs here that the caller has named: his own modules, and scripts of
-Hugging Face's `evaluate` in files or folders on this host; none is ever downloaded.
+`custom_metrics` documents what a metric may be. This module runs code that the user has named: importable modules, and
+scripts of Hugging Face's `evaluate` in files or folders on this host; nothing is ever downloaded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dist_eval.metrics.custom_metrics import (
     NoResult,
     Reduced,
     described,
+    error_summary,
     figures_of,
     parts_of,
-    told,
 )
 from dist_eval.metrics.predictions import Predictions
 
@@ -39,17 +39,17 @@ _ROWS_IN_A_PIECE = 1 << 16
 def load_metrics(
     specs: Sequence[str], problem: Problem, num_labels: int, built_in: Sequence[str]
 ) -> list[CustomMetric]:
-    """Finds metrics and tries each on a few made-up examples.
+    """Loads metrics and checks each on a few synthetic examples.
 
     Args:
-        specs: what `--metric` names: `package.module:name`, or the path of a metric of Hugging Face's `evaluate`;
-            `NAME=` in front gives it another name.
-        problem: what kind of labels will come.
+        specs: values of `--metric`: `package.module:name`, or the path of a metric of Hugging Face's `evaluate`, with
+            an optional prefix `NAME=` that sets the name.
+        problem: the problem type.
         num_labels: width of the head.
-        built_in: names that are taken.
+        built_in: names of the built-in metrics.
 
     Raises:
-        ConfigError: a metric cannot be found, fails, returns what is no result, or has a name that is taken.
+        ConfigError: a metric cannot be found, fails, returns an invalid result, or has a name that is taken.
     """
     sample = Inputs.of(synthetic_predictions(problem, num_labels))
     metrics: list[CustomMetric] = []
@@ -60,13 +60,13 @@ def load_metrics(
                 f"--metric {spec}: there is a metric named {metric.name!r} already. Give this one another name: "
                 f"--metric my_{metric.name}={spec.split('=')[-1]}."
             )
-        _try(metric, sample)
+        _check(metric, sample)
         metrics.append(metric)
     return metrics
 
 
 def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
-    """Makes a few examples up, the same ones always; each class or label occurs, most are predicted rightly."""
+    """Generates a few examples, always the same; each class or label occurs, and most predictions are correct."""
     rows = np.arange(max(8, 2 * num_labels))
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(len(rows), num_labels))
@@ -106,8 +106,8 @@ def _import(spec: str, target: str) -> Any:
             f"--metric {spec}: {error.msg}. Modules are looked for in the working directory, on PYTHONPATH, and among "
             "the installed packages."
         ) from error
-    except Exception as error:  # the module's own code runs
-        raise ConfigError(f"--metric {spec}: importing {module} fails: {told(error)}") from error
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"--metric {spec}: importing {module} fails: {error_summary(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"--metric {spec}: there is no {part!r} in {getattr(found, '__name__', module)}.")
@@ -117,36 +117,36 @@ def _import(spec: str, target: str) -> Any:
 
 def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: Inputs) -> CustomMetric:
     if _is_of("torchmetrics", ("Metric", "MetricCollection"), found):
-        return CustomMetric(name, spec, _of_torchmetrics(spec, _made(spec, found), problem, sample))
+        return CustomMetric(name, spec, _of_torchmetrics(spec, _instantiate(spec, found), problem, sample))
     if _is_of("evaluate", ("EvaluationModule", "CombinedEvaluations"), found):
-        return CustomMetric(name, spec, _of_evaluate(_made(spec, found)))
+        return CustomMetric(name, spec, _of_evaluate(_instantiate(spec, found)))
     if hasattr(found, "reduction"):
-        return _of_reduction(name, spec, _made(spec, found))
+        return _of_reduction(name, spec, _instantiate(spec, found))
     if inspect.isclass(found):
         raise ConfigError(
             f"--metric {spec}: the class declares no `reduction`; it should be one of {', '.join(REDUCTIONS)}."
         )
     if not callable(found):
-        raise ConfigError(f"--metric {spec}: is no function and no metric, but {described(found)}.")
+        raise ConfigError(f"--metric {spec}: is neither a function nor a metric, but {described(found)}.")
     return CustomMetric(name, spec, lambda inputs: found(*inputs.arguments()))
 
 
 def _is_of(package: str, kinds: tuple[str, ...], found: Any) -> bool:
-    """Whether an object is, or a class makes, something of a package, which is imported already if so."""
+    """Whether an object is an instance, or a class a subclass, of a package's classes; never imports the package."""
     module = sys.modules.get(package)
     classes = tuple(getattr(module, kind) for kind in kinds if hasattr(module, kind))
     return issubclass(found, classes) if inspect.isclass(found) else isinstance(found, classes)
 
 
-def _made(spec: str, found: Any) -> Any:
+def _instantiate(spec: str, found: Any) -> Any:
     if not inspect.isclass(found):
         return found
     try:
         return found()
-    except Exception as error:  # its own code runs
+    except Exception as error:  # user code may raise anything
         raise ConfigError(
-            f"--metric {spec}: {found.__name__}() fails: {told(error)} If it needs arguments, name an object that "
-            "your module has made of it."
+            f"--metric {spec}: {found.__name__}() fails: {error_summary(error)} If it needs arguments, create an "
+            "instance in your module and name that."
         ) from error
 
 
@@ -171,8 +171,8 @@ def _load_evaluate(spec: str, target: str) -> Any:
         raise ConfigError(f"--metric {spec}: is read with the package `evaluate`, which is not installed.") from error
     try:
         return evaluate.load(str(Path(target).resolve()))
-    except Exception as error:  # the script's own code runs
-        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {told(error)}") from error
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_summary(error)}") from error
 
 
 def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
@@ -180,7 +180,7 @@ def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
 
 
 def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -> Callable[[Inputs], Any]:
-    """Finds out in which form a metric takes predictions: the first that it does not refuse."""
+    """Determines the form of predictions that a metric accepts: the first one that does not raise."""
     forms: dict[str, Callable[[Inputs], np.ndarray]] = {}
     if problem is not REGRESSION:
         forms["probabilities"] = _probabilities
@@ -191,11 +191,11 @@ def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -
     for name, form in forms.items():
         try:
             _measure_torchmetrics(metric, form, sample)
-        except Exception as error:  # whatever it checks
-            refusals.append(f"{name}: {told(error)}")
+        except Exception as error:  # torchmetrics raises various types
+            refusals.append(f"{name}: {error_summary(error)}")
         else:
             return lambda inputs, form=form: _measure_torchmetrics(metric, form, inputs)  # type: ignore[misc]
-    raise ConfigError(f"--metric {spec}: the torchmetrics metric takes none of these: {' '.join(refusals)}")
+    raise ConfigError(f"--metric {spec}: the torchmetrics metric accepts none of these: {' '.join(refusals)}")
 
 
 def _probabilities(inputs: Inputs) -> np.ndarray:
@@ -204,13 +204,13 @@ def _probabilities(inputs: Inputs) -> np.ndarray:
 
 
 def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inputs: Inputs) -> Any:
-    """Updates a fresh copy, in pieces of a fixed size and in dataset order, with floats in single precision."""
+    """Updates a reset copy, in chunks of a fixed size and in dataset order, with floats in single precision."""
     import torch
 
     fresh = metric.clone()
     fresh.reset()
     for one in fresh.values() if hasattr(fresh, "items") else [fresh]:
-        one.sync_on_compute = False  # it gets the examples of all ranks
+        one.sync_on_compute = False  # it is given the examples of all ranks
     for start in range(0, len(inputs), _ROWS_IN_A_PIECE):
         piece = inputs.rows(slice(start, start + _ROWS_IN_A_PIECE))
         fresh.update(*(torch.from_numpy(_single_precision(array)) for array in (form(piece), piece.labels)))
@@ -221,13 +221,13 @@ def _single_precision(array: np.ndarray) -> np.ndarray:
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype, order="C")  # writable
 
 
-def _try(metric: CustomMetric, sample: Inputs) -> None:
-    """Computes a metric on a sample, a reduced one in two parts."""
+def _check(metric: CustomMetric, sample: Inputs) -> None:
+    """Computes a metric on a sample twice, one with a reduction in two batches."""
     shapes = ", ".join(
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
     )
-    tried = f"--metric {metric.spec}: tried on {len(sample)} made-up examples ({shapes}), it"
+    called = f"--metric {metric.spec}: called with {len(sample)} synthetic examples ({shapes}), it"
     expected = "should return a float, or a dict of floats by name"
     try:
         if metric.reduction is None:
@@ -240,13 +240,13 @@ def _try(metric: CustomMetric, sample: Inputs) -> None:
             expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
             once, again = (figures_of(metric.name, metric.finish(value)) for value in values)
     except NoResult as error:
-        raise ConfigError(f"{tried} gave {error}; it {expected}.") from error
-    except Exception as error:  # its own code runs
-        raise ConfigError(f"{tried} raised {told(error)} It {expected}.") from error
+        raise ConfigError(f"{called} gave {error}; it {expected}.") from error
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"{called} raised {error_summary(error)} It {expected}.") from error
     if not all(np.array_equal(value, again.get(name, np.nan), equal_nan=True) for name, value in once.items()):
         raise ConfigError(
-            f"{tried} gave {once} and, called again, {again}. It should depend on nothing but its arguments: seed "
-            "whatever it draws."
+            f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "
+            "random numbers that it draws."
         )
 
 

@@ -1,8 +1,8 @@
-"""Figures of a classifier that gives an example any number of labels. Pure.
+"""Metrics of multi-label classification. Free of side effects.
 
-Each label is a yes-or-no question of its own. Averages are over all labels, as scikit-learn's are; where one label has
-no precision (never predicted), no recall (no examples) or neither, scikit-learn would count it as 0, here the average
-is undefined, and the reason tells what that convention would give.
+Each label is a binary problem. Averages are over all labels, as in scikit-learn; if the precision (never predicted),
+recall (no examples) or F1 of a label is undefined, scikit-learn counts it as 0, whereas here the average is undefined,
+and the reason states the value under that convention.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _WHY = {
 
 
 def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """Counts examples for each label by truth (row) and prediction (column), 0 being no.
+    """Counts examples for each label by truth (row) and prediction (column), in the order false, true.
 
     Args:
         label: which labels each example has, bool of shape [n, labels].
-        prediction: which it was given, bool of the same shape.
+        prediction: which labels were predicted, bool of the same shape.
 
     Returns:
-        Counts, int64 of shape [labels, 2, 2], as `sklearn.metrics.multilabel_confusion_matrix` gives them.
+        Counts, int64 of shape [labels, 2, 2], as from `sklearn.metrics.multilabel_confusion_matrix`.
     """
     has, given, both = label.sum(axis=0), prediction.sum(axis=0), (label & prediction).sum(axis=0)
     cells = [[len(label) - has - given + both, given - both], [has - both, both]]
@@ -43,15 +43,15 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 def multi_label_figures(
     predictions: PredictionsLike, confusion: np.ndarray, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
-    """Computes the figures over all labels and of each one.
+    """Computes the metrics over all labels and of each label.
 
     Args:
-        predictions: of a multi-label problem, at least one example.
+        predictions: predictions of a multi-label problem, at least one example.
         confusion: counts for each label (see `label_confusion`).
-        names: of the labels.
+        names: names of the labels.
 
     Returns:
-        Figures by name, why some are undefined, and for each label its figures and support.
+        Metrics by name, the reasons of undefined ones, and for each label its metrics and support.
     """
     (_, false), (missed, hits) = np.moveaxis(confusion, 0, 2)
     support = missed + hits
@@ -115,7 +115,7 @@ def _add_averages(
 def _add_rankings(
     values: Values, undefined: dict[str, str], predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
 ) -> None:
-    """Adds how well each label's probabilities rank the examples that have it before those that do not."""
+    """Adds the ranking metrics: averages over labels of the area under the ROC curve and of average precision."""
     from sklearn.metrics import average_precision_score
 
     count = len(predictions)

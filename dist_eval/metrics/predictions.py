@@ -1,6 +1,6 @@
-"""`Predictions`: the one noun that flows from the forwards to the report, and the proof that it is complete.
+"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete.
 
-Before examples are combined, they come in batches: what became of one is a `BatchOutcome`.
+Before they are combined, predictions exist per batch, as a `BatchOutcome`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _CELLS_IN_A_PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of a batch.
+    """The result of a batch.
 
     Attributes:
-        batch: its number in the plan.
+        batch: number of the batch in the plan.
         logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
         route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
-        failed: why examples have no prediction, by their row in the batch.
-        audit: what an audit has found (see `dist_eval.evaluation.audit.Findings.to_record`), None if there was none.
+        failed: the reasons of examples without a prediction, by row in the batch.
+        audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
     """
 
     batch: int
@@ -44,7 +44,7 @@ class BatchOutcome:
 
 
 class PredictionsLike(Protocol):
-    """What metrics depend on: `Predictions`, or what is left of them when the logits are gone.
+    """What metrics and statistics need: `Predictions`, or predictions that were saved without their logits.
 
     The attributes are those of `Predictions`.
     """
@@ -71,14 +71,14 @@ class PredictionsLike(Protocol):
 
 @dataclass(frozen=True)
 class Predictions:
-    """What the model said about some examples, as columns.
+    """A model's predictions for some examples, as columns.
 
     Attributes:
         index: position in the dataset, int64 of shape [n].
-        label: true class, int64 of shape [n]; for several labels each, which of them, bool of shape [n, num_labels];
-            for a regression the true values, float64 of shape [n, num_labels]. So its dtype tells the problem.
-        logits: the head's outputs, float32 of shape [n, num_labels].
-        loss: of each example (see `dist_eval.data.problems`), float64 of shape [n].
+        label: true class, int64 of shape [n]; in a multi-label problem which labels, bool of shape [n, num_labels]; in
+            a regression the true values, float64 of shape [n, num_labels]. The dtype thus identifies the problem type.
+        logits: outputs of the head, float32 of shape [n, num_labels].
+        loss: loss of each example (see `dist_eval.data.problems`), float64 of shape [n].
     """
 
     index: np.ndarray
@@ -97,13 +97,13 @@ class Predictions:
     def from_logits(
         cls, index: np.ndarray, label: np.ndarray, logits: np.ndarray, problem: Problem = SINGLE_LABEL
     ) -> Predictions:
-        """Makes predictions from a model's outputs; the loss is computed in float64, whatever the logits' dtype.
+        """Builds predictions from a model's outputs; the loss is computed in float64, whatever the logits' dtype.
 
         Args:
             index: positions in the dataset, integers of shape [n].
-            label: true labels of the problem; classes are in 0..num_labels-1.
+            label: true labels, of the problem type's shape and dtype; classes are in 0..num_labels-1.
             logits: floats of shape [n, num_labels].
-            problem: what kind of labels they are.
+            problem: the problem type.
 
         Returns:
             Predictions for these examples.
@@ -114,7 +114,7 @@ class Predictions:
 
     @classmethod
     def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:
-        """Makes predictions of no example, with the dtypes and the width of any others."""
+        """Builds predictions of no example, with the usual dtypes and width."""
         label = np.empty(problem.label_shape(0, num_labels))
         return cls.from_logits(np.empty(0), label, np.empty((0, num_labels)), problem)
 
@@ -123,13 +123,13 @@ class Predictions:
         """Joins predictions in the order given.
 
         Args:
-            parts: at least one; all of the same width.
+            parts: at least one; all of the same width and problem type.
         """
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     @classmethod
     def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
-        """Makes predictions from what `packed` returned."""
+        """Restores predictions from the columns that `packed` returned."""
         layout = _layout(0, 0, problem_of(columns["label"].dtype))
         return cls(*(columns[name].astype(layout[name][1], copy=False) for name in _COLUMNS))
 
@@ -143,25 +143,25 @@ class Predictions:
 
     @property
     def problem(self) -> Problem:
-        """What kind of labels they are."""
+        """The problem type."""
         return problem_of(self.label.dtype)
 
     @property
     def prediction(self) -> np.ndarray:
         """Predicted labels, of the labels' shape and dtype.
 
-        The class with the largest logit, the first of equal ones; for several labels each, those that are more
-        probable than not; for a regression the logits.
+        The class with the largest logit, the first one if tied; in a multi-label problem the labels with a probability
+        above 1/2; in a regression the logits.
         """
         return self.problem.predict(self.logits)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Softmax of the logits, for several labels each their sigmoid; float64 of shape [n, num_labels]."""
+        """Softmax of the logits, in a multi-label problem their sigmoid; float64 of shape [n, num_labels]."""
         return self.problem.probabilities(self.logits)
 
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields columns of `probabilities` one after the other, float64 of shape [n] each."""
+        """Yields columns of `probabilities` one at a time, float64 of shape [n] each."""
         if self.problem is MULTI_LABEL:
             yield from (sigmoid(self.logits[:, number]) for number in classes)
             return
@@ -175,11 +175,11 @@ class Predictions:
         return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
 
     def at(self, places: np.ndarray) -> Predictions:
-        """Returns copies of some predictions, by their places here."""
+        """Returns copies of some predictions, by their rows here."""
         return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
 
     def pieces(self) -> Iterator[Predictions]:
-        """Cuts the predictions into pieces of bounded size, for what takes much memory for each of them."""
+        """Yields the predictions in chunks of bounded size, for computations that need much memory per row."""
         step = rows_of_a_piece(self.num_labels)
         for start in range(0, len(self), step):
             yield self.rows(start, start + step)
@@ -190,22 +190,22 @@ class Predictions:
         return self.at(order)
 
     def packed(self) -> dict[str, np.ndarray]:
-        """Returns the columns for a journey to another rank: integers in the smallest dtype that holds them."""
+        """Returns the columns for transfer to another rank, integers in the smallest dtype that holds them."""
         return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
 
 
 def rows_of_a_piece(outputs: int) -> int:
-    """Returns how many predictions of so many outputs make up a piece of bounded size."""
+    """Returns the number of predictions in a chunk, for a number of outputs."""
     return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
 
 
 class Collector:
-    """Columns of known length that predictions are put into piece by piece, so that nothing is held twice.
+    """Preallocated columns that are filled chunk by chunk, so that predictions are never in memory twice.
 
     Args:
-        rows: how many predictions will come.
+        rows: number of predictions to expect.
         num_labels: width of the head.
-        problem: what kind of labels they have.
+        problem: the problem type.
     """
 
     def __init__(self, rows: int, num_labels: int, problem: Problem = SINGLE_LABEL) -> None:
@@ -214,24 +214,24 @@ class Collector:
         self._columns = {name: np.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
 
     def add(self, part: Predictions) -> None:
-        """Takes some predictions over, after those that came before.
+        """Appends some predictions.
 
         Raises:
-            ValueError: they are more than were announced.
+            ValueError: there are more than expected.
         """
         begin, end = self._filled, self._filled + len(part)
         if end > self._rows:
-            raise ValueError(f"{end} predictions came where {self._rows} were announced")
+            raise ValueError(f"{end} predictions received, {self._rows} expected")
         for name, column in self._columns.items():
             column[begin:end] = getattr(part, name)
         self._filled = end
 
     def predictions(self) -> Predictions:
-        """Returns the predictions that have come, in the order in which they came."""
+        """Returns the predictions in the order in which they were added."""
         return Predictions(**self._columns).rows(0, self._filled)
 
     def in_dataset_order(self) -> Predictions:
-        """Sorts what has come by its position in the dataset and returns it; the collector is used up."""
+        """Returns the predictions sorted by position in the dataset; the collector cannot be used afterwards."""
         order = np.argsort(self._columns["index"][: self._filled], kind="stable")
         return Predictions(*(self._columns.pop(name)[order] for name in _COLUMNS))
 
@@ -255,14 +255,14 @@ def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often the examples of a dataset were counted.
+    """How many examples of a dataset have a prediction.
 
     Attributes:
-        expected: examples in the dataset.
-        seen: distinct examples of the dataset that have a prediction.
-        duplicates: predictions beyond the first of their example.
+        expected: number of examples in the dataset.
+        seen: distinct examples of the dataset with a prediction.
+        duplicates: predictions beyond the first one of their example.
         missing: examples without a prediction.
-        failed: examples that were given up with a reason (part of `missing`).
+        failed: examples that failed with a reason (part of `missing`).
     """
 
     expected: int
@@ -273,20 +273,20 @@ class Coverage:
 
     @property
     def exact(self) -> bool:
-        """Whether every example counts exactly once."""
+        """Whether every example has exactly one prediction."""
         return self.seen == self.expected and self.duplicates == 0 and self.missing == 0
 
 
 def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:
-    """Proves that the positions are exactly 0..expected-1 without the failed ones, each once, in any order.
+    """Proves that the positions are exactly 0..expected-1 except the failed ones, each once, in any order.
 
     Args:
         index: positions in the dataset, int64 of shape [n].
-        expected: examples in the dataset.
-        failed: positions of examples that were given up with a reason.
+        expected: number of examples in the dataset.
+        failed: positions of examples that failed with a reason.
 
     Returns:
-        The coverage, which is exact but for the failed ones.
+        The coverage, which is exact except for the failed examples.
 
     Raises:
         CoverageError: a position is repeated, missing, or outside the dataset; the message names the first ones.
@@ -307,7 +307,7 @@ def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ())
     seen = int(is_seen.sum())
     both, is_seen[given_up] = given_up[is_seen[given_up]], True
     missing = np.flatnonzero(~is_seen)
-    # counting takes eight times the memory of marking, and is only needed to name what was counted twice
+    # counting takes eight times the memory of marking, and is only needed to name the repeated positions
     repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
     coverage = Coverage(expected, seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up))
     problems = [

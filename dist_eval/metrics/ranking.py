@@ -1,4 +1,4 @@
-"""How well scores rank. Pure."""
+"""Ranking metrics. Free of side effects."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 def area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
-    """Computes what `sklearn.metrics.roc_auc_score` does: how often a positive outranks a negative, ties being half.
+    """Computes the area under the ROC curve: how often a positive has a higher score than a negative, ties as 1/2.
 
-    Exactly, by counting, with a sixth of its memory and a small part of its time.
+    The same value as `sklearn.metrics.roc_auc_score`, by counting, in a sixth of the memory and much less time.
 
     Args:
-        is_positive: bool of shape [n], at least one of each kind.
+        is_positive: bool of shape [n], with at least one positive and one negative.
         scores: floats of shape [n].
     """
     positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])

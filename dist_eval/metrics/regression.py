@@ -1,4 +1,4 @@
-"""Figures of a regression: errors, and how labels and outputs go together; scikit-learn and SciPy compute. Pure."""
+"""Metrics of regression: errors and correlations, computed by scikit-learn and SciPy. Free of side effects."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Values = dict[str, float | None]
 def regression_figures(
     predictions: PredictionsLike, names: Sequence[str]
 ) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
-    """Computes the figures of each output, and their means over the outputs.
+    """Computes the metrics of each output, and their means over the outputs.
 
     Args:
-        predictions: of a regression, at least one example.
-        names: of the outputs.
+        predictions: predictions of a regression, at least one example.
+        names: names of the outputs.
 
     Returns:
         The means by name (mean absolute, mean squared and root mean squared error, coefficient of determination,
-        Pearson's and Spearman's correlation), why some are undefined, and for each output its label and figures.
+        Pearson's and Spearman's correlation), the reasons of undefined ones, and for each output its label and metrics.
     """
     rows, reasons, outputs = [], [], predictions.prediction
     for number, name in enumerate(names):
@@ -59,11 +59,11 @@ def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Values, dict[str,
 
 
 def why_undefined(label: np.ndarray, output: np.ndarray) -> dict[str, str]:
-    """Returns why figures of an output are undefined, by name; nothing of those that are not.
+    """Returns the reasons of an output's undefined metrics, by name.
 
     Args:
         label: true values, float64 of shape [n].
-        output: predicted ones, float64 of shape [n].
+        output: predicted values, float64 of shape [n].
     """
     constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
     undefined = {"r2": "all labels are equal"} if "labels" in constant else {}

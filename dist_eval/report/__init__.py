@@ -1,6 +1,5 @@
-"""What a person gets from a run: tables, pictures, the page, and summaries for other places.
+"""Presentation of a run: the table on the terminal, PNG figures, the HTML page, and summaries for other tools.
 
-`table` is what is printed at the end, `page` makes `report.html` out of its `sections` and `charts`, `markdown` and
-`model_card` are for other places, `figures` draws the confusion matrix, `saved_predictions` writes and reads the
-predictions, and `files` names the files of a run's folder.
+`table` formats the terminal output, `page` renders `report.html` from `sections` and `charts`, `markdown` and
+`model_card` write summaries for pull requests and model cards, and `figures` draws the PNG files.
 """

@@ -22,7 +22,7 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Makes the command line's parser."""
+    """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval report",
         description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html.",
@@ -33,29 +33,31 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a complete run")
     page = parser.add_argument_group("the page")
     page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN)")
-    page.add_argument("--texts", action="store_true", help="show the mistakes with their texts, out of the dataset")
-    page.add_argument("--dataset", metavar="DATASET", help="where the dataset is now (default: where the run found it)")
-    page.add_argument("--max-mistakes", type=int, default=1000, metavar="N", help="at most so many (default: 1000)")
+    page.add_argument("--texts", action="store_true", help="show the mistakes with their texts from the dataset")
+    page.add_argument("--dataset", metavar="DATASET", help="current location of the dataset (default: as in the run)")
     page.add_argument(
-        "--max-characters", type=int, default=1000, metavar="N", help="longer texts are cut (default: 1000)"
+        "--max-mistakes", type=int, default=1000, metavar="N", help="maximum number shown (default: 1000)"
+    )
+    page.add_argument(
+        "--max-characters", type=int, default=1000, metavar="N", help="longer texts are truncated (default: 1000)"
     )
     other = parser.add_argument_group("instead of the page")
     ways = other.add_mutually_exclusive_group()
     ways.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
     ways.add_argument("--model-index", action="store_true", help="print metadata for a Hugging Face model card (YAML)")
-    ways.add_argument("--tracker", nargs="+", choices=TRACKERS, help="log the metrics there, if it is installed")
-    other.add_argument("--model-name", metavar="NAME", help="of the model in --model-index (default: RUN's name)")
+    ways.add_argument("--tracker", nargs="+", choices=TRACKERS, help="log the metrics to a tracker that is installed")
+    other.add_argument("--model-name", metavar="NAME", help="name of the model in --model-index (default: RUN's name)")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0, 1 if it cannot be done, 2 for wrong options."""
+    """Runs the command line and returns its exit status: 0, 1 on failure, 2 for wrong options."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     if min(options.max_mistakes, options.max_characters) < 0:
         parser.error("--max-mistakes and --max-characters must be at least 0")
     if options.dataset and not options.texts:
-        parser.error("--dataset says where the texts are: give --texts, too")
+        parser.error("--dataset is the source of the texts: give --texts, too")
     try:
         _show(options)
     except EvaluationError as error:
@@ -89,7 +91,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _log(results: dict[str, Any], folder: Path, names: Sequence[str]) -> None:
-    """Logs the metrics of a run and the ends of their intervals."""
+    """Logs the metrics of a run and the limits of their intervals."""
     ends = {
         f"{name}/{end}": interval[end]
         for name, interval in (results.get("intervals") or {}).items()

@@ -1,4 +1,4 @@
-"""Where the lines and boxes of a report's pictures are. Knows no HTML: the template draws."""
+"""Layout of the charts of a report: coordinates only; the HTML template draws them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LEVELS, _MOST_COLUMNS, _MOST_STRIPS, _TICKS = 5, 64, 48, 5
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to places.
+    """A linear scale from values to coordinates.
 
     Attributes:
-        low: the least value.
-        high: the largest one.
-        start: the least value's place.
-        stop: the largest one's place.
+        low: smallest value.
+        high: largest value.
+        start: coordinate of the smallest value.
+        stop: coordinate of the largest value.
     """
 
     low: float
@@ -30,12 +30,12 @@ class Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        """Returns a value's place, rounded to what an eye can tell apart."""
+        """Returns the coordinate of a value, rounded to a hundredth of a unit."""
         share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
         return round(self.start + share * (self.stop - self.start), 2)
 
     def ticks(self, most: int = _TICKS) -> list[tuple[float, str]]:
-        """Returns places and texts of round values."""
+        """Returns coordinates and labels of tick marks at round values."""
         step = 10 ** math.floor(math.log10(max(self.high - self.low, 1e-9) / most))
         step *= next(factor for factor in (1, 2, 5, 10) if (self.high - self.low) / (step * factor) <= most)
         first = math.ceil(self.low / step - 1e-9)
@@ -44,14 +44,14 @@ class Scale:
 
 
 def interval_bar(value: float | None, interval: Mapping[str, Any] | None) -> dict[str, float] | None:
-    """Returns where a figure and its interval stand on a line from 0 to 100.
+    """Returns the coordinates of a metric and its interval on a line from 0 to 100.
 
     Args:
-        value: the figure, of a kind that never exceeds 1.
+        value: the metric, which is at most 1.
         interval: as in `results.json`.
 
     Returns:
-        None if there is no value or no interval, or if it reaches below 0.
+        The coordinates; None if there is no value or no interval, or if it extends below 0.
     """
     if value is None or not interval or interval["low"] is None:
         return None
@@ -62,13 +62,13 @@ def interval_bar(value: float | None, interval: Mapping[str, Any] | None) -> dic
 
 
 def reliability(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Lays out a reliability diagram: mean confidence against accuracy, and below it how many examples there are.
+    """Lays out a reliability diagram: accuracy against mean confidence, and a histogram of the confidences below it.
 
     Args:
-        bins: as in the section `calibration` of `results.json`; one of them holds examples.
+        bins: as in the section `calibration` of `results.json`; at least one has examples.
 
     Returns:
-        Points of the diagram with their intervals, bars of the histogram, and the places of the axes' texts.
+        Points of the diagram with their intervals, bars of the histogram, and tick marks of the axes.
     """
     x, y = Scale(0, 1, 44, 324), Scale(0, 1, 290, 10)
     filled = [one for one in bins if one["n"]]
@@ -93,7 +93,7 @@ def reliability(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def scatter(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
-    """Lays out labels against predictions of one output.
+    """Lays out a scatter plot of labels and predictions of one output.
 
     Args:
         labels: float64 of shape [n].
@@ -109,13 +109,13 @@ def scatter(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
 
 
 def strips(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Lays out what ranks and servers did over time: a strip for each, in levels of how much was under way.
+    """Lays out the activity of ranks and servers over time: a strip for each, shaded by the number in flight.
 
     Args:
         ranks: as in `timeline.json`.
 
     Returns:
-        Strips of ranks and of servers on one axis, in seconds from the first one's beginning; None if there are none.
+        Strips of ranks and of servers on a common axis, in seconds from the earliest start; None if there are none.
     """
     by_rank = {f"rank {one['rank']}": [one["batches"]] for one in ranks if one["batches"]}
     by_server: dict[str, list[Mapping[str, Any]]] = {}
@@ -153,7 +153,7 @@ def _end(timeline: Mapping[str, Any]) -> float:
 def _coarsened(
     timelines: Iterable[Mapping[str, Any]], width: float, first: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Adds timelines up in wider bins: what was under way on average, what was done, what failed."""
+    """Sums timelines in wider bins: average number in flight, number done, number failed."""
     sums = np.zeros((3, columns))
     for one in timelines:
         starts = one["began"] + one["bin_seconds"] * (np.arange(len(one["busy"])) + 0.5)

@@ -1,10 +1,10 @@
-"""Footnotes of a table: why a cell shows less than others do. Knows nothing of what is in the table."""
+"""Footnotes of a table, such as the reason why a cell has no interval."""
 
 from __future__ import annotations
 
 
 class Footnotes:
-    """Numbers reasons in the order in which cells name them; equal ones share a number.
+    """Numbers reasons in the order of their first use; equal reasons share a number.
 
     Examples:
         >>> notes = Footnotes()
@@ -18,15 +18,15 @@ class Footnotes:
         self._numbers: dict[str, int] = {}
 
     def mark(self, reason: str | None) -> str:
-        """Returns what a cell ends with; nothing without a reason."""
+        """Returns the suffix of a cell; empty without a reason."""
         return "" if reason is None else f" ({self.number(reason)})"
 
     def number(self, reason: str) -> int:
-        """Returns the number of a reason, a new one if no cell has named it yet."""
+        """Returns the number of a reason, a new one on first use."""
         return self._numbers.setdefault(reason, len(self._numbers) + 1)
 
     def lines(self) -> list[str]:
-        """Returns what stands under the table."""
+        """Returns the lines below the table."""
         return [f"({number}) {reason}" for reason, number in self._numbers.items()]
 
     def reasons(self) -> list[str]:

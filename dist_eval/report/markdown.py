@@ -1,4 +1,4 @@
-"""A run in a few lines of Markdown, for a pull request or the summary of a job."""
+"""A summary of a run in Markdown, for a pull request or a CI job."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def summary(results: Mapping[str, Any], name: str) -> str:
     """Writes the summary of a run.
 
     Args:
-        results: what `results.json` holds, of a complete run.
-        name: of the run.
+        results: content of `results.json` of a complete run.
+        name: name of the run.
 
     Returns:
-        Markdown. Names out of the data stand in code spans: they make no markup, and mention nobody.
+        Markdown. Names from the data are in code spans, so that they cannot contain markup or mentions.
     """
     coverage, speed, ranks = (results[name] for name in ("coverage", "throughput", "ranks"))
     what, data = checkpoint_name(results) or base_name(results), dataset_name(results)
@@ -69,7 +69,7 @@ def summary(results: Mapping[str, Any], name: str) -> str:
 
 
 def code(text: object) -> str:
-    """Puts text into a code span that may stand in a table, whatever the text is."""
+    """Returns any text as a code span that is safe in a table."""
     plain = " ".join(str(text).split()).replace("|", "\\|") or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""

@@ -11,24 +11,24 @@ from dist_eval.report.naming import dataset_name
 from dist_eval.report.table import figures_shown
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
-"""Names of metrics on the hub, where they are other ones than here."""
+"""Names of metrics on the hub that differ from those here."""
 
 _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 
 def model_index(results: Mapping[str, Any], model_name: str) -> str:
-    """Makes metadata of a model card.
+    """Builds the metadata of a model card.
 
     Args:
-        results: what `results.json` holds, of a complete run.
-        model_name: of the model.
+        results: content of `results.json` of a complete run.
+        model_name: name of the model.
 
     Returns:
-        YAML with `model-index`, to be put between the lines `---` at the head of a model card. A dataset that is a file
-        or a folder is named without the path to it.
+        YAML with `model-index`, for the front matter (between `---` lines) of a model card. A dataset that is a file or
+        a folder is named without its directory.
 
     Raises:
-        RunError: all figures are undefined.
+        RunError: all metrics are undefined.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

@@ -1,4 +1,4 @@
-"""What models, datasets and files of a run are called where others read it: without the folders of this machine."""
+"""Public names of the models, datasets and files of a run: without directories of this machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _FILES = ("checkpoint", "output", "peers_file")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
-    """Returns the name of a model or dataset for others to read.
+    """Returns the public name of a model or dataset.
 
     Args:
         source: a file, a folder or a hub name.
-        is_path: whether it was a file or folder where the run was; None if nobody has recorded that: then what exists
-            here and what begins like a path is taken for one.
+        is_path: whether it was a file or folder during the run; None if that was not recorded: then it is assumed if
+            such a path exists here, or if the name starts like a path.
 
     Returns:
-        Of a file or folder its name without the path to it, a hub name as it is.
+        The name of a file or folder without its directory; a hub name unchanged.
     """
     if is_path is None:
         is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
@@ -28,35 +28,35 @@ def name_of(source: str, is_path: bool | None = None) -> str:
 
 
 def dataset_name(results: Mapping[str, Any]) -> str:
-    """Returns what the dataset of a complete run is called, out of its `results.json`."""
+    """Returns the public name of the dataset of a complete run."""
     data = results["data"]
     return name_of(data["source"], data.get("is_path"))
 
 
 def base_name(results: Mapping[str, Any]) -> str:
-    """Returns what the base model of a complete run is called, out of its `results.json`."""
+    """Returns the public name of the base model of a complete run."""
     model = results["model"]
     return name_of(model["base"], model.get("base_is_path"))
 
 
 def checkpoint_name(results: Mapping[str, Any]) -> str | None:
-    """Returns what the tuned checkpoint of a complete run, always a folder, is called; None if there is none."""
+    """Returns the public name of the tuned checkpoint of a complete run; None if there is none."""
     folder = results["model"]["checkpoint"]
     return name_of(folder, is_path=True) if folder else None
 
 
 def options_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a complete run for others to read (see `without_folders`)."""
+    """Returns the options of a complete run without directories (see `without_folders`)."""
     known = {"model": results["model"].get("base_is_path"), "dataset": results["data"].get("is_path")}
     return without_folders(results["config"], known)
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
-    """Returns options of an evaluation or of prompt tuning with names in place of paths.
+    """Returns options of an evaluation or of prompt tuning with public names in place of paths.
 
     Args:
-        options: by name.
-        are_paths: whether the values of options that take a hub name, too, are paths (see `name_of`).
+        options: values by name of the option.
+        are_paths: for options that accept a path or a hub name, whether the value is a path (see `name_of`).
     """
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: name_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}

@@ -1,9 +1,8 @@
-"""`report.html`: a finished run to look at, as one file that fetches nothing.
+"""`report.html`: a complete run as one self-contained HTML file.
 
-Texts of the dataset are put into it only if that is asked for: a report is passed on more easily than a dataset. What
-comes from data is escaped by the template engine, or stands in a block of JSON that the page's script puts into text
-nodes; besides, a Content-Security-Policy allows that one script and that one style, by their hashes. Equal input gives
-equal bytes.
+It contains texts of the dataset only on request, because reports are shared more freely than datasets. Values from data
+are escaped by the template engine, or are in a JSON block that the page's script writes to text nodes; in addition, a
+Content-Security-Policy allows only the page's own script and style, by their hashes. Output is deterministic.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _SCATTER_POINTS, _SCATTERS = 500, 4
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report has of the dataset.
+    """The data that a report contains.
 
     Attributes:
-        texts: whether the mistakes have their texts.
-        dataset: where the dataset is now; None for where the run found it.
-        most: how many mistakes at most.
-        longest: characters after which a text is cut.
+        texts: whether mistakes are shown with their texts.
+        dataset: current location of the dataset; None for that of the run.
+        most: maximum number of mistakes.
+        longest: maximum number of characters of a text.
     """
 
     texts: bool = False
@@ -52,15 +51,15 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
 
     Args:
         folder: the run's folder.
-        contents: what of the dataset is shown; by default no texts.
+        contents: the data to include; by default no texts.
         path: the file to write, by default `report.html` in the folder.
 
     Returns:
         The file.
 
     Raises:
-        RunError: the folder holds no complete run, or its files cannot be read.
-        DataError: the dataset cannot be read, or is not the run's.
+        RunError: the folder has no complete run, or its files cannot be read.
+        DataError: the dataset cannot be read, or is not that of the run.
         OSError: the file cannot be written.
     """
     path = path or folder / REPORT
@@ -69,14 +68,14 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
 
 
 def report_on(folder: Path, wanted: str) -> None:
-    """Replaces the report of a run whose results are new; whatever goes wrong with it, the numbers stand.
+    """Replaces the report of a run with new results; a failure is reported but does not fail the run.
 
     Args:
         folder: the run's folder.
-        wanted: what `--report` says.
+        wanted: value of `--report`.
     """
     try:
-        (folder / REPORT).unlink(missing_ok=True)  # it would tell of other results
+        (folder / REPORT).unlink(missing_ok=True)  # it shows previous results
         if wanted != "none":
             write_report(folder, Contents(texts=wanted == "texts"))
     except Exception as error:  # a full disk, a dataset that was moved meanwhile
@@ -84,14 +83,14 @@ def report_on(folder: Path, wanted: str) -> None:
 
 
 def render(run: FinishedRun, contents: Contents) -> str:
-    """Makes the page of a run; for what is raised see `write_report`."""
+    """Renders the page of a run; raises the same errors as `write_report`."""
     import jinja2
 
     templates = jinja2.PackageLoader("dist_eval.report")
     environment = jinja2.Environment(
         loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # source, not a template: what it is hashed as must be what stands in the page
+    # the source, not a template: the hash must be that of the text in the page
     style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
     results = run.results
     confusion = sections.confusion(results)
@@ -134,7 +133,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
 
 
 def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
-    """Returns for each mistake its number, label, prediction, score and text."""
+    """Returns number, label, prediction, score and text of each mistake."""
     texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
     score = "loss" if run.problem == REGRESSION.name else "probability"
     return [
@@ -196,7 +195,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         "backend": _backend(results),
         "--max-length": _longest(results),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
-        "own metrics": ", ".join(options_of(results).get("metric") or ()),
+        "custom metrics": ", ".join(options_of(results).get("metric") or ()),
         "--confidence": config.get("confidence"),
         "--group-column": config.get("group_column"),
         "--slice-by": ", ".join(config.get("slice_by") or ()),
@@ -217,7 +216,7 @@ def _where_from(results: dict[str, Any]) -> list[str | None]:
 
 
 def _backend(results: dict[str, Any]) -> str:
-    """Returns where the model's blocks ran, and what made their outputs other than the servers' own."""
+    """Returns the backend that ran the model's blocks, and the compression of activations."""
     config = results["config"]
     words = "local: in each rank's own process" if config.get("backend") == "local" else "petals: on a swarm"
     compression = config.get("compression", "none")
@@ -241,7 +240,7 @@ def _audit(audit: dict[str, Any] | None) -> str:
         return ""
     faulty = [server["peer"] for server in audit["servers"] if server["odd"]]
     words = f"{audit['batches']} batches sent twice, {audit['disputes']} disputes"
-    return words + (f"; others agree against {', '.join(faulty)}" if faulty else "")
+    return words + (f"; outvoted by other servers: {', '.join(faulty)}" if faulty else "")
 
 
 def _hash(source: str) -> str:

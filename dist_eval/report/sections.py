@@ -1,4 +1,4 @@
-"""The sections of `results.json` → what a report's template shows of each. What is not there gives nothing."""
+"""Sections of `results.json` → the values that the report's template shows. Missing sections are left out."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _CARDS = {
 }
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
-"""Columns of a confusion matrix: up to which it takes what room it likes on paper; up to which shares fit there. And
-how many letters fit side by side there; longer names of columns are turned."""
+"""In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
+and characters that fit side by side in the header; longer names of columns are rotated."""
 
 _UP_TO_ONE = ("accuracy", "balanced_accuracy", "subset_accuracy", "hamming_loss", "ece", "mcc", "pearson", "spearman")
 _KINDS_UP_TO_ONE = ("precision_", "recall_", "f1_", "roc_auc", "average_precision")
-"""Figures, and how their names begin, whose extremes are 0 and 1, or -1 and 1: only these have a line from 0 to 1, on
-which a loss of 0.9 would look good or bad by chance. (A Brier score of classes goes up to 2.)"""
+"""Metrics, and prefixes of metrics, whose range is 0 to 1 or -1 to 1: only these have a bar from 0 to 1, which would be
+misleading for a loss of 0.9. (The Brier score of several classes ranges up to 2.)"""
 
 _PER_CLASS = ("precision", "recall", "f1", "support")
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
 def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a figure of a run, or of a slice, with its interval, in words, and the reason where there is none."""
+    """Returns a metric of a run, or of a slice, as text, with its interval or the reason why there is none."""
     value, interval = results["metrics"].get(name), results["intervals"].get(name)
     shown = _shown(interval, results["undefined"].get(name))
     if shown["interval"]:
@@ -62,7 +62,7 @@ def _shown(interval: Mapping[str, Any] | None, why_undefined: str | None = None)
 
 
 def headline(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the figures that say most, those of the table, and all others."""
+    """Returns the main metrics, those of the table, and all others."""
     names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
     figures = [figure(name, results) for name in names]
     others = [figure(name, results) for name in results["metrics"] if name not in names]
@@ -77,7 +77,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the confusion matrix of one class each, of many classes those that are confused most, and the pairs."""
+    """Returns a single-label confusion matrix, reduced to the most confused of many classes, and the top confusions."""
     section = results.get("confusion_matrix")
     if results["problem_type"] != SINGLE_LABEL.name or not section:
         return None
@@ -142,7 +142,7 @@ def _pairs(wrong: np.ndarray, totals: np.ndarray, names: Sequence[str]) -> list[
 
 
 def label_confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns for each label how often it was taken rightly and wrongly for given and for not given."""
+    """Returns true positives, false negatives, false positives and true negatives of each label."""
     section = results.get("confusion_matrix")
     if results["problem_type"] != MULTI_LABEL.name or not section:
         return None
@@ -157,7 +157,7 @@ def label_confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | None:
-    """Returns the table of classes, labels or outputs, with at most so many rows, and what its figures' marks mean."""
+    """Returns the table of classes, labels or outputs, up to a number of rows, and its footnotes."""
     rows, notes = results["per_class"], Footnotes()
     is_regression = results["problem_type"] == REGRESSION.name
     if is_regression and len(rows) < 2:
@@ -172,14 +172,14 @@ def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | 
 
 
 def _row_in_words(row: Mapping[str, Any], notes: Footnotes) -> dict[str, Any]:
-    """Returns the figures of a class in words, and behind each, in `ends`, its interval or the number of a reason."""
+    """Returns the metrics of a class as text, and in `ends` the interval of each or the number of its footnote."""
     intervals = row.get("intervals", {})  # runs of earlier versions have none
     words = {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
     return {**words, "ends": {name: interval_words(name, one, notes) for name, one in intervals.items()}}
 
 
 def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the figures of calibration and the reliability diagram, with several labels one of each label."""
+    """Returns the calibration metrics and the reliability diagram, in a multi-label problem one for each label."""
     section = results["calibration"]
     if section is None:
         return None
@@ -202,7 +202,7 @@ def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns a table for each column by which the examples were cut, without figures that no slice has."""
+    """Returns a table for each slicing, without metrics that are undefined in all slices."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for one in results["slices"]:
         tables.setdefault(one["by"], []).append(one)
@@ -233,12 +233,12 @@ def _why_left_out(name: str, slices: Sequence[dict[str, Any]]) -> str:
 
 
 def words(label: Any, problem: str, names: Sequence[str]) -> str:
-    """Returns a label or a prediction for people.
+    """Formats a label or a prediction.
 
     Args:
-        label: an int64, or of several labels or outputs an array of shape [num_labels].
-        problem: name of the problem.
-        names: of the classes or labels.
+        label: an int64, or an array of shape [num_labels] for several labels or outputs.
+        problem: name of the problem type.
+        names: names of the classes or labels.
     """
     if problem == SINGLE_LABEL.name:
         return names[int(label)]
@@ -250,11 +250,11 @@ def words(label: Any, problem: str, names: Sequence[str]) -> str:
 
 
 def ranks(results: Mapping[str, Any], *, with_hosts: bool) -> dict[str, Any]:
-    """Returns what each rank did, how long compared with the slowest, and what servers did for all of them.
+    """Returns the work and relative duration of each rank, and totals of each server over all ranks.
 
     Args:
-        results: what `results.json` holds.
-        with_hosts: call hosts by their names, not "host 1" and so on.
+        results: content of `results.json`.
+        with_hosts: show the names of hosts instead of "host 1" and so on.
     """
     hosts = {host: number for number, host in enumerate(dict.fromkeys(one["host"] for one in results["ranks"]), 1)}
     seconds = [one["seconds"] for one in results["ranks"]]

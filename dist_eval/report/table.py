@@ -1,4 +1,4 @@
-"""The table of results that a run prints at its end."""
+"""The table of results that a run prints at the end."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _HEADLINES = {
 _AVERAGES = ("macro", "micro", "weighted")
 _RANKINGS = ("roc_auc", "average_precision")
 _IN_UNITS = ("loss", "log_loss", "mae", "mse", "rmse")
-"""Figures in the data's own units, or nats: no number of decimals suits them all."""
+"""Metrics in nats or in the units of the data, shown with significant digits instead of fixed decimals."""
 
 
 def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str:
-    """Returns the table that a person sees at the end.
+    """Formats the results of a run for the terminal.
 
     Args:
         metrics: the metrics.
-        facts: the further sections of `results.json`.
-        folder: where the files are.
+        facts: the other sections of `results.json`.
+        folder: the run's folder.
     """
     values, coverage, data = metrics.values, facts["coverage"], facts["data"]
     shown = figures_shown(metrics.problem, values, metrics.custom)
@@ -82,7 +82,7 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
 def format_figures(
     values: dict[str, float | None], notes: dict[str, str], intervals: dict[str, dict[str, Any]] | None = None
 ) -> list[str]:
-    """Returns a line for each figure, with its interval and a note where there are such."""
+    """Returns a line for each metric, with its interval and note, if any."""
     width, lines = max([_NAME_WIDTH, *map(len, values)]), []
     for name, value in values.items():
         interval = "" if value is None else _interval(name, (intervals or {}).get(name))
@@ -92,25 +92,25 @@ def format_figures(
 
 
 def figure_words(name: str, value: float) -> str:
-    """Writes a figure: four decimals, or four significant digits where decimals would tell little or nothing."""
+    """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
     if name in _IN_UNITS or (value and not _LEAST <= abs(value) < _MOST):
         return f"{value:#.4g}".removesuffix(".")
     return f"{value:.4f}"
 
 
 def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
-    """Returns the names of those figures of a problem that a person is shown first."""
+    """Returns the names of the main metrics of a problem type."""
     return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
 
 
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
-    """Returns name and value of the figure that says most, out of the section `metrics` of `results.json`."""
+    """Returns name and value of the most important metric in the section `metrics` of `results.json`."""
     name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
     return name, metrics.get(name)
 
 
 def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
-    """Returns a table of the slices, with the figures that say most; nothing if there are none."""
+    """Returns a table of the slices with their main metrics; empty without slices."""
     if not slices:
         return []
     names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
@@ -133,26 +133,26 @@ def _ends_or_mark(one: dict[str, Any], name: str, notes: Footnotes) -> str:
 
 
 def interval_words(name: str, interval: dict[str, Any], notes: Footnotes) -> str:
-    """Writes what stands behind a figure in a table: its interval; where there is none, the number of the reason."""
+    """Returns the suffix of a metric in a table: its interval, or the number of the footnote with the reason."""
     return _ends(name, interval) or notes.mark(interval["reason"])
 
 
 def figures_of_slices(problem: str) -> Sequence[str]:
-    """Returns the names of those figures of slices that a person is shown."""
+    """Returns the names of the metrics shown for slices."""
     return FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE]
 
 
 def slice_name(entry: dict[str, Any]) -> str:
-    """Returns what the examples of an entry of the section `slices` have in common, for people."""
+    """Returns the name of a slice, from its entry in the section `slices`."""
     return "(missing)" if entry["value"] is None else entry["value"] or "(empty)"
 
 
 def group_lines(groups: dict[str, Any] | None) -> list[str]:
-    """Returns a line that says how intervals take groups into account; nothing if there are none."""
+    """Returns a line on how intervals account for groups; empty without groups."""
     if groups is None:
         return []
     few = f"; with fewer than {FEW_UNITS} there are none" if groups["count"] < FEW_UNITS else ""
-    return [f"intervals: {groups['count']} groups of {groups['column']!r} are drawn whole{few}"]
+    return [f"intervals: {groups['count']} groups of {groups['column']!r} are resampled as clusters{few}"]
 
 
 def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
@@ -217,10 +217,10 @@ def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
     ]
     for server in audit["servers"]:
         if server["odd"]:
-            lines.append(f"audit: others agree against {server['peer']}; what it had answered was done again")
+            lines.append(f"audit: {server['peer']} was outvoted by other servers; its batches were recomputed")
     for dispute in audit["first_disputes"][:1]:
         lines.append(
-            f"audit: nobody can tell which of {' and '.join(dispute['peers'])} is right ({dispute['why']}); the result "
+            f"audit: undecided which of {' and '.join(dispute['peers'])} is right ({dispute['why']}); the result "
             f"may be wrong, all disputes are in {RESULTS}"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The pictures of a run: a confusion matrix, one for each label, or labels against outputs; a reliability diagram."""
+"""PNG figures of a run: confusion matrices or, for a regression, a scatter plot; and a reliability diagram."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ CONFUSION_MATRIX, LABEL_CONFUSION, SCATTER = "confusion_matrix.png", "label_conf
 RELIABILITY = "reliability_diagram.png"
 _NAMES = {SINGLE_LABEL.name: CONFUSION_MATRIX, MULTI_LABEL.name: LABEL_CONFUSION, REGRESSION.name: SCATTER}
 FIGURES = (*_NAMES.values(), RELIABILITY)
-"""The names that a picture may have."""
+"""File names of all figures."""
 
 _CELLS_WITH_NUMBERS, _PANELS, _POINTS = 20, 25, 2000
 _TALLEST_SIZE = 0.25
 
 
 def figure_name(metrics: Metrics) -> str:
-    """Returns the name of the picture of such metrics."""
+    """Returns the file name of the figure for metrics."""
     return _NAMES[metrics.problem]
 
 
 def draw_figure(path: Path, metrics: Metrics, predictions: Predictions) -> None:
-    """Draws the picture of a run as a PNG.
+    """Draws the figure of a run as a PNG.
 
     Args:
         path: the file.
         metrics: the metrics.
-        predictions: what they are of.
+        predictions: the predictions of which they are the metrics.
     """
     if metrics.problem == SINGLE_LABEL.name:
         draw_confusion_matrix(path, metrics)
@@ -61,7 +61,7 @@ def draw_confusion_matrix(path: Path, metrics: Metrics) -> None:
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
     total, hits = int(metrics.confusion.sum()), int(metrics.confusion.trace())
-    axes.set_title(f"{hits} of {total} right (accuracy {hits / total:.4f})")
+    axes.set_title(f"{hits} of {total} correct (accuracy {hits / total:.4f})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     _save(figure, path)
@@ -81,7 +81,7 @@ def draw_label_confusion(path: Path, metrics: Metrics) -> None:
 
 
 def draw_scatter(path: Path, metrics: Metrics, predictions: Predictions) -> None:
-    """Draws labels against outputs, for each of the first outputs, as a PNG; of many examples evenly spaced ones."""
+    """Draws a scatter plot of each of the first outputs as a PNG, subsampling evenly if there are many examples."""
     from sklearn.metrics import PredictionErrorDisplay
 
     figure, panels = _panels(len(metrics.label_names), 4.0)
@@ -101,10 +101,9 @@ def draw_scatter(path: Path, metrics: Metrics, predictions: Predictions) -> None
 
 
 def draw_reliability(path: Path, calibration: dict[str, Any]) -> None:
-    """Draws a reliability diagram as a PNG, for several labels one of each of the first labels.
+    """Draws a reliability diagram as a PNG, in a multi-label problem one for each of the first labels.
 
-    Each bin that holds examples has a dot at their mean confidence and how often they are right, with its interval;
-    below are the bins' sizes.
+    Each bin with examples has a dot at its mean confidence and accuracy, with an interval; bars show the bins' sizes.
 
     Args:
         path: the file.
@@ -120,7 +119,7 @@ def draw_reliability(path: Path, calibration: dict[str, Any]) -> None:
         figure, panels = _panels(len(per_label), 3.2)
         for axes, row in zip(panels, per_label, strict=False):
             _draw_bins(axes, row["bins"], f"{row['label']} ({row['ece']:.3f})")
-            axes.set(xlabel="probability", ylabel="share that has it")
+            axes.set(xlabel="probability", ylabel="share of positives")
     _save(figure, path)
 
 
@@ -151,7 +150,7 @@ def _draw_bins(axes: Any, bins: list[dict[str, Any]], title: str) -> None:
 
 
 def _panels(count: int, side: float) -> tuple[Any, list[Any]]:
-    """Opens a picture with a panel for each of the first labels or outputs."""
+    """Creates a figure with a panel for each of the first labels or outputs."""
     count = min(count, _PANELS)
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)

@@ -1,21 +1,24 @@
-"""Statistics of an evaluation: intervals for metrics, and paired tests for comparing models. Pure, and seeded.
+"""Statistics of an evaluation: confidence intervals for metrics, and paired tests that compare two models.
 
-`metric_intervals` and `paired_differences` serve the metrics of `dist_eval.compute_metrics`, and `class_intervals` the
-figures of each class. Other metrics take part as a `Statistic`: `Sums` where they depend on sums over examples, and
-`OfRows` where they are any function at all.
+`metric_intervals` and `paired_differences` cover the metrics of `dist_eval.compute_metrics`, `class_intervals` those of
+each class. Any other metric can be added as a `Statistic`: as `Sums` if it depends on sums over examples only, as
+`OfRows` if it is an arbitrary function of the examples. Everything here is free of side effects and seeded.
 """
 
 from __future__ import annotations
 
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.by_class import class_intervals
 from dist_eval.statistics.calibration import calibration_facts
-from dist_eval.statistics.classification import Classified
 from dist_eval.statistics.evidence import Evidence, gather_evidence
 from dist_eval.statistics.intervals import Interval, bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
 from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units
+
+Classified = PredictionsLike
+"""The name under which the protocol was first published here."""
 
 __all__ = [
     "AreasUnderCurves",

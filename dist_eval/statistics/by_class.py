@@ -1,19 +1,20 @@
-"""Intervals for the figures of each class, label or output: for the rows of `per_class` in `results.json`.
+"""Intervals for the metrics of each class, label or output: for the rows of `per_class` in `results.json`.
 
-The figures of a class depend on counts alone: on the hits, the examples and the predictions of it. Examples, or groups,
-that bring the same counts are drawn as one kind, as everywhere (see `resampling`), class by class: most bring nothing.
-So resamples of a class take about the same time however many examples and other classes there are.
+The metrics of a class depend on three counts only: true positives, examples (support) and predictions of the class.
+Examples, or groups, with the same counts are resampled as one kind (see `resampling`), class by class; for most of them
+all three counts are 0. So resampling a class takes about the same time however many examples and other classes there
+are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.regression import FIGURES, why_undefined
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval, too_few, wilson
@@ -22,18 +23,18 @@ from dist_eval.statistics.resampling import FEW_UNITS, SEED, Sums, Units
 
 _RESAMPLES = 1_999
 _HITS, _EXAMPLES, _PREDICTIONS = range(3)
-_ALONE = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]])
-"""What an example brings to a class: a hit, an example that was missed, a wrong prediction, or nothing."""
+_SINGLE_COUNTS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]])
+"""Counts of one example that is a true positive, a false negative, a false positive or a true negative."""
 
 _NEEDS = {"precision": _PREDICTIONS, "recall": _EXAMPLES, "f1": _EXAMPLES}
-"""What there have to be enough of for a figure's resamples."""
+"""The count that has to reach `FEW_UNITS` before a metric is bootstrapped."""
 
 _UNDEFINED = {"precision": "never predicted", "recall": "no examples", "f1": "no examples, and never predicted"}
 _ONLY_THE_MEAN = "only the mean over the outputs is resampled: each output's ranks would take as long again"
 
 
 def class_intervals(
-    predictions: Any,
+    predictions: PredictionsLike,
     metrics: Metrics,
     whole: Mapping[str, Interval],
     *,
@@ -41,23 +42,24 @@ def class_intervals(
     groups: np.ndarray | None = None,
     seed: int = SEED,
 ) -> list[dict[str, Interval]]:
-    """Computes intervals for the figures of each class, label or output.
+    """Computes confidence intervals for the metrics of each class, label or output.
 
-    Precision and recall have Wilson's, as shares of the predictions and of the examples of a class, F1 the bootstrap's
-    where the class has `FEW_UNITS` examples. With groups whole ones are drawn for all three (see `metric_intervals`),
-    where so many groups have predictions or examples of the class. The figures of a regression have the bootstrap's.
+    Precision and recall are proportions (of the predictions and of the examples of a class) and get Wilson's interval;
+    F1 gets a bootstrap interval if the class has at least `FEW_UNITS` examples. With groups all three are bootstrapped
+    by resampling whole groups (see `metric_intervals`), if at least `FEW_UNITS` groups contain predictions or examples
+    of the class. The metrics of a regression are always bootstrapped.
 
     Args:
         predictions: `dist_eval.Predictions`, at least one example.
-        metrics: what `compute_metrics` says of them.
-        whole: what `metric_intervals` says of them; these are those of the only output of a regression. Where it has
-            several, their rank correlations have a reason, because to resample these would take long.
-        confidence: level, between 0 and 1.
-        groups: what examples belong together, of shape [n].
-        seed: of the resamples.
+        metrics: their metrics, from `compute_metrics`.
+        whole: their intervals, from `metric_intervals`; reused if a regression has a single output. With several
+            outputs the rank correlation of each has a reason instead of an interval, because resampling takes long.
+        confidence: confidence level, between 0 and 1.
+        groups: the group (cluster) of each example, of shape [n].
+        seed: seed of the resampling.
 
     Returns:
-        For each row of `metrics.per_class` an interval, or the reason why there is none, by name of the figure.
+        For each row of `metrics.per_class`, by name of the metric, an interval or the reason why there is none.
 
     Examples:
         >>> from dist_eval import Predictions, compute_metrics
@@ -75,26 +77,26 @@ def class_intervals(
     if metrics.problem == REGRESSION.name:
         return _of_outputs(predictions, metrics, whole, confidence, units, seed)
     found = []
-    for row, (brings, times) in zip(metrics.per_class, _kinds(predictions, metrics, units), strict=True):
+    for row, (counts, sizes) in zip(metrics.per_class, _kinds(predictions, metrics, units), strict=True):
         intervals = {name: Interval(confidence, reason=_UNDEFINED[name]) for name in _NEEDS if row[name] is None}
         if units is None:
-            intervals = {**_proportions(brings @ times, confidence), **intervals}
+            intervals = {**_proportions(counts @ sizes, confidence), **intervals}
         values = {name: row[name] for name in _NEEDS if name not in intervals}
         for name in list(values):
-            if times[brings[_NEEDS[name]] > 0].sum() < FEW_UNITS:
+            if sizes[counts[_NEEDS[name]] > 0].sum() < FEW_UNITS:
                 intervals[name] = too_few(confidence, are_groups=units is not None)
                 del values[name]
         if values:
-            # the kinds stand for the units here: what is summed up is what one of each brings
-            drawn = Units(np.arange(len(times)), times, grouped=units is not None)
-            evidence = gather_evidence(Sums(drawn, brings, _ratios), values, most=_RESAMPLES, seed=seed)
+            # each kind is represented by the counts of one of its units
+            units_of_class = Units(np.arange(len(sizes)), sizes, grouped=units is not None)
+            evidence = gather_evidence(Sums(units_of_class, counts, _ratios), values, most=_RESAMPLES, seed=seed)
             intervals.update({name: one.interval(confidence) for name, one in evidence.items()})
         found.append({name: intervals[name] for name in _NEEDS})
     return found
 
 
 def _proportions(counts: np.ndarray, confidence: float) -> dict[str, Interval]:
-    """Returns Wilson's intervals out of hits, examples and predictions of a class."""
+    """Computes Wilson's intervals from the numbers of true positives, examples and predictions of a class."""
     found = {}
     for name, trials in (("precision", counts[_PREDICTIONS]), ("recall", counts[_EXAMPLES])):
         if trials:
@@ -102,8 +104,10 @@ def _proportions(counts: np.ndarray, confidence: float) -> dict[str, Interval]:
     return found
 
 
-def _kinds(predictions: Any, metrics: Metrics, units: Units | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields for each class what a unit of each kind brings, int64 of shape [3, kinds], and how many units it has."""
+def _kinds(
+    predictions: PredictionsLike, metrics: Metrics, units: Units | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields for each class the counts of one unit of each kind, int64 of shape [3, kinds], and the kinds' sizes."""
     for number, confusion in enumerate(metrics.confusion):
         if units is not None:
             yield _kinds_of_groups(*_column(predictions, number), units)
@@ -113,12 +117,12 @@ def _kinds(predictions: Any, metrics: Metrics, units: Units | None) -> Iterator[
         else:
             hits, support, predicted = confusion[1, 1], confusion[1].sum(), confusion[:, 1].sum()
         others = len(predictions.label) - support - predicted + hits
-        times = np.array([hits, support - hits, predicted - hits, others], dtype=np.int64)
-        yield _ALONE[:, times > 0], times[times > 0]
+        sizes = np.array([hits, support - hits, predicted - hits, others], dtype=np.int64)
+        yield _SINGLE_COUNTS[:, sizes > 0], sizes[sizes > 0]
 
 
-def _column(predictions: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which examples are of a class, and which were predicted to be, bool of shape [n] each."""
+def _column(predictions: PredictionsLike, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which examples belong to a class and which were predicted to, bool of shape [n] each."""
     if predictions.label.ndim == 1:
         return predictions.label == number, predictions.prediction == number
     return predictions.label[:, number], predictions.prediction[:, number]
@@ -126,12 +130,12 @@ def _column(predictions: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _kinds_of_groups(label: np.ndarray, given: np.ndarray, units: Units) -> tuple[np.ndarray, np.ndarray]:
     columns = [np.bincount(units.kind_of[which], minlength=units.kinds) for which in (label & given, label, given)]
-    touched = np.flatnonzero(columns[_EXAMPLES] + columns[_PREDICTIONS])
-    brings, times = np.unique(np.stack(columns)[:, touched], axis=1, return_counts=True)
-    others = units.kinds - len(touched)
+    involved = np.flatnonzero(columns[_EXAMPLES] + columns[_PREDICTIONS])
+    counts, sizes = np.unique(np.stack(columns)[:, involved], axis=1, return_counts=True)
+    others = units.kinds - len(involved)
     if not others:
-        return brings, times
-    return np.concatenate([brings, np.zeros((3, 1), dtype=np.int64)], axis=1), np.append(times, others)
+        return counts, sizes
+    return np.concatenate([counts, np.zeros((3, 1), dtype=np.int64)], axis=1), np.append(sizes, others)
 
 
 def _ratios(sums: np.ndarray) -> dict[str, np.ndarray]:
@@ -141,7 +145,7 @@ def _ratios(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_outputs(
-    predictions: Any,
+    predictions: PredictionsLike,
     metrics: Metrics,
     whole: Mapping[str, Interval],
     confidence: float,

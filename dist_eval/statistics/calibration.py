@@ -1,9 +1,9 @@
-"""Calibration with intervals: the figures as statistics, and the section `calibration` of `results.json`.
+"""Calibration with confidence intervals: its metrics as statistics, and the section `calibration` of `results.json`.
 
-The expected calibration error of a sample is larger than that of the population by something of the order √(bins / n),
-and that of a resample again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation", AISTATS,
-4036-4054). No interval of resamples repairs that: those of a well calibrated classifier seldom contain the truth. The
-error has a reason instead, and each bin an interval.
+The plug-in estimate of the expected calibration error is biased upwards by a term of the order √(bins / n), and each
+resample adds the same bias again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation",
+AISTATS, 4036-4054). No bootstrap interval corrects that: for a well calibrated classifier it seldom contains the true
+value. So the error has a reason instead of an interval, and each bin of the reliability diagram has an interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, Probable, bins_of
+from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval, too_few, wilson
 from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
@@ -22,12 +23,13 @@ _PARTS_OF_A_BIN = 16
 _BIASED = "biased upwards in resamples; see the bins of the reliability diagram"
 
 
-def statistics_of_calibration(predictions: Probable, units: Units | None = None) -> Iterator[Statistic]:
+def statistics_of_calibration(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
     """Yields expected calibration error and Brier score as statistics.
 
     Args:
         predictions: at least one example.
-        units: what is drawn; by default single examples, or where they are many, such of similar confidence and score.
+        units: the resampling units; by default single examples, which are binned by confidence and score if there are
+            many.
     """
     if predictions.label.ndim > 1:
         yield from _of_labels(predictions, units or Units.single(len(predictions.label)))
@@ -38,7 +40,7 @@ def statistics_of_calibration(predictions: Probable, units: Units | None = None)
     yield Sums(units, np.stack([confidences.brier, np.ones(len(confidences.brier))]), _brier)
 
 
-def _of_labels(predictions: Probable, units: Units) -> Iterator[Statistic]:
+def _of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
     mean = np.zeros(len(predictions.label))
     for one in Confidences.of_labels(predictions):
         mean += one.brier / predictions.num_labels
@@ -47,7 +49,7 @@ def _of_labels(predictions: Probable, units: Units) -> Iterator[Statistic]:
 
 
 def _alike(confidences: Confidences) -> Units:
-    """Makes examples of one kind that are in the same part of a bin, and alike in whether it is so."""
+    """Treats examples as one kind if they are in the same part of a bin and equally right or wrong."""
     number = bins_of(confidences.confidence)
     part = ((confidences.confidence - EDGES[number]) * (BINS * _PARTS_OF_A_BIN)).astype(np.int64)
     part = np.clip(part, 0, _PARTS_OF_A_BIN - 1)
@@ -55,7 +57,7 @@ def _alike(confidences: Confidences) -> Units:
 
 
 def _rows(several: Iterable[Confidences]) -> Any:
-    """Returns the gap of each example in the row of its bin, bins of each label; the last row counts the examples."""
+    """Returns each example's gap in the row of its bin, BINS rows for each label; the last row counts examples."""
     from scipy import sparse
 
     blocks = [_in_bins(one, one.gap) for one in several]
@@ -63,7 +65,7 @@ def _rows(several: Iterable[Confidences]) -> Any:
 
 
 def _in_bins(confidences: Confidences, values: np.ndarray | None = None) -> Any:
-    """Returns a value of each example, or 1, in the row of its bin: sparse, float64 of shape [BINS, n]."""
+    """Returns each example's value (1 by default) in the row of its bin: sparse, float64 of shape [BINS, n]."""
     from scipy import sparse
 
     examples = len(confidences.confidence)
@@ -81,23 +83,24 @@ def _brier(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def calibration_facts(
-    predictions: Probable,
+    predictions: PredictionsLike,
     label_names: Sequence[str],
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Returns the section `calibration` of `results.json` but for the figures over all labels, `ece` and `brier`.
+    """Returns the section `calibration` of `results.json`, without the overall `ece` and `brier`.
 
     Args:
-        predictions: of a classifier, at least one example.
-        label_names: of the classes or labels.
-        confidence: level of the bins' intervals: Wilson's, or with groups the bootstrap's where enough are in the bin.
-        groups: what examples belong together (see `metric_intervals`).
+        predictions: a classifier's predictions, at least one example.
+        label_names: names of the classes or labels.
+        confidence: confidence level of the bins' intervals, which are Wilson's, or with groups the bootstrap's if the
+            bin has enough groups.
+        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
 
     Returns:
-        `bins` for examples with one class each; `per_label` with the figures and bins of each label for those with
-        several; the other one is None.
+        `bins` in a single-label problem, `per_label` with the metrics and bins of each label in a multi-label one; the
+        other of the two is None.
     """
     units = None if groups is None else Units.groups(groups)
     if predictions.label.ndim == 1:

@@ -1,12 +1,12 @@
-"""What the metrics of a classifier with one class for an example are as statistics."""
+"""The metrics of single-label classification as statistics that can be resampled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 import numpy as np
 
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.ranking import AreasUnderCurves
@@ -15,39 +15,16 @@ from dist_eval.statistics.resampling import Statistic, Sums, Units
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-class Classified(Protocol):
-    """What the metrics of a classifier depend on, such as `dist_eval.Predictions`."""
-
-    @property
-    def label(self) -> np.ndarray:
-        """True class, int64 of shape [n]."""
-
-    @property
-    def prediction(self) -> np.ndarray:
-        """Predicted class, int64 of shape [n]."""
-
-    @property
-    def loss(self) -> np.ndarray:
-        """Cross-entropy in nats, float64 of shape [n]."""
-
-    @property
-    def num_labels(self) -> int:
-        """Number of classes."""
-
-    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields the probabilities of some classes, float64 of shape [n] each."""
-
-
 def statistics_of_classes(
-    predictions: Classified, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
+    predictions: PredictionsLike, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
 ) -> Iterator[Statistic]:
-    """Yields what the metrics of `compute_metrics` are as statistics.
+    """Yields the metrics of `compute_metrics` as statistics.
 
     Args:
         predictions: at least one example.
-        units: what is drawn; by default single examples.
-        cells: what is drawn for metrics of the confusion matrix; by default `units`, or its cells.
-        losses: what is drawn for mean losses; by default `units`, or examples of similar losses.
+        units: the resampling units; by default single examples.
+        cells: units for metrics of the confusion matrix; by default `units`, or the cells of the matrix.
+        losses: units for mean losses; by default `units`, or examples binned by loss.
     """
     label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
     cells = cells or units or Units.alike(label, prediction)
@@ -69,8 +46,8 @@ def statistics_of_classes(
     yield AreasUnderCurves(units, columns, len(ranked), names)
 
 
-def losses_of(predictions: Classified) -> tuple[np.ndarray, np.ndarray]:
-    """Returns loss and log loss of each example; scikit-learn's keeps probabilities an epsilon away from 0 and 1."""
+def losses_of(predictions: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns loss and log loss of each example; the latter clips probabilities, as scikit-learn does."""
     return predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON))
 
 

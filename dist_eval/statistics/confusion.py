@@ -1,6 +1,6 @@
-"""Metrics of a confusion matrix, for many matrices at once: from hits, examples and predictions of each class.
+"""Metrics of many confusion matrices at once, from true positives, examples and predictions of each class.
 
-The definitions are those of `dist_eval.metrics.computing.compute_metrics`, also of what is undefined.
+Definitions, also of what is undefined, are those of `dist_eval.metrics.computing.compute_metrics`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import numpy as np
 
 
 def margins(label: np.ndarray, prediction: np.ndarray) -> Any:
-    """Returns what is summed up for each example: whether it is a hit, an example and a prediction of each class.
+    """Returns the addends of each example: whether it is a true positive, an example and a prediction of each class.
 
     Args:
         label: true classes, int64 of shape [n].
         prediction: predicted classes, int64 of shape [n].
 
     Returns:
-        A sparse array of SciPy, float64 of shape [3 * classes, n], for the classes that occur: no metric depends on
+        A SciPy sparse array, float64 of shape [3 * classes, n], for the classes that occur; no metric depends on the
         others.
     """
     from scipy import sparse
@@ -35,7 +35,7 @@ def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
     """Computes all metrics of confusion matrices.
 
     Args:
-        sums: hits, examples and predictions of each class, as `margins` orders them, float64 of shape
+        sums: true positives, examples and predictions of each class, in the order of `margins`, float64 of shape
             [3 * classes, matrices].
 
     Returns:
@@ -69,5 +69,5 @@ def _metrics(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> di
 
 
 def _mean(figures: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Averages over the classes that count; NaN where one of them has no figure."""
+    """Averages over the counted classes; NaN where the metric of one of them is undefined."""
     return np.where(counted, figures, 0).sum(axis=0) / counted.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Metrics of the caller's own as statistics, where they are functions of all examples."""
+"""Custom metrics as statistics, if they are functions of all examples."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.resampling import OfRows, Units
 
 _RESAMPLES_OF_A_FUNCTION = 199
-"""Calls of a metric of the caller's own for its interval: nobody knows how long one takes."""
+"""Calls of a custom metric for its interval: few, because how long a call takes is unknown."""
 
 
 def statistics_of_functions(
     metrics: Sequence[CustomMetric], predictions: PredictionsLike, units: Units
 ) -> list[OfRows]:
-    """Makes statistics of the caller's own functions; a metric that batches are reduced to is none, and left out.
+    """Builds statistics from custom metrics; those with a `reduction` are left out, as batches cannot be resampled.
 
     Args:
-        metrics: the metrics.
+        metrics: the custom metrics.
         predictions: at least one example.
-        units: what is drawn: single examples or groups.
+        units: the resampling units: single examples or groups.
     """
     functions = [metric for metric in metrics if metric.reduction is None]
     if not functions:

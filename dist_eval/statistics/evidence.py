@@ -1,9 +1,9 @@
-"""Evidence: what resamples, or the jackknife, say of a metric, and the interval and p-value that follow.
+"""Evidence: the bootstrap distribution or jackknife of a metric, and the interval and p-value that follow from it.
 
-What the data do not tell has no interval but a reason. In particular, where all resamples give the same value, as with
-perfect predictions, the bootstrap's interval would have no width: it cannot know errors that did not occur. Wilson's
-interval for the accuracy is right even then; other metrics have none. Nor has anything of few examples or groups but
-what Wilson's serves, nor a metric that resamples misjudge (see `Statistic.no_interval`).
+A metric gets a reason instead of an interval where the data do not support one. If all resamples give the same value,
+as with perfect predictions, a bootstrap interval would have zero width, because the bootstrap cannot anticipate errors
+that did not occur; Wilson's interval for the accuracy remains valid, other metrics have none. The same holds for few
+examples or groups, and for metrics whose bootstrap distribution is biased (see `Statistic.no_interval`).
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from dist_eval.statistics.intervals import (
 from dist_eval.statistics.resampling import FEW_UNITS, SEED, Statistic
 
 RESAMPLES = 9_999
-"""Resamples for an interval; a divisor of the usual levels when 1 is added (Davison & Hinkley 1997, section 2.4)."""
+"""Resamples for an interval; (9,999 + 1) α is an integer for the usual levels (Davison & Hinkley 1997, section 2.4)."""
 
 _FEWEST_RESAMPLES = 1_999
-_WORK_WITHOUT_A_THOUGHT, _MOST_WORK = 200_000_000, 400_000_000
+_TARGET_WORK, _MOST_WORK = 200_000_000, 400_000_000
 _MOST_UNDEFINED = 0.02
-"""Share of resamples without a value, beyond which those that have one say too little."""
+"""Share of undefined resamples above which the remaining ones are not used."""
 
 _NO_SPREAD = "all resamples give the same value: there is nothing from which a spread could be estimated"
 _TOO_RARE = "too many resamples leave it undefined: something that it needs is too rare in the data"
 
 
 def affordable_resamples(statistic: Statistic, wanted: int | None = None, most: int | None = None) -> int | None:
-    """Returns how many resamples are worth their time: by the amount of work, so that it is the same everywhere.
+    """Chooses the number of resamples by the amount of work, not by elapsed time, so that it is reproducible.
 
     Args:
-        statistic: what would be resampled.
-        wanted: their number, if the caller has decided.
-        most: a number that is enough, where the caller has not decided.
+        statistic: the statistic to resample.
+        wanted: a fixed number, which is returned as it is.
+        most: an upper limit if no number is fixed, by default `RESAMPLES`.
 
     Returns:
-        The number, None if the jackknife has to do.
+        The number of resamples; None if even the fewest would take too long and the jackknife is to be used.
     """
     if wanted is not None:
         return wanted
@@ -56,22 +56,23 @@ def affordable_resamples(statistic: Statistic, wanted: int | None = None, most: 
     work = max(1, statistic.work)
     if work * _FEWEST_RESAMPLES > _MOST_WORK:
         return None
-    return min(enough, max(_FEWEST_RESAMPLES, _WORK_WITHOUT_A_THOUGHT // work))
+    return min(enough, max(_FEWEST_RESAMPLES, _TARGET_WORK // work))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What resamples, or the jackknife where these would take too long, say of a metric.
+    """The bootstrap distribution of a metric, or its jackknife where resampling would take too long.
 
     Attributes:
-        value: the metric of the data.
-        bounds: the least and largest value that it can have.
+        value: the metric on the data.
+        bounds: its smallest and largest possible value.
         multiplicity: units of each kind, int64 of shape [kinds].
         influence: see `Statistic.influence`; None if unknown.
-        distribution: the metric of each resample, float64 of shape [resamples], NaN where undefined; None without any.
+        distribution: the metric on each resample, float64 of shape [resamples], NaN where undefined; None without
+            resamples.
         are_groups: whether the units are groups of examples.
-        scale: size of the numbers that the metric is a difference of, whose rounding it has; 0 if it is none.
-        is_difference: whether it is one; then its interval is the one that agrees with its p-value.
+        scale: magnitude of the operands if the metric is a difference, whose rounding error it inherits; else 0.
+        is_difference: whether it is a difference; its interval is then the one that is consistent with its p-value.
         no_interval: see `Statistic.no_interval`.
     """
 
@@ -86,7 +87,7 @@ class Evidence:
     is_difference: bool = False
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Returns the BCa interval, of a difference the symmetric one, or the nearest thing that the data allow."""
+        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support."""
         if self.no_interval is not None:
             return Interval(confidence, reason=self.no_interval)
         if self._has_few_units:
@@ -111,11 +112,11 @@ class Evidence:
         return Interval(confidence, *ends, method, len(self.distribution)).around(self.value)
 
     def p_value(self) -> float | None:
-        """Returns how likely a value at least this far from 0 is where the truth is 0, two-sided; None if unknown.
+        """Returns the two-sided p-value of the hypothesis that the true value is 0; None if unknown.
 
-        It is the share of resamples that are at least as far from the value as the value is from 0, the data themselves
-        counting as one of them (A. C. Davison and D. V. Hinkley 1997, "Bootstrap Methods and their Application",
-        section 4.4); without resamples, that of the normal distribution.
+        It is the share of resamples at least as far from the value as the value is from 0, counting the data themselves
+        as one resample (A. C. Davison and D. V. Hinkley 1997, "Bootstrap Methods and their Application", section 4.4);
+        without resamples it is that of the normal approximation.
         """
         from scipy.special import ndtr
 
@@ -135,18 +136,18 @@ class Evidence:
 
     @property
     def _rounding(self) -> float:
-        """What rounding may make of equal values, at the scale of the values: 0 where all of them are 0."""
+        """Rounding error up to which values count as equal, relative to their magnitude: 0 if all of them are 0."""
         drawn = 0.0 if self.distribution is None else float(np.nanmax(np.abs(self.distribution), initial=0.0))
         return SAME * max(self.scale, abs(self.value), drawn)
 
     @property
     def _error(self) -> float:
-        assert self.influence is not None, "whatever is not resampled has an influence"
+        assert self.influence is not None, "a statistic that is not resampled has an influence"
         return standard_error(self.influence, self.multiplicity)
 
     @property
     def _undefined(self) -> float:
-        """Share of the resamples that leave the metric undefined."""
+        """Share of resamples on which the metric is undefined."""
         if self.distribution is None:
             return float(np.isnan(self._error))
         return float(np.isnan(self.distribution).mean())
@@ -172,14 +173,14 @@ def gather_evidence(
 
     Args:
         statistic: the metrics.
-        values: the metrics of the data, finite; those that are not named here are left out.
-        resamples: their number; by default 9,999, fewer where they take long, none where there are very many units
-            (see `affordable_resamples`).
-        most: a smaller number than 9,999 that is enough.
-        seed: of the resamples.
+        values: the metrics on the data, finite; metrics that are not named here are left out.
+        resamples: number of resamples; by default 9,999, fewer if they take long, none for very many units (see
+            `affordable_resamples`).
+        most: an upper limit below 9,999.
+        seed: seed of the resampling.
 
     Returns:
-        By name of the metric.
+        The evidence by name of the metric.
     """
     influence: dict[str, np.ndarray] = {}
     drawn: dict[str, np.ndarray] = {}

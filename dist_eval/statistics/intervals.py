@@ -10,7 +10,7 @@ import numpy as np
 from dist_eval.statistics.resampling import FEW_UNITS
 
 SAME = 1e-12
-"""What rounding may make of equal values, as a share of them."""
+"""Relative rounding error up to which values count as equal."""
 
 _EXCLUDED = "the resamples are so biased that an interval would not contain the value itself"
 
@@ -20,12 +20,12 @@ class Interval:
     """A confidence interval of a metric.
 
     Attributes:
-        confidence: how often such intervals contain the truth, such as 0.95.
-        low: lower end, None if there is no interval.
-        high: upper end.
-        method: "wilson", "bca", "percentile" or "jackknife", which are functions of this module; of a difference
-            "symmetric", too, or "bonett-price" (see `dist_eval.statistics.paired`).
-        resamples: how many resamples it rests on, None if on none.
+        confidence: nominal coverage (confidence level), such as 0.95.
+        low: lower limit, None if there is no interval.
+        high: upper limit.
+        method: "wilson", "bca", "percentile" or "jackknife", the functions of this module; for a difference also
+            "symmetric" or "bonett-price" (see `dist_eval.statistics.paired`).
+        resamples: number of resamples it is based on, None if not on resamples.
         reason: why there is no interval.
     """
 
@@ -41,7 +41,7 @@ class Interval:
         return asdict(self)
 
     def around(self, value: float) -> Interval:
-        """Returns this interval if it contains a value, the reason why there is none if it does not."""
+        """Returns this interval if it contains a value, else an interval with the reason why there is none."""
         if self.low is None or self.high is None:
             return self
         rounding = SAME * max(abs(value), abs(self.low), abs(self.high))
@@ -51,7 +51,7 @@ class Interval:
 
 
 def too_few(confidence: float, are_groups: bool) -> Interval:
-    """Returns what stands in place of an interval where there are fewer than `FEW_UNITS` examples or groups."""
+    """Returns the reason in place of an interval for fewer than `FEW_UNITS` examples or groups."""
     what = "groups" if are_groups else "examples"
     return Interval(confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 
@@ -61,15 +61,15 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
     E. B. Wilson (1927), "Probable inference, the law of succession, and statistical inference", JASA 22, 209-212;
     recommended by L. D. Brown, T. T. Cai and A. DasGupta (2001), "Interval estimation for a binomial proportion",
-    Statistical Science 16, 101-133. It has a width also where nothing or everything succeeds.
+    Statistical Science 16, 101-133. Its width is positive even if no trial, or every trial, succeeds.
 
     Args:
-        successes: how many of the trials succeeded.
-        trials: at least 1.
-        confidence: level.
+        successes: number of successes.
+        trials: number of trials, at least 1.
+        confidence: confidence level.
 
     Returns:
-        Its ends.
+        Its lower and upper limit.
 
     Examples:
         >>> low, high = wilson(8, 10)
@@ -87,16 +87,16 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 
 def percentile(distribution: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Takes an interval's ends from the quantiles of resamples.
+    """Computes the percentile bootstrap interval.
 
     B. Efron (1979), "Bootstrap methods: another look at the jackknife", Annals of Statistics 7, 1-26.
 
     Args:
-        distribution: the metric of each resample, float64 of shape [resamples].
-        confidence: level.
+        distribution: the metric on each resample, float64 of shape [resamples].
+        confidence: confidence level.
 
     Returns:
-        Its ends.
+        Its lower and upper limit.
     """
     tail = (1 - confidence) / 2
     low, high = np.quantile(distribution, [tail, 1 - tail])
@@ -110,29 +110,29 @@ def bca(
     multiplicity: np.ndarray | None = None,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Takes an interval's ends from quantiles of resamples, corrected for bias and skewness: "BCa".
+    """Computes the bias-corrected and accelerated (BCa) bootstrap interval.
 
     B. Efron (1987), "Better bootstrap confidence intervals", JASA 82, 171-185; T. J. DiCiccio and B. Efron (1996),
     "Bootstrap confidence intervals", Statistical Science 11, 189-228. The acceleration is the jackknife's,
     Σ U³ / 6 (Σ U²)^1.5 over all units.
 
     Args:
-        distribution: the metric of each resample, float64 of shape [resamples].
-        value: the metric of the data.
-        influence: how much each kind of unit matters (see `Statistic.influence`), float64 of shape [kinds].
-        multiplicity: units of each kind, int64 of shape [kinds]; None if each unit is a kind.
-        confidence: level.
+        distribution: the metric on each resample, float64 of shape [resamples].
+        value: the metric on the data.
+        influence: influence of one unit of each kind (see `Statistic.influence`), float64 of shape [kinds].
+        multiplicity: number of units of each kind, int64 of shape [kinds]; None if each unit is its own kind.
+        confidence: confidence level.
 
     Returns:
-        Its ends, NaN where the correction is undefined: no unit matters, or all resamples are on one side.
+        Its limits, NaN if the correction is undefined: no unit has an influence, or all resamples lie on one side.
     """
     from scipy.special import ndtr, ndtri
 
     weights = np.ones(len(influence)) if multiplicity is None else multiplicity
     scale = float(np.abs(influence).max(initial=0)) or np.nan
-    scaled = influence / scale  # cubes of very large and very small values
+    scaled = influence / scale  # avoids overflow and underflow of the cubes
     acceleration = float((weights * scaled**3).sum() / (6 * (weights * scaled**2).sum() ** 1.5))
-    # resamples as large as the value count half, because metrics that are ratios of counts often repeat it
+    # resamples equal to the value count half: ratios of counts are often tied
     share = ((distribution < value).mean() + (distribution <= value).mean()) / 2
     bias = float(ndtri(share))
     if not (np.isfinite(bias) and np.isfinite(acceleration)):
@@ -144,18 +144,18 @@ def bca(
 
 
 def symmetric(distribution: np.ndarray, value: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Takes an interval's ends from how far resamples are from the value, whichever way.
+    """Computes the symmetric bootstrap interval, from the absolute distances of resamples to the value.
 
-    P. Hall (1988), "On symmetric bootstrap confidence intervals", JRSS B 50, 35-45. It excludes 0 where the p-value of
-    `Evidence.p_value` is at most 1 - `confidence`, and nowhere else.
+    P. Hall (1988), "On symmetric bootstrap confidence intervals", JRSS B 50, 35-45. It excludes 0 if and only if
+    the p-value of `Evidence.p_value` is at most 1 - `confidence`.
 
     Args:
-        distribution: the metric of each resample, float64 of shape [resamples].
-        value: the metric of the data.
-        confidence: level.
+        distribution: the metric on each resample, float64 of shape [resamples].
+        value: the metric on the data.
+        confidence: confidence level.
 
     Returns:
-        Its ends.
+        Its lower and upper limit.
     """
     distances = np.sort(np.abs(distribution - value))
     inside = int(np.ceil(round(confidence * (len(distances) + 1), 6)))
@@ -167,12 +167,12 @@ def standard_error(influence: np.ndarray, multiplicity: np.ndarray) -> float:
     """Computes the jackknife's standard error of a metric.
 
     J. W. Tukey (1958), "Bias and confidence in not-quite large samples", Annals of Mathematical Statistics 29, 614;
-    for the area under a ROC curve it is that of E. R. DeLong and others (1988), Biometrics 44, 837-845, but for terms
+    for the area under a ROC curve it equals that of E. R. DeLong and others (1988), Biometrics 44, 837-845, up to terms
     of the order 1/n.
 
     Args:
-        influence: how much each kind of unit matters (see `Statistic.influence`), float64 of shape [kinds].
-        multiplicity: units of each kind, int64 of shape [kinds].
+        influence: influence of one unit of each kind (see `Statistic.influence`), float64 of shape [kinds].
+        multiplicity: number of units of each kind, int64 of shape [kinds].
     """
     units = float(multiplicity.sum())
     return float(np.sqrt((multiplicity * influence**2).sum() / (units * (units - 1))))
@@ -181,19 +181,19 @@ def standard_error(influence: np.ndarray, multiplicity: np.ndarray) -> float:
 def jackknife(
     value: float, error: float, bounds: tuple[float, float] = (-np.inf, np.inf), confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Takes an interval's ends from the normal distribution that a smooth metric of many examples has.
+    """Computes the normal-approximation interval from the jackknife's standard error.
 
-    For so many units that resamples would take long: what the bootstrap corrects is then a small part of the width (of
-    the order 1/√n).
+    For so many units that resampling would take long; what the bootstrap would correct is then a small part of the
+    width (of the order 1/√n).
 
     Args:
-        value: the metric of the data.
+        value: the metric on the data.
         error: its standard error.
-        bounds: the least and largest value that the metric can have.
-        confidence: level.
+        bounds: smallest and largest possible value of the metric.
+        confidence: confidence level.
 
     Returns:
-        Its ends.
+        Its lower and upper limit.
     """
     from scipy.special import ndtri
 

@@ -1,14 +1,14 @@
-"""The metrics of every problem: which statistic each one is, and its interval."""
+"""The metrics of every problem type as statistics, and their confidence intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.classification import statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval, wilson
@@ -21,22 +21,21 @@ PROPORTIONS = {
     MULTI_LABEL.name: ("subset_accuracy",),
     REGRESSION.name: (),
 }
-"""Metrics that are the share of examples that are right, by problem."""
+"""Metrics that equal the share of correct examples, by problem type."""
 
 UNKNOWN = "nothing is known of how it could be resampled"
-"""Why a metric has no interval that no statistic knows."""
-
+"""The reason of a built-in metric without a statistic."""
 
 BY_BATCH = "computed batch by batch: batches cannot be drawn again"
-"""Why a metric of the caller's own has none that a statistic does not know."""
+"""The reason of a custom metric without a statistic."""
 
 
-def statistics_of(predictions: Any, units: Units | None = None) -> Iterator[Statistic]:
-    """Yields what the metrics of `compute_metrics` are as statistics.
+def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
+    """Yields the metrics of `compute_metrics` as statistics.
 
     Args:
-        predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
-        units: what is drawn; by default single examples, or alike ones together where that is the same.
+        predictions: `dist_eval.Predictions`, at least one example.
+        units: the resampling units; by default single examples, equivalent ones as one kind.
     """
     problem = problem_of(predictions.label.dtype)
     if problem is SINGLE_LABEL:
@@ -47,7 +46,7 @@ def statistics_of(predictions: Any, units: Units | None = None) -> Iterator[Stat
 
 
 def metric_intervals(
-    predictions: Any,
+    predictions: PredictionsLike,
     metrics: Metrics,
     *,
     confidence: float = 0.95,
@@ -57,24 +56,24 @@ def metric_intervals(
     most: int | None = None,
     seed: int = SEED,
 ) -> dict[str, Interval]:
-    """Computes intervals: Wilson's for proportions, for others the bootstrap's, none below `FEW_UNITS` units.
+    """Computes confidence intervals: Wilson's for proportions, else the bootstrap's from `FEW_UNITS` units on.
 
     Args:
-        predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`, `Regressed` or `Labelled`).
-        metrics: what `compute_metrics` says of them.
-        confidence: level, between 0 and 1.
-        groups: what examples belong together, of shape [n]: whole groups are then drawn, for all metrics, also for
-            proportions, because what Wilson's interval assumes does not hold within groups: C. A. Field and A. H. Welsh
-            (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L. Miller
-            (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
+        predictions: `dist_eval.Predictions`, at least one example.
+        metrics: their metrics, from `compute_metrics`.
+        confidence: confidence level, between 0 and 1.
+        groups: the group (cluster) of each example, of shape [n]. All metrics are then bootstrapped by resampling
+            whole groups, proportions too, because Wilson's interval assumes independent examples: C. A. Field and A. H.
+            Welsh (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L.
+            Miller (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
-        extra_statistics: statistics for metrics that this module does not know.
-        resamples: their number (see `gather_evidence`).
-        most: a number of them that is enough.
-        seed: of the resamples.
+        extra_statistics: statistics of metrics that this module does not cover.
+        resamples: number of resamples (see `gather_evidence`).
+        most: an upper limit of that number, if `resamples` is not given.
+        seed: seed of the resampling.
 
     Returns:
-        An interval, or the reason why there is none, by the names of `metrics.values`, in their order.
+        An interval, or the reason why there is none, by name, in the order of `metrics.values`.
 
     Examples:
         >>> from dist_eval import Predictions, compute_metrics

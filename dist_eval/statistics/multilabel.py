@@ -1,51 +1,28 @@
-"""What the figures of a classifier with any number of labels for an example are as statistics."""
+"""The metrics of multi-label classification as statistics that can be resampled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 import numpy as np
 
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.ranking import AreasUnderCurves, AveragePrecisions
 from dist_eval.statistics.resampling import Statistic, Sums, Units
 
 _MOST_RANKED = 2_000_000
-"""Scores beyond which adding them up again in their order for each resample would take minutes."""
+"""Scores above which summing them in sorted order for each resample would take minutes."""
 
 
-class Labelled(Protocol):
-    """What the figures depend on, such as `dist_eval.Predictions`."""
+def statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+    """Yields the metrics of `dist_eval.metrics.multilabel` as statistics.
 
-    @property
-    def label(self) -> np.ndarray:
-        """Which labels each example has, bool of shape [n, labels]."""
-
-    @property
-    def prediction(self) -> np.ndarray:
-        """Which it was given, bool of shape [n, labels]."""
-
-    @property
-    def loss(self) -> np.ndarray:
-        """Binary cross-entropy in nats, float64 of shape [n]."""
-
-    @property
-    def num_labels(self) -> int:
-        """Number of labels."""
-
-    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yields the probabilities of some labels, float64 of shape [n] each."""
-
-
-def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statistic]:
-    """Yields what the figures of `dist_eval.metrics.multilabel` are as statistics.
-
-    The average precisions are left out where there are more than 2 million scores.
+    The average precisions are left out above 2 million scores.
 
     Args:
         predictions: at least one example.
-        units: what is drawn.
+        units: the resampling units.
     """
     from scipy import sparse
 
@@ -68,7 +45,7 @@ def statistics_of_labels(predictions: Labelled, units: Units) -> Iterator[Statis
 
 
 def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the figures of sums of shape [3 * labels + 3, any]: hits, examples and predictions of each label."""
+    """Computes the metrics from sums of shape [3 * labels + 3, any]: true positives, support, predictions, totals."""
     hits, support, given = sums[:-3].reshape(3, -1, sums.shape[1])
     exact, loss, count = sums[-3:]
     wrong = support + given - 2 * hits

@@ -1,18 +1,18 @@
-"""Comparing two models on the same examples: McNemar's test, the paired bootstrap, and Holm's correction.
+"""Paired comparison of two models: McNemar's test, the paired bootstrap, and Holm's correction.
 
-Both models have met the same examples, so what counts is where they differ. The data must be the same; this module sees
-arrays only and cannot know, `dist_eval.compare` does.
+Both models must have been evaluated on the same examples. This module sees arrays only and cannot check that the data
+are the same; `dist_eval.compare` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval
@@ -24,12 +24,12 @@ _EXACT_UP_TO = 1_000
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of whether two models are right equally often.
+    """The result of McNemar's test of equal accuracy.
 
     Attributes:
         only_first: examples that only the first model gets right.
         only_second: examples that only the second model gets right.
-        p_value: two-sided.
+        p_value: two-sided p-value.
         method: "exact" or "chi-square".
     """
 
@@ -40,12 +40,13 @@ class McNemar:
 
 
 def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
-    """Tests whether two models are right equally often on the same examples.
+    """Tests whether two models have the same accuracy on the same examples.
 
     Q. McNemar (1947), "Note on the sampling error of the difference between correlated proportions or percentages",
-    Psychometrika 12, 153-157. Of the examples that exactly one model gets right, half should be the first one's. Up to
-    1,000 such examples the p-value is the exact binomial one; beyond, the chi-square approximation with the continuity
-    correction of A. L. Edwards (1948), Psychometrika 13, 185-187, is as good.
+    Psychometrika 12, 153-157. Under the null hypothesis, half of the discordant examples, those that exactly one model
+    gets right, are the first model's. Up to 1,000 discordant examples the p-value is the exact binomial one; above, the
+    chi-square approximation with the continuity correction of A. L. Edwards (1948), Psychometrika 13, 185-187, is as
+    accurate.
 
     Args:
         first_right: whether the first model is right, bool of shape [n].
@@ -68,21 +69,21 @@ def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
 
 
 def bonett_price(only_first: int, only_second: int, examples: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Computes an interval for by how much the second model is right more often than the first one.
+    """Computes the interval for the accuracy of the second model minus that of the first one.
 
     D. G. Bonett and R. M. Price (2012), "Adjusted Wald confidence interval for a difference of binomial proportions
     based on paired data", Journal of Educational and Behavioral Statistics 37, 479-488; recommended by M. W. Fagerland,
     S. Lydersen and P. Laake (2014), "Recommended tests and confidence intervals for paired binomial proportions",
-    Statistics in Medicine 33, 2850-2875. Unlike resamples it is right also where few examples differ.
+    Statistics in Medicine 33, 2850-2875. Unlike the bootstrap it is valid even if few examples are discordant.
 
     Args:
         only_first: examples that only the first model gets right.
         only_second: examples that only the second model gets right.
         examples: number of all examples.
-        confidence: level.
+        confidence: confidence level.
 
     Returns:
-        Its ends.
+        Its lower and upper limit.
     """
     from scipy.special import ndtri
 
@@ -93,16 +94,16 @@ def bonett_price(only_first: int, only_second: int, examples: int, confidence: f
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrects p-values for their number, so that all claims together are wrong as rarely as one would be.
+    """Adjusts p-values for multiple testing, controlling the family-wise error rate.
 
     S. Holm (1979), "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
-    65-70. It assumes nothing of how the tests depend on each other.
+    65-70. It is valid under any dependence between the tests.
 
     Args:
-        p_values: of any number of tests.
+        p_values: the p-values of any number of tests.
 
     Returns:
-        The corrected ones, in the same order.
+        The adjusted p-values, in the same order.
 
     Examples:
         >>> holm([0.01, 0.04, 0.03])
@@ -117,12 +118,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """By how much a metric of the second model exceeds that of the first one.
+    """The difference of a metric between two models: the second one's minus the first one's.
 
     Attributes:
-        value: the difference, None where one of the metrics is undefined.
-        interval: its interval.
-        p_value: two-sided, of there being no difference; None where unknown.
+        value: the difference, None if either metric is undefined.
+        interval: its confidence interval.
+        p_value: two-sided p-value of the hypothesis of no difference; None if unknown.
     """
 
     value: float | None
@@ -131,8 +132,8 @@ class PairedDifference:
 
 
 def paired_differences(
-    first: Any,
-    second: Any,
+    first: PredictionsLike,
+    second: PredictionsLike,
     *,
     metrics: Collection[str] | None = None,
     confidence: float = 0.95,
@@ -141,30 +142,29 @@ def paired_differences(
     resamples: int | None = None,
     seed: int = SEED,
 ) -> dict[str, PairedDifference]:
-    """Compares all metrics of two models on the same examples, which are drawn together: the paired bootstrap.
+    """Compares the metrics of two models on the same examples by the paired bootstrap.
 
-    Where a metric is the share of right predictions (`statistics.metrics.PROPORTIONS`), and examples are drawn one by
-    one, the test is McNemar's, and the interval `bonett_price`'s. For all others:
-    B. Efron and R. J. Tibshirani (1993), "An Introduction to the Bootstrap", chapter 8; the p-value is
-    `Evidence.p_value`'s.
+    For a metric that is the share of correct predictions (`statistics.metrics.PROPORTIONS`), without groups, the test
+    is McNemar's and the interval that of `bonett_price`. For all others both models' predictions are resampled together
+    (B. Efron and R. J. Tibshirani 1993, "An Introduction to the Bootstrap", chapter 8), and the p-value is that of
+    `Evidence.p_value`.
 
     Args:
-        first: the first model's predictions: `dist_eval.Predictions`, at least one example (or what is `Classified`,
-            `Regressed` or `Labelled`).
+        first: the first model's predictions: `dist_eval.Predictions`, at least one example.
         second: the second model's, of the same examples in the same order.
-        metrics: names of the metrics to compare, by default all.
-        confidence: level of the intervals.
-        groups: what examples belong together (see `metric_intervals`).
-        extra_statistics: statistics for metrics that this module does not know, the first and the second model's, of
-            the units that `Units.single` or `Units.groups` makes.
-        resamples: their number (see `gather_evidence`).
-        seed: of the resamples.
+        metrics: names of the metrics to compare, by default all; unknown names are ignored.
+        confidence: confidence level of the intervals.
+        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
+        extra_statistics: statistics of metrics that this module does not cover, as pairs of the first and the second
+            model's, over the units of `Units.single` or `Units.groups`.
+        resamples: number of resamples (see `gather_evidence`).
+        seed: seed of the resampling.
 
     Returns:
-        By name of the metric; a name that is no metric is left out.
+        The differences by name of the metric.
 
     Raises:
-        ValueError: the labels or the classes differ, so that these are no predictions of the same examples.
+        ValueError: the labels or the number of classes differ, so these are not predictions of the same examples.
 
     Examples:
         >>> from dist_eval import Predictions
@@ -207,8 +207,10 @@ def paired_differences(
     return found
 
 
-def _statistics_of_both(first: Any, second: Any, groups: np.ndarray | None) -> Iterator[tuple[Statistic, Statistic]]:
-    """Yields the statistics of two models, of the same units."""
+def _statistics_of_both(
+    first: PredictionsLike, second: PredictionsLike, groups: np.ndarray | None
+) -> Iterator[tuple[Statistic, Statistic]]:
+    """Yields the statistics of two models over the same units."""
     if groups is not None or problem_of(first.label.dtype) is not SINGLE_LABEL:
         units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
         yield from zip(statistics_of(first, units), statistics_of(second, units), strict=True)

@@ -1,4 +1,4 @@
-"""How well scores rank in resamples: areas under ROC curves, and average precisions."""
+"""Ranking metrics as statistics: areas under ROC curves, and average precisions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from dist_eval.statistics.resampling import Statistic, Units, influence_of
 
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
-"""Yields for each class which examples are of it, bool of shape [n], and its scores, float64 of shape [n]."""
+"""Yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]."""
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """One class against the others.
+    """The ROC curve of one class against the rest.
 
     Attributes:
-        positive: positions of its examples.
-        negative: positions of all others, in the order of their scores.
-        below: for each positive, how many negatives have a lower score.
-        upto: for each positive, how many negatives have a lower or the same score.
+        positive: positions of the positives, the examples of the class.
+        negative: positions of the negatives, in ascending order of their scores.
+        below: for each positive, the number of negatives with a lower score.
+        upto: for each positive, the number of negatives with a lower or equal score.
     """
 
     positive: np.ndarray
@@ -37,7 +37,7 @@ class _Curve:
         return cls(positive, negative, below, upto)
 
     def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the area and the number of positives, for weights of shape [n, resamples]."""
+        """Returns the area and the number of positives in each resample, for weights of shape [n, resamples]."""
         counted = np.zeros((len(self.negative) + 1, weights.shape[1]))
         np.cumsum(weights[self.negative], axis=0, out=counted[1:])
         positive = weights[self.positive]
@@ -51,7 +51,7 @@ class _Curve:
         """Returns the area without each example in turn, float64 of shape [n]."""
         positives, negatives = len(self.positive), len(self.negative)
         wins = (self.below + self.upto) / 2
-        # a negative loses against the positives that stand above it, and half against those of the same score
+        # a negative loses to each positive with a higher score, and a tie counts half
         ends = np.bincount(self.below, minlength=negatives + 1) + np.bincount(self.upto, minlength=negatives + 1)
         losses = positives - np.cumsum(ends)[:negatives] / 2
         left = np.empty(positives + negatives)
@@ -62,13 +62,13 @@ class _Curve:
 
 
 class AreasUnderCurves(Statistic):
-    """The area under the ROC curve of two classes, or the averages over the classes, each against the others.
+    """The area under the ROC curve of a binary classifier, or the one-vs-rest averages over several classes.
 
     Args:
-        units: what is drawn.
-        columns: the scores: of the positive class alone, or of all classes.
-        classes: how many columns there are.
-        names: of the mean and of the mean weighted by the classes' examples; of one area there is one name.
+        units: the resampling units.
+        columns: the scores of the positive class, or of each class.
+        classes: number of columns.
+        names: names of the mean and of the mean weighted by support; a single name for a single area.
     """
 
     bounds = (0.0, 1.0)
@@ -88,7 +88,7 @@ class AreasUnderCurves(Statistic):
         return self.units.work + self._classes * len(self.units.kind_of)
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Statistic.values`; the orders of the scores are kept in memory from the first call on."""
+        """See `Statistic.values`; the first call caches the sort orders of the scores."""
         self._curves = self._curves or [_Curve.of(*column) for column in self._columns()]
         of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
         areas, numbers = (np.stack(parts) for parts in zip(*(c.areas(of_examples) for c in self._curves), strict=True))
@@ -97,9 +97,9 @@ class AreasUnderCurves(Statistic):
         return dict(zip(self._names, averages, strict=False))
 
     def influence(self) -> dict[str, np.ndarray]:
-        """See `Statistic.influence`; class by class, in the memory of a few columns.
+        """See `Statistic.influence`; class by class, so that only a few columns are in memory at a time.
 
-        A group's influence is the sum of its examples', as in the infinitesimal jackknife.
+        The influence of a group is the sum of its examples' influences, as in the infinitesimal jackknife.
         """
         examples = len(self.units.kind_of)
         plain, weighted = np.zeros(examples), np.zeros(examples)
@@ -118,22 +118,22 @@ class AreasUnderCurves(Statistic):
 
 
 class AveragePrecisions(Statistic):
-    """The averages over labels of how precise each one's scores are, on average over its recall.
+    """The averages over labels of the average precision.
 
-    Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as `sklearn.metrics.average_precision_score` has it.
+    Average precision is Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as in `sklearn.metrics.average_precision_score`.
 
     Args:
-        units: what is drawn.
-        columns: the scores of all labels.
-        labels: how many columns there are.
-        names: of the mean and of the mean weighted by the labels' examples.
+        units: the resampling units.
+        columns: the scores of each label.
+        labels: number of columns.
+        names: names of the mean and of the mean weighted by support.
     """
 
     bounds = (0.0, 1.0)
 
     def __init__(self, units: Units, columns: Columns, labels: int, names: tuple[str, str]) -> None:
         self.units, self._columns, self._labels, self._names = units, columns, labels, names
-        # as few as other functions of the order have (see `OfRows`): each resample adds up all scores of all labels
+        # as few as for other functions of the ranks (see `OfRows`): each resample sums all scores of all labels
         self.most_resamples = min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
         self._sorted: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
@@ -148,7 +148,7 @@ class AveragePrecisions(Statistic):
         return self.units.work + self._labels * len(self.units.kind_of)
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Statistic.values`; the orders of the scores are kept in memory from the first call on."""
+        """See `Statistic.values`; the first call caches the sort orders of the scores."""
         self._sorted = self._sorted or [_by_score(*column) for column in self._columns()]
         of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
         each, numbers = (
@@ -159,12 +159,12 @@ class AveragePrecisions(Statistic):
         return dict(zip(self._names, averages, strict=True))
 
     def influence(self) -> dict[str, np.ndarray]:
-        """Returns nothing: it would take a pass over the scores for each example."""
+        """Returns an empty dict: the jackknife would take a pass over the scores for each example."""
         return {}
 
 
 def _by_score(is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns positions from the highest score on, which of them are positive, and where each score occurs last."""
+    """Returns positions by descending score, which are positive, and the last occurrence of each distinct score."""
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
     return order, is_positive[order], last
@@ -173,7 +173,7 @@ def _by_score(is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, 
 def _precision(
     weights: np.ndarray, order: np.ndarray, is_positive: np.ndarray, last: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the average precision and the number of positives, for weights of shape [n, resamples]."""
+    """Returns average precision and number of positives of each resample, for weights of shape [n, resamples]."""
     drawn = weights[order]
     counted = np.cumsum(drawn, axis=0)[last]
     positive = np.cumsum(drawn * is_positive[:, np.newaxis], axis=0)[last]

@@ -1,41 +1,25 @@
-"""What the figures of a regression are as statistics: sums over examples, and ranks, which every resample has anew."""
+"""The metrics of regression as statistics: functions of sums, and rank correlations, recomputed for each resample."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
+from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.resampling import OfRows, Statistic, Sums, Units
 
 _MOST_RANKED = 200_000
-"""Examples beyond which ranking them again for each resample would take minutes."""
+"""Examples above which ranking them for each resample would take minutes."""
 
 
-class Regressed(Protocol):
-    """What the figures of a regression depend on, such as `dist_eval.Predictions`."""
-
-    @property
-    def label(self) -> np.ndarray:
-        """True values, float64 of shape [n, outputs]."""
-
-    @property
-    def prediction(self) -> np.ndarray:
-        """Predicted values, float of shape [n, outputs]."""
-
-    @property
-    def loss(self) -> np.ndarray:
-        """Mean squared error, float64 of shape [n]."""
-
-
-def statistics_of_regression(predictions: Regressed, units: Units) -> Iterator[Statistic]:
-    """Yields what the figures of `dist_eval.metrics.regression` are as statistics; each is a mean over the outputs.
+def statistics_of_regression(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+    """Yields the metrics of `dist_eval.metrics.regression`, means over the outputs, as statistics.
 
     Args:
         predictions: at least one example.
-        units: what is drawn.
+        units: the resampling units.
     """
     label, output = predictions.label, predictions.prediction.astype(np.float64)
     yield Sums(units, _columns(predictions), _figures)
@@ -43,20 +27,20 @@ def statistics_of_regression(predictions: Regressed, units: Units) -> Iterator[S
         yield OfRows(units, {"spearman": functools.partial(_spearman, label, output)})
 
 
-def statistic_of_outputs(predictions: Regressed, units: Units) -> Sums:
-    """Returns the figures of each output but its rank correlation as a statistic, with names such as "0/mae".
+def statistic_of_outputs(predictions: PredictionsLike, units: Units) -> Sums:
+    """Returns the metrics of each output except its rank correlation as a statistic, with names such as "0/mae".
 
     Args:
         predictions: at least one example.
-        units: what is drawn.
+        units: the resampling units.
     """
     return Sums(units, _columns(predictions), _figures_of_outputs)
 
 
-def _columns(predictions: Regressed) -> np.ndarray:
-    """Returns what is summed up, float64 of shape [7 * outputs + 2, n]."""
+def _columns(predictions: PredictionsLike) -> np.ndarray:
+    """Returns the addends of the sums, float64 of shape [7 * outputs + 2, n]."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
-    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # or squares would lose digits to their mean
+    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
     error = output - label
     columns = [np.abs(error), error**2, y, x, y**2, x**2, x * y]
     rows = np.concatenate([np.stack(columns).transpose(2, 0, 1).reshape(-1, len(label)), predictions.loss[np.newaxis]])
@@ -64,7 +48,7 @@ def _columns(predictions: Regressed) -> np.ndarray:
 
 
 def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the figures of sums of shape [7 * outputs + 2, any]."""
+    """Computes the metrics from sums of shape [7 * outputs + 2, any]."""
     return {**{name: values.mean(axis=0) for name, values in _each(sums).items()}, "loss": sums[-2] / sums[-1]}
 
 
@@ -73,7 +57,7 @@ def _figures_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _each(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the figures of each output, of shape [outputs, any]."""
+    """Computes the metrics of each output, of shape [outputs, any]."""
     count = sums[-1]
     absolute, squared, y, x, yy, xx, xy = sums[:-2].reshape(-1, 7, sums.shape[1]).transpose(1, 0, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -92,7 +76,7 @@ def _each(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _smallest(squares: np.ndarray) -> np.ndarray:
-    """Returns the spread below which all values of a resample are equal but for rounding."""
+    """Returns the sum of squared deviations below which values are equal up to rounding."""
     return 1e-12 * squares
 
 

@@ -1,11 +1,12 @@
-"""Resampling: metrics as functions of how often each example, or group of examples, was drawn.
+"""Bootstrap resampling: metrics as functions of how often each example, or group of examples, was drawn.
 
-To draw n examples with replacement is to draw from a multinomial distribution how often each *kind* of example occurs.
-Metrics that depend on a confusion matrix know few kinds, its cells: a resample of a million examples is then a hundred
-numbers, with exactly the distribution that drawing examples one by one has. Where each example is a kind of its own
-(losses, scores), positions are drawn and counted.
+The resampling *units* are examples or groups of examples. Examples that are equivalent for a metric are one *kind*, and
+drawing n examples with replacement is drawing the number of units of each kind from a multinomial distribution. For
+metrics of a confusion matrix the kinds are its cells: a resample of a million examples is then a hundred numbers, with
+exactly the same distribution. Where each example is a kind of its own (losses, scores), positions are drawn and
+counted.
 
-Pure: knows neither files nor ranks. What is drawn depends on a fixed seed and the data alone.
+Free of side effects: the draws depend on a fixed seed and the data only.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ SEED = 0
 """Seed of all resampling."""
 
 FEW_UNITS = 20
-"""Examples or groups below which the bootstrap knows too little of a distribution's tails.
+"""Examples or groups below which the bootstrap does not capture the tails of a distribution.
 
-Measured: 95% intervals of a mean loss contain the truth in 81% of the cases with 10 examples, in 88% with 20, in 95%
-with 40; those of an accuracy in 90% with 10 groups, in 92% with 20, in 94% with 50 (`benchmarks/clusters.py`)."""
+Measured coverage of 95% intervals: for a mean loss 81% with 10 examples, 88% with 20, 95% with 40; for an accuracy 90%
+with 10 groups, 92% with 20, 94% with 50 (`benchmarks/clusters.py`)."""
 
-_NUMBERS_IN_A_PIECE, _FEWEST_IN_A_PIECE = 1 << 17, 8
-"""A piece fits into a processor's cache, but a few resamples are done together even where it then does not."""
+_CHUNK_SIZE, _MIN_CHUNK_RESAMPLES = 1 << 17, 8
+"""A chunk of resamples fits into the processor's cache, unless the minimum number of resamples is larger."""
 
 _POSITIONS_FOR_A_KIND = 20
-"""Positions that are drawn and counted in the time that a multinomial draw takes for one kind."""
+"""Positions that can be drawn and counted in the time of a multinomial draw for one kind."""
 
 _SIMILAR_KINDS, _MOST_VARIANCE_LOST = 500, 1e-4
 
 
 @dataclass(frozen=True)
 class Units:
-    """What is drawn: examples, alike ones being of one kind, or groups of them.
+    """The resampling units: examples, equivalent ones being of one kind, or groups (clusters) of examples.
 
     Attributes:
-        kind_of: the kind that each example belongs to, int64 of shape [n].
-        multiplicity: how many units are of each kind, int64 of shape [kinds].
-        grouped: whether a unit is a group of examples, which are drawn together.
+        kind_of: the kind of each example, int64 of shape [n].
+        multiplicity: number of units of each kind, int64 of shape [kinds].
+        grouped: whether a unit is a group of examples, which are resampled together.
     """
 
     kind_of: np.ndarray
@@ -51,15 +52,15 @@ class Units:
 
     @classmethod
     def single(cls, examples: int) -> Units:
-        """Each example by itself."""
+        """Builds units that are single examples, each a kind of its own."""
         return cls(np.arange(examples), np.ones(examples, dtype=np.int64))
 
     @classmethod
     def alike(cls, *columns: np.ndarray) -> Units:
-        """Examples, those with equal values in all columns being of one kind.
+        """Builds units that are examples, those with equal values in all columns being of one kind.
 
         Args:
-            columns: small integers of at least 0, int64 of shape [n] each.
+            columns: small non-negative integers, int64 of shape [n] each.
         """
         code = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
@@ -69,16 +70,17 @@ class Units:
 
     @classmethod
     def similar(cls, values: np.ndarray, *columns: np.ndarray) -> Units:
-        """Many examples, those with nearly equal values being of one kind, so that the kind's mean speaks for it.
+        """Builds units that are examples, quantized by value, so that the mean of a kind can represent its examples.
 
-        The kinds' widths are those of the best quantizer: P. F. Panter and W. Dite (1951), "Quantization distortion in
-        pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 39, 44-48. What resamples lose
-        is the variance within kinds. Where that is more than a ten-thousandth of all, which would make intervals
-        narrower by half of that, or where few examples leave no time to save, each example is drawn by itself.
+        The bins are those of the asymptotically optimal quantizer: P. F. Panter and W. Dite (1951), "Quantization
+        distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 39, 44-48.
+        Resamples lose the variance within kinds. If that is more than 1e-4 of the total variance, which would make
+        intervals narrower by 5e-5, or if there are too few examples to save time, each example is a kind of its own.
 
         Args:
-            values: what makes examples similar, float64 of shape [n].
-            columns: what will be summed up, float64 of shape [n] each; nearly equal where the values are.
+            values: the values to quantize, float64 of shape [n].
+            columns: the addends of the sums to resample, float64 of shape [n] each; nearly equal for nearly equal
+                values.
         """
         examples = len(values)
         if examples <= _POSITIONS_FOR_A_KIND * _SIMILAR_KINDS:
@@ -91,13 +93,13 @@ class Units:
         return units.or_single(*columns)
 
     def or_single(self, *columns: np.ndarray) -> Units:
-        """Returns these kinds if their means can speak for their examples, else each example by itself.
+        """Returns these kinds if their means can represent their examples, else single examples.
 
-        They cannot where more than a ten-thousandth of a column's variance is within kinds, and need not where that
-        would save no time.
+        They cannot if more than 1e-4 of a column's variance is within kinds; and single examples are preferred if kinds
+        would not save time.
 
         Args:
-            columns: what will be summed up, float64 of shape [n] each.
+            columns: the addends of the sums to resample, float64 of shape [n] each.
         """
         examples = len(self.kind_of)
         if examples <= _POSITIONS_FOR_A_KIND * self.kinds:
@@ -111,17 +113,17 @@ class Units:
 
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:
-        """Groups of examples, such as the sentences of one document.
+        """Builds units that are groups of examples, such as the sentences of one document.
 
         Args:
-            names: the group that each example belongs to, of shape [n] and any dtype that can be sorted.
+            names: the group of each example, of shape [n] and any sortable dtype.
         """
         _, kind_of = np.unique(names, return_inverse=True)
         return cls(kind_of.reshape(-1), np.ones(int(kind_of.max(initial=-1)) + 1, dtype=np.int64), grouped=True)
 
     @property
     def count(self) -> int:
-        """Number of units: how many are drawn."""
+        """Number of units, which is also the size of a resample."""
         return int(self.multiplicity.sum())
 
     @property
@@ -136,21 +138,21 @@ class Units:
 
     @property
     def work(self) -> int:
-        """What one resample costs, in positions drawn."""
+        """Cost of one resample, in positions drawn."""
         return min(self.count, _POSITIONS_FOR_A_KIND * self.kinds)
 
     def draws(self, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
-        """Draws as many units as there are, with replacement, again and again.
+        """Draws resamples: each has as many units as the data, drawn with replacement.
 
         Args:
-            resamples: how often.
-            seed: the same seed gives the same draws.
+            resamples: number of resamples.
+            seed: seed of the draws.
 
         Yields:
-            How often each kind was drawn, float64 of shape [kinds, some of the resamples], in bounded memory.
+            How often each kind was drawn, float64 of shape [kinds, resamples of a chunk], in bounded memory.
         """
         generator = np.random.default_rng(seed)
-        step = max(_FEWEST_IN_A_PIECE, _NUMBERS_IN_A_PIECE // self.kinds)
+        step = max(_MIN_CHUNK_RESAMPLES, _CHUNK_SIZE // self.kinds)
         by_kind = _POSITIONS_FOR_A_KIND * self.kinds < self.count
         kind_of_unit = None if self.count == self.kinds else np.repeat(np.arange(self.kinds), self.multiplicity)
         for start in range(0, resamples, step):
@@ -166,18 +168,18 @@ class Units:
             yield counts.T.astype(np.float64, order="C")
 
     def whole(self) -> np.ndarray:
-        """Returns the data themselves as a resample: each unit once, float64 of shape [kinds, 1]."""
+        """Returns the original sample as a resample: each unit once, float64 of shape [kinds, 1]."""
         return self.multiplicity[:, np.newaxis].astype(np.float64)
 
 
 class Statistic(ABC):
-    """One or several metrics, by name, of which resamples can be computed.
+    """One or several metrics, by name, that can be computed on resamples.
 
     Attributes:
-        units: what is drawn.
-        bounds: the least and the largest value that the metrics can have.
-        most_resamples: no interval needs, or can afford, more.
-        no_interval: why resamples cannot tell how far the metrics are from the truth; None if they can.
+        units: the resampling units.
+        bounds: smallest and largest possible value of the metrics.
+        most_resamples: upper limit of resamples, if computing the metrics is expensive.
+        no_interval: the reason why bootstrap intervals of the metrics would not be valid; None if they are.
     """
 
     units: Units
@@ -203,9 +205,9 @@ class Statistic(ABC):
 
     @abstractmethod
     def influence(self) -> dict[str, np.ndarray]:
-        """Computes how much each unit matters, by leaving it out: (n - 1) (mean of all θ₋ᵢ - θ₋ᵢ), for n units.
+        """Computes jackknife influence values, leaving out one unit: (n - 1) (mean of all θ₋ᵢ - θ₋ᵢ), for n units.
 
-        These are the jackknife's values (Efron 1982, "The Jackknife, the Bootstrap and Other Resampling Plans").
+        See B. Efron (1982), "The Jackknife, the Bootstrap and Other Resampling Plans".
 
         Returns:
             By name, float64 of shape [kinds]; empty if that would take too long.
@@ -213,18 +215,18 @@ class Statistic(ABC):
 
     @property
     def work(self) -> int:
-        """What one resample costs, in numbers looked at."""
+        """Cost of one resample, in numbers processed."""
         return self.units.work
 
     def scales(self) -> dict[str, float]:
-        """Returns the size of the numbers that metrics are differences of, by name; nothing if they are none."""
+        """Returns the magnitude of the operands of metrics that are differences, by name; else an empty dict."""
         return {}
 
     def resampled(self, resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:
         """Computes the metrics of resamples of the data.
 
         Args:
-            resamples: their number.
+            resamples: number of resamples.
             seed: see `Units.draws`.
 
         Returns:
@@ -238,12 +240,12 @@ class Statistic(ABC):
 
 
 class Sums(Statistic):
-    """Metrics that depend on sums over examples alone: of hits, of losses, of squared errors.
+    """Metrics that are functions of sums over examples, such as correct predictions, losses or squared errors.
 
     Args:
-        units: what is drawn.
-        rows: what is summed up, float64 of shape [k, n], an array or a sparse one of SciPy. Groups may have different
-            sizes: what the metric divides by has to be a row, too.
+        units: the resampling units.
+        rows: the addends, float64 of shape [k, n], an array or a SciPy sparse array. As groups may differ in size, the
+            denominator of a metric has to be one of the rows.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
         no_interval: see `Statistic`.
     """
@@ -258,7 +260,7 @@ class Sums(Statistic):
         from scipy import sparse
 
         self.units, self._function, self.no_interval = units, function, no_interval
-        # a sparse product adds up in one order always; a dense one may not, with other numbers of threads
+        # a sparse product always sums in the same order; a dense one may depend on the number of threads
         self._rows = sparse.csr_array(rows)
         if not units.are_examples:
             examples = np.arange(len(units.kind_of))
@@ -283,7 +285,7 @@ class Sums(Statistic):
     def influence(self) -> dict[str, np.ndarray]:
         """See `Statistic.influence`."""
         whole, columns = self._rows @ self.units.whole(), self._rows.tocsc()
-        step = max(1, _NUMBERS_IN_A_PIECE // len(whole))
+        step = max(1, _CHUNK_SIZE // len(whole))
         left: dict[str, list[np.ndarray]] = {}
         for start in range(0, self.units.kinds, step):
             values_without = self._function(whole - columns[:, start : start + step].toarray())
@@ -293,23 +295,23 @@ class Sums(Statistic):
 
 
 def influence_of(left_out: np.ndarray, units: Units) -> np.ndarray:
-    """Turns a metric without each kind's unit into jackknife values, as `Statistic.influence` returns them.
+    """Converts leave-one-out values of a metric into influence values, as `Statistic.influence` returns them.
 
     Args:
         left_out: the metric without one unit of each kind, float64 of shape [kinds].
-        units: the units.
+        units: the resampling units.
     """
     return (units.count - 1) * (np.average(left_out, weights=units.multiplicity) - left_out)
 
 
 class OfRows(Statistic):
-    """Any metrics at all: functions of the positions of the examples that were drawn.
+    """Arbitrary metrics: functions of the positions of the examples that were drawn.
 
-    Each resample is a call, so there are fewer of them, the fewer the more examples there are.
+    Each resample costs one call, so the number of resamples decreases with the number of examples.
 
     Args:
-        units: what is drawn.
-        functions: by name: positions, int64 of any length, sorted, with repeats → the metric, `None` where undefined.
+        units: the resampling units.
+        functions: by name: positions, int64 of any length, sorted, with repeats → the metric, `None` if undefined.
     """
 
     def __init__(self, units: Units, functions: Mapping[str, Callable[[np.ndarray], float | None]]) -> None:
@@ -322,10 +324,10 @@ class OfRows(Statistic):
         return tuple(self._functions)
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Statistic.values`; kinds of more than one unit are none that a function of positions could tell apart.
+        """See `Statistic.values`.
 
         Raises:
-            ValueError: the units are kinds of several examples that are drawn one by one.
+            ValueError: a kind has several units, which a function of positions could not distinguish.
         """
         if not self.units.grouped and self.units.kinds < self.units.count:
             raise ValueError("a function of positions needs units that are single examples or groups of them")
@@ -339,16 +341,16 @@ class OfRows(Statistic):
         return found
 
     def influence(self) -> dict[str, np.ndarray]:
-        """Returns nothing: it would take a call for each example."""
+        """Returns an empty dict: the jackknife would take a call for each example."""
         return {}
 
 
 class Difference(Statistic):
-    """By how much the metrics of a second model exceed those of a first one, on the same examples.
+    """The metrics of a second model minus those of a first one, on the same examples.
 
     Args:
         first: the first model's metrics.
-        second: the second model's, of the same units.
+        second: the second model's, over the same units.
     """
 
     def __init__(self, first: Statistic, second: Statistic) -> None:

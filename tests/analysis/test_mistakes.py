@@ -1,4 +1,4 @@
-"""The mistakes that a classifier was surest of."""
+"""The most confident mistakes of a classifier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ["a", "b", "c"]
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30))
-def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, cells: int) -> None:
+def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int, cells: int) -> None:
     generator = np.random.default_rng(seed)
     logits = generator.integers(-2, 3, size=(examples, 3)).astype(np.float64)  # often equally sure
     predictions = Predictions.from_logits(np.arange(examples) * 3, generator.integers(3, size=examples), logits)
@@ -40,7 +40,7 @@ def test_they_are_the_surest_of_all_mistakes_in_order(examples: int, seed: int, 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30), st.integers(0, 5), st.integers(0, 10))
-def test_of_pairs_that_are_asked_for_some_are_there_whatever_else_is_worse(
+def test_requested_pairs_are_included_even_if_other_mistakes_are_worse(
     examples: int, seed: int, cells: int, of_each: int, others: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -61,7 +61,7 @@ def test_of_pairs_that_are_asked_for_some_are_there_whatever_else_is_worse(
     assert [one.index for one in found.worst] == [one.index for one in everything if one.index in {*wanted, *rest}]
 
 
-def test_with_several_labels_the_surest_wrong_answer_counts() -> None:
+def test_in_a_multi_label_problem_the_most_confident_wrong_decision_counts() -> None:
     label = np.array([[True, False, False], [True, True, False], [False, False, True]])
     logits = np.array([[-3.0, 1.0, -5.0], [2.0, 2.0, -2.0], [0.5, -1.0, 1.0]])
     predictions = Predictions.from_logits(np.arange(3), label, logits, MULTI_LABEL)

@@ -1,4 +1,4 @@
-"""Slices: every row is in exactly one of each column, and its figures are those of its examples alone."""
+"""Slices: every row is in exactly one slice of each column, and metrics are those of the slice's examples."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_many_numbers_are_ranges_with_their_ends() -> None:
 
 
 @pytest.mark.parametrize("odd", ["a", "nan", "inf", "1_0"])
-def test_a_column_with_one_value_that_is_no_number_is_no_column_of_numbers(odd: str) -> None:
+def test_a_column_with_a_value_that_is_not_a_number_is_not_numeric(odd: str) -> None:
     slicing = Slicing.of_column("c", pa.array([*map(str, range(40)), odd], pa.string()))
     assert {part.kind for part in slicing.parts} == {"value"}
 
@@ -104,7 +104,7 @@ def test_every_row_is_in_one_slice_that_fits_it(values: list[str | None]) -> Non
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=300))
-def test_lengths_are_cut_at_quantiles(lengths: list[int]) -> None:
+def test_lengths_are_split_at_quantiles(lengths: list[int]) -> None:
     slicing = Slicing.of_lengths(np.asarray(lengths, dtype=np.int32))
     assert 1 <= len(slicing.parts) <= 5
     for length, number in zip(lengths, slicing.part_of, strict=True):
@@ -117,7 +117,7 @@ def test_lengths_are_cut_at_quantiles(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_figures_are_those_of_the_examples_alone(name: str) -> None:
+def test_metrics_are_those_of_the_examples_of_the_slice(name: str) -> None:
     predictions = synthetic_predictions(PROBLEMS[name], 3)
     names = ["a", "b", "c"]
     values = ["x" if row % 3 else "y" for row in range(len(predictions))]

@@ -1,4 +1,4 @@
-"""The arithmetic on paper: inputs are measured, needs follow from them, and what gives way first is named."""
+"""The arithmetic on paper: needs follow from measured inputs, and the resource that is exhausted first is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN = Measured(
     requests=50_000.0,
     group_files=1.0,
     opening=0.01,
-    segment=0.001,
+    hop=0.001,
     world_sizes=(4, 16),
 )
 
@@ -46,8 +46,8 @@ def test_the_program_measures_and_names_what_gives_way_first(launcher: Launcher,
     assert measured["world_sizes"] == [2, 4]
     assert measured["group_files"] == pytest.approx(1, abs=1), "each rank is connected with every other"
     shares = {need["part"]: need["share"] for need in content["needs"]}
-    assert content["verdict"].startswith(f"{max(shares, key=lambda part: shares[part])} gives way first")
-    assert "swarm: computing gives way first: it needs 228 h" in process.stdout
+    assert content["verdict"].startswith(f"{max(shares, key=lambda part: shares[part])} is exhausted first")
+    assert "swarm: computing is exhausted first: it needs 228 h" in process.stdout
     assert not launcher.leftovers()
 
 
@@ -78,6 +78,8 @@ def test_the_store_is_asked_no_more_by_more_ranks_than_it_can_answer() -> None:
 
 def test_what_is_needed_most_of_its_limit_gives_way_first() -> None:
     parts = list(found(known=replace(KNOWN, leader_bytes=2000.0)).values())
-    assert verdict(parts).startswith("predictions on rank 0 gives way first: it needs 187 GiB, 292% of the limit of 64")
+    assert verdict(parts).startswith(
+        "predictions on rank 0 is exhausted first: it needs 187 GiB, 292% of the limit of 64"
+    )
     assert table(parts).splitlines()[1].startswith("predictions on rank 0")
-    assert "swarm: computing would give way first" in verdict(list(found().values()))
+    assert "swarm: computing would be exhausted first" in verdict(list(found().values()))

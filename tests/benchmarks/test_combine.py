@@ -48,7 +48,7 @@ def test_all_ways_are_measured_in_seconds_memory_and_bytes(launcher: Launcher, t
 
 
 @pytest.mark.parametrize(("examples", "ranks"), [(1000, 4), (7, 3), (2, 4), (1, 1)])
-def test_the_made_up_shares_are_all_examples_once(examples: int, ranks: int) -> None:
+def test_the_synthetic_shares_contain_every_example_once(examples: int, ranks: int) -> None:
     shares = [share_of(rank, ranks, examples) for rank in range(ranks)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     index = Predictions.concatenate(shares).index

@@ -31,7 +31,7 @@ def test_every_step_is_measured_in_seconds_and_every_rank_in_memory(launcher: La
     assert flat["bar"] == 1.1
     assert flat["met"], flat  # memory is no matter of how busy the machine is
     assert "dist_eval: rank 0, bytes for each further row" in claims
-    assert any("forwards are made up" in note for note in seconds["notes"])
+    assert any("forwards are stubs" in note for note in seconds["notes"])
     for name in ("scale", "scale-memory"):
         assert (tmp_path / f"{name}.png").stat().st_size > 0
     assert not launcher.leftovers()

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.text import load_corpus, make_corpus
 
 
-def test_made_up_sentences_are_as_long_as_those_of_sst2_and_the_same_each_time() -> None:
+def test_synthetic_sentences_have_the_lengths_of_sst2_and_are_deterministic() -> None:
     corpus = make_corpus(2000)
     words = np.array([len(sentence.split()) for sentence in corpus.sentences])
     assert abs(words.mean() - 18.5) < 0.6, "the mean of SST-2"

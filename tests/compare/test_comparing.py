@@ -1,4 +1,4 @@
-"""Comparing runs: figures and tests are those of their predictions, for every problem and metric."""
+"""Comparing runs: differences and tests follow from their predictions, for every problem type and metric."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
-def test_runs_of_other_problems_are_compared_by_their_own_figures(problem: Problem, tmp_path: Path) -> None:
+def test_runs_of_other_problem_types_are_compared_by_their_metrics(problem: Problem, tmp_path: Path) -> None:
     models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
     runs = [Run.load(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
     [one] = compare(runs)
@@ -68,7 +68,7 @@ def custom_metrics(*names: str, problem: Problem = SINGLE_LABEL) -> list[CustomM
     return load_metrics([f"sample_metrics:{name}" for name in names], problem, 3, built_in=["accuracy"])
 
 
-def test_metrics_of_ones_own_are_computed_from_the_predictions_and_resampled(folders: list[Path]) -> None:
+def test_custom_metrics_are_computed_from_the_predictions_and_resampled(folders: list[Path]) -> None:
     runs, metrics = [Run.load(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
     [one] = compare(runs, metrics=["order", "accuracy", "error_rate"], custom_metrics=metrics)
     assert list(one.differences) == ["order/labels", "order/top", "accuracy", "error_rate"]
@@ -87,7 +87,7 @@ def test_metrics_of_ones_own_are_computed_from_the_predictions_and_resampled(fol
     assert (more.interval.resamples, more.p_value) == (999, pytest.approx(1 / 1000))
 
 
-def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: Path) -> None:
+def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) -> None:
     models = [predictions(skill, problem=REGRESSION, outputs=1) for skill in (1.0, 1.6)]
     groups = np.arange(300) // 6
     names = ["score"]
@@ -100,7 +100,7 @@ def test_metrics_of_ones_own_are_drawn_in_groups_and_of_every_problem(tmp_path: 
     assert mine.interval.to_dict() == pytest.approx(built_in.interval.to_dict())
 
 
-def test_a_figure_of_the_runs_own_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
+def test_a_custom_metric_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
     custom = custom_metrics("error_rate", "Hits")
     runs = [
         Run.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
@@ -162,7 +162,7 @@ def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys:
     assert one.test.p_value is one.test_corrected is None
 
 
-def test_equal_models_whose_documents_are_right_or_wrong_as_a_whole_are_rarely_told_apart() -> None:
+def test_equal_models_with_fully_correlated_documents_rarely_differ_significantly() -> None:
     generator, samples, documents, rows = np.random.default_rng(7), 200, 40, 10
     index, label = np.arange(documents * rows), np.zeros(documents * rows, dtype=np.int64)
     classes = [{"label": "yes"}, {"label": "no"}]

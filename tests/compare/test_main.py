@@ -34,7 +34,7 @@ def test_wrong_options_are_said(
     assert words in capsys.readouterr().err
 
 
-def test_what_own_metrics_print_is_not_in_the_json(folders: list[Path]) -> None:
+def test_output_of_custom_metrics_is_not_in_the_json(folders: list[Path]) -> None:
     command = [sys.executable, "-m", "dist_eval.compare", *map(str, folders[:2]), "--json"]
     metric = ["--metric", "sample_metrics:talks"]
     paths = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}

@@ -1,4 +1,4 @@
-"""What a person and a program get from a comparison."""
+"""The output of a comparison: tables, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.Captu
     assert difference["interval"]["confidence"] == 0.9
 
 
-def test_changed_examples_are_written_with_what_became_of_them(folders: list[Path], tmp_path: Path) -> None:
+def test_changed_examples_are_written_with_the_kind_of_change(folders: list[Path], tmp_path: Path) -> None:
     path = tmp_path / "changed.csv"
     assert main([*map(str, folders), "--changed", str(path), "--metric", "accuracy"]) == 0
     with path.open(newline="") as file:
@@ -76,7 +76,7 @@ def test_changed_examples_are_written_with_what_became_of_them(folders: list[Pat
 
 
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
-def test_tables_of_other_problems_speak_of_what_changed_there(
+def test_tables_of_other_problem_types_describe_their_changes(
     problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
@@ -139,7 +139,7 @@ def test_the_heads_say_the_levels_and_reasons_stand_below(
         (["."], ["."]),
     ],
 )
-def test_heads_tell_runs_apart(folders: list[str], names: list[str]) -> None:
+def test_column_heads_distinguish_runs(folders: list[str], names: list[str]) -> None:
     shown = _short_names([Path(folder) for folder in folders])
     assert shown == names
 
@@ -151,7 +151,7 @@ def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
     assert main(options) == 0
     table = capsys.readouterr().out
     assert "<=0.0050  <=0.0550 (1)" in table
-    assert "(1) 199 resamples show no less; --resamples draws more" in table
+    assert "(1) 199 resamples allow no smaller p-value; --resamples sets more" in table
     assert main([*options, "--resamples", "999"]) == 0
     assert "<=0.0010  <=0.0110\n" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Further columns of a dataset: kept as text whatever they were."""
+"""Further columns of a dataset, kept as text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_values_of_any_type_become_text(values: pa.Array, expected: list[str | N
     assert kept(tmp_path, values, values.slice(1)) == expected + expected[1:]
 
 
-def test_lists_cannot_be_looked_at_by(tmp_path: Path) -> None:
+def test_columns_of_lists_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"test.csv: column 'c' holds list.*--slice-by and --group-column take"):
         kept(tmp_path, pa.array([["a"]]))
 

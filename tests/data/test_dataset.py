@@ -142,7 +142,7 @@ def test_a_pair_of_texts_is_tokenized_as_a_pair(tokenize: Tokenize) -> None:
     assert all_ids(data) == [[1, 2, 4, 1, 3], [1, 3, 1]]
 
 
-def test_long_texts_are_cut_and_counted(tokenize: Tokenize) -> None:
+def test_long_texts_are_truncated_and_counted(tokenize: Tokenize) -> None:
     data = tokenize(
         "text,label\ngood film,pos\nbad bad bad good film,neg\nfilm good bad,pos\ngood film bad film,neg\n",
         max_length=3,
@@ -152,7 +152,7 @@ def test_long_texts_are_cut_and_counted(tokenize: Tokenize) -> None:
     assert (data.facts.truncated, data.facts.longest, data.facts.max_length) == (2, 5, 3)
 
 
-def test_a_pair_is_cut_at_its_longer_text(tokenize: Tokenize) -> None:
+def test_the_longer_text_of_a_pair_is_truncated(tokenize: Tokenize) -> None:
     content = "text,other,label\ngood good good good,film,pos\n"
     data = tokenize(content, text_columns=["text", "other"], max_length=3)
     assert all_ids(data) == [[2, 2, 4]]
@@ -268,7 +268,7 @@ def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> 
 
 
 @pytest.mark.parametrize(("labels", "classes"), [("names", [2, 1, 1]), ("numbers", [1, 2, 2])])
-def test_labels_are_read_as_someone_says(tokenize: Tokenize, labels: str, classes: list[int]) -> None:
+def test_the_labels_option_is_obeyed(tokenize: Tokenize, labels: str, classes: list[int]) -> None:
     content = "text,label\ngood,1\nbad,2\nfilm,2\n"
     assert tokenize(content, label_names=["3", "2", "1"], labels=labels).labels.tolist() == classes
     with pytest.raises(DataError, match=r"test\.csv: column 'label' is ambiguous.*--labels"):
@@ -357,7 +357,7 @@ def test_json_lines_that_are_not_utf8_are_an_error_that_names_the_file(tokenize:
         tokenize(line.encode("latin-1"), "test.jsonl")
 
 
-def test_a_huge_text_is_cut_like_any_other(tokenize: Tokenize) -> None:
+def test_a_huge_text_is_truncated_like_any_other(tokenize: Tokenize) -> None:
     data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 5_000_000},neg\nbad,pos\n", max_length=10)
     assert data.lengths.tolist() == [1, 10, 1]
     assert (data.facts.longest, data.facts.truncated) == (11, 1)

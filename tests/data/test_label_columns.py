@@ -110,15 +110,15 @@ def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[l
 @pytest.mark.parametrize(
     ("chunks", "outputs", "words"),
     [
-        ([["0.5"], ["much"]], 1, "row 1 (counted from 0): the label in column 'label' is 'much', which is no finite"),
+        ([["0.5"], ["much"]], 1, "row 1 (counted from 0): the label in column 'label' is 'much', which is not a"),
         (
             [["0.5", ""]],
             1,
             "row 1 (counted from 0): the label in column 'label' has 0 number, but the head has 1 output.",
         ),
-        ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is no finite number"),
-        ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is no finite"),
-        ([["1_000"]], 1, "is '1_000', which is no finite number"),
+        ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is not a finite number"),
+        ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is not a finite"),
+        ([["1_000"]], 1, "is '1_000', which is not a finite number"),
         ([[0.5, None]], 1, "row 1 (counted from 0): the label in column 'label' is missing (null)"),
         (
             [["1|2", "1|2|3"]],
@@ -139,8 +139,8 @@ def test_what_is_wrong_with_numbers(chunks: Any, outputs: int, words: str) -> No
 @pytest.mark.parametrize(
     ("problem", "how"), [(SINGLE_LABEL, "vectors"), (REGRESSION, "names"), (REGRESSION, "vectors")]
 )
-def test_a_way_to_read_that_does_not_go_with_the_head(problem: Problem, how: str) -> None:
-    with pytest.raises(ConfigError, match=f"--labels {how} does not go with a head for {problem.name}"):
+def test_the_labels_option_must_match_the_head(problem: Problem, how: str) -> None:
+    with pytest.raises(ConfigError, match=f"--labels {how} cannot be used with a head for {problem.name}"):
         read(problem, ["1"], how=how)
 
 

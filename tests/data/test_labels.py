@@ -168,7 +168,7 @@ def test_an_integer_beyond_the_head_may_have_been_meant_as_a_name() -> None:
     assert "--labels" not in error_of([1, 7], names=STARS)
 
 
-def test_integers_are_names_if_someone_says_so() -> None:
+def test_integers_are_names_with_the_option_names() -> None:
     assert classes_of([1, 2, 3, 4, 5], names=STARS, how="names") == [0, 1, 2, 3, 4]
     assert "row 1 (counted from 0): the label in column 'label' is '0'" in error_of([1, 0], names=STARS, how="names")
 
@@ -191,7 +191,7 @@ def test_text_is_ambiguous_where_names_are_the_numbers_of_others(labels: list[st
         (["4", "3", "2", "1", "0"], "numbers", [1, 2, 4]),
     ],
 )
-def test_ambiguous_text_means_what_someone_says(names: list[str], how: str, classes: list[int]) -> None:
+def test_the_labels_option_resolves_ambiguous_text(names: list[str], how: str, classes: list[int]) -> None:
     assert classes_of(["1", "2", "4"], names=names, how=how) == classes
 
 
@@ -201,7 +201,7 @@ def test_names_that_are_their_own_numbers_are_not_ambiguous() -> None:
 
 
 @pytest.mark.parametrize(("how", "wrong"), [("names", "1"), ("numbers", "pos")])
-def test_what_someone_says_holds_for_all_values(how: str, wrong: str) -> None:
+def test_the_labels_option_applies_to_all_values(how: str, wrong: str) -> None:
     message = error_of([{"names": "pos", "numbers": "1"}[how], wrong], how=how)
     assert f"row 1 (counted from 0): the label in column 'label' is '{wrong}'" in message
 
@@ -228,7 +228,7 @@ def test_declared_names_do_not_count_where_the_head_has_only_default_names() -> 
     assert classes_of([0, 1, 2], names=DEFAULT, declared=DEFAULT[::-1], how="names") == [2, 1, 0]
 
 
-def test_declared_names_do_not_count_where_someone_says_numbers() -> None:
+def test_declared_names_are_ignored_with_the_option_numbers() -> None:
     assert classes_of([0, 1, 2], names=MNLI, declared=["other", "neutral", "entailment"], how="numbers") == [0, 1, 2]
 
 
@@ -461,12 +461,14 @@ def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
         ([1, 2, 5], {}, "class numbers up to 5, but no 0. Say --labels names if they are names, or --num-labels 6"),
         ([0, 1, 2], {"count": 2}, "holds the class number 2, but --num-labels 2 allows only 0 to 1"),
         (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
-        ([0, -1], {}, "holds the label '-1', which is no class number"),
-        (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is no class number"),
+        ([0, -1], {}, "holds the label '-1', which is not a class number"),
+        (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is not a class number"),
         ([0.5, 1.0], {}, "labels are class numbers or names"),
     ],
 )
-def test_a_column_that_has_no_classes_is_told(values: list[Any], options: dict[str, Any], words: str) -> None:
+def test_a_column_without_classes_is_rejected_with_the_reason(
+    values: list[Any], options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(DataError) as caught:
         find_classes(source_of(values), "label", **options)
     assert words in str(caught.value)

@@ -77,5 +77,5 @@ def test_a_head_of_one_output_is_a_regression_unless_it_says_otherwise() -> None
 
 
 def test_a_regression_has_no_probabilities() -> None:
-    with pytest.raises(ValueError, match="no probabilities"):
+    with pytest.raises(ValueError, match="not probabilities"):
         _ = synthetic_predictions(REGRESSION, 2).probabilities

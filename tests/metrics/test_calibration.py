@@ -1,4 +1,4 @@
-"""Calibration: the figures that scikit-learn gives, and cases that are worked out by hand."""
+"""Calibration: scikit-learn's values, and cases computed by hand."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_edge_belongs_to_the_bin_below_and_the_ends_to_the_outer_ones() -> No
     assert bins_of(np.nextafter(EDGES[:-1], 2)).tolist() == list(range(BINS))
 
 
-def test_sure_and_right_is_calibrated_sure_and_wrong_is_as_bad_as_can_be() -> None:
+def test_confident_and_correct_is_calibrated_and_confident_and_wrong_is_the_worst_case() -> None:
     logits = np.array([[90.0, 0.0], [0.0, 90.0]])
     right, wrong = (Predictions.from_logits(np.arange(2), np.array(label), logits) for label in ([0, 1], [1, 0]))
     assert calibration_figures(right) == pytest.approx({"ece": 0, "brier": 0})

@@ -1,4 +1,4 @@
-"""Metrics: scikit-learn's figures where they are defined, `None` and a reason where they are not, never NaN."""
+"""Metrics: scikit-learn's values if defined, else `None` and a reason, never NaN."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_figures_equal_scikit_learns(predictions: Predictions) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(any_predictions(), st.integers(1, 20))
-def test_figures_do_not_depend_on_the_size_of_pieces(predictions: Predictions, cells: int) -> None:
+def test_metrics_do_not_depend_on_the_chunk_size(predictions: Predictions, cells: int) -> None:
     whole = compute_metrics(predictions, names_of(predictions.num_labels))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_PIECE", cells)
@@ -320,7 +320,7 @@ def test_each_corruption_of_a_total_is_caught(corrupt: Callable[[dict[str, Any]]
     corrupt(columns)
     roads = {"reduced": true, "gathered": true, road: Totals(**columns)}
 
-    with pytest.raises(ExactnessError, match=f"The two roads to the {named} disagree") as caught:
+    with pytest.raises(ExactnessError, match=f"The {named} do not agree") as caught:
         require_same_totals(**roads)
 
     assert str(columns[named].tolist()) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Metrics of the caller's own: the same figures however the batches are dealt out, and everything that can go wrong."""
+"""Custom metrics: the same values for any sharding of the batches, and all failure modes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_metric_that_fails_on_real_data_is_undefined_and_all_else_stands(ranks
     }
 
 
-def test_what_a_metric_gets_suits_the_problem() -> None:
+def test_the_inputs_of_a_metric_match_the_problem_type() -> None:
     label = np.array([[True, False], [True, True]])
     several = Inputs.of(Predictions.from_logits(np.arange(2), label, np.array([[2.0, -1], [-3, 0]]), MULTI_LABEL))
     assert several.predictions.tolist() == [[1, 0], [0, 0]]

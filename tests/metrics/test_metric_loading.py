@@ -1,4 +1,4 @@
-"""`--metric`: what it names is found and tried before anything is sent, and what is wrong is said at once."""
+"""`--metric`: custom metrics are loaded and checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("error_rate", "should be package.module:name, or the path"),
         ("no_such_module:f1", "No module named 'no_such_module'. Modules are looked for in the working directory"),
         ("sample_metrics:f3", "there is no 'f3' in sample_metrics"),
-        ("sample_metrics:factor", "is no function and no metric, but int (2)"),
+        ("sample_metrics:factor", "is neither a function nor a metric, but int (2)"),
         ("sample_metrics:raises", "it raised KeyError: 'no such class'. It should return a float, or a dict of floats"),
         ("sample_metrics:draws", "called again, {'draws': "),
         ("sample_metrics:changes_labels", "raised ValueError: assignment destination is read-only."),
@@ -41,15 +41,15 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:NoReduction", "declares no `reduction`; it should be one of sum, mean, cat, max, min"),
         ("sample_metrics:UnknownReduction", "its `reduction` is 'average'"),
         ("sample_metrics:KeepsToItself", "it gave None; it update() should return a number"),
-        ("sample_metrics:NeedsArguments", "name an object that your module has made of it"),
+        ("sample_metrics:NeedsArguments", "create an instance in your module and name that"),
         ("sample_metrics:NeverComputed", "it gave ndarray of shape [8]; it should have a float"),
     ],
 )
-def test_what_is_wrong_with_a_metric_is_said(target: str, words: str) -> None:
+def test_invalid_metrics_are_rejected_with_the_reason(target: str, words: str) -> None:
     assert words in error_of(target)
 
 
-def test_what_a_metric_is_called_with_is_said() -> None:
+def test_messages_describe_the_arguments_of_a_metric() -> None:
     message = error_of("sample_metrics:raises")
     assert "predictions int64 of shape [8], labels int64 of shape [8], probabilities float64 of shape [8, 3]" in message
     assert "probabilities None" in error_of("sample_metrics:raises", problem=REGRESSION, outputs=1)
@@ -69,7 +69,7 @@ def test_a_module_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("outputs", [1, 2, 3, 50])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_the_made_up_examples_leave_hardly_anything_undefined(problem: Problem, outputs: int) -> None:
+def test_few_metrics_are_undefined_for_the_synthetic_examples(problem: Problem, outputs: int) -> None:
     predictions = synthetic_predictions(problem, outputs)
     metrics = compute_metrics(predictions, [str(number) for number in range(outputs)])
     assert len(predictions) <= max(8, 2 * outputs)

@@ -1,4 +1,4 @@
-"""Figures of several labels each: scikit-learn's, and what is undefined says why."""
+"""Multi-label metrics: scikit-learn's values, and a reason for undefined ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_figures_equal_scikit_learns_where_they_are_defined(predictions: Predict
 
 @settings(max_examples=40, deadline=None)
 @given(any_predictions())
-def test_the_figures_of_each_label_are_those_of_a_question_of_its_own(predictions: Predictions) -> None:
+def test_the_metrics_of_each_label_are_those_of_a_binary_problem(predictions: Predictions) -> None:
     for number, row in enumerate(compute_metrics(predictions, names_of(predictions)).per_class):
         label, guess = predictions.label[:, number], predictions.prediction[:, number]
         for name, figure in (("precision", sk.precision_score), ("recall", sk.recall_score), ("f1", sk.f1_score)):

@@ -130,7 +130,7 @@ def test_pieces_are_all_rows_in_order_and_of_bounded_size(predictions: Predictio
 
 @quickly
 @given(records(), st.integers(-(2**40), 2**40))
-def test_predictions_survive_a_journey_whatever_their_positions(predictions: Predictions, offset: int) -> None:
+def test_predictions_survive_packing_for_any_positions(predictions: Predictions, offset: int) -> None:
     moved = dataclasses.replace(predictions, index=predictions.index + offset)
     assert_equal_records(Predictions.unpacked(moved.packed()), moved)
 
@@ -148,7 +148,7 @@ def test_on_a_journey_integers_take_no_more_bytes_than_they_need() -> None:
 
 @quickly
 @given(st.lists(st.lists(st.integers(0, 1000), max_size=8), min_size=1, max_size=6))
-def test_a_collector_holds_what_came_and_sorts_it(parts: list[list[int]]) -> None:
+def test_a_collector_holds_what_was_added_and_sorts_it(parts: list[list[int]]) -> None:
     collector = Collector(sum(map(len, parts)), 3)
     for part in parts:
         collector.add(record(part))
@@ -157,14 +157,14 @@ def test_a_collector_holds_what_came_and_sorts_it(parts: list[list[int]]) -> Non
     assert_equal_records(collector.in_dataset_order(), whole.in_dataset_order())
 
 
-def test_a_collector_is_true_before_it_is_full_and_refuses_more_than_was_announced() -> None:
+def test_a_collector_is_valid_before_it_is_full_and_rejects_more_than_expected() -> None:
     collector = Collector(3, 3)
     collector.add(record([4, 2]))
     assert_equal_records(collector.predictions(), record([4, 2]))
-    with pytest.raises(ValueError, match="4 predictions came where 3 were announced"):
+    with pytest.raises(ValueError, match="4 predictions received, 3 expected"):
         collector.add(record([0, 1]))
     collector.add(record([0]))
-    with pytest.raises(ValueError, match="announced"):
+    with pytest.raises(ValueError, match="3 expected"):
         collector.add(record([1]))
     assert collector.predictions().index.tolist() == [4, 2, 0]
 

@@ -1,4 +1,4 @@
-"""Figures of a regression: scikit-learn's and SciPy's, and what is undefined says why."""
+"""Regression metrics: scikit-learn's and SciPy's values, and a reason for undefined ones."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_totals_that_disagree_are_caught(column: int) -> None:
     assert true.errors.tolist() == [[2.5, 4.25]]
     errors = true.errors.copy()
     errors[0, column] += 1e-6
-    with pytest.raises(ExactnessError, match="The two roads to the errors disagree"):
+    with pytest.raises(ExactnessError, match="The errors do not agree"):
         require_same_totals(true, replace(true, errors=errors))
     require_same_totals(true, true)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import run_here
-from report_runs import HOSTILE, made_up_run
+from report_runs import HOSTILE, synthetic_run
 
 from dist_eval import demo
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION
@@ -42,13 +42,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs: made-up ones of every problem, and one with many classes; real ones with slices and groups."""
+    """Complete runs: synthetic ones of every problem type and with many classes; real ones with slices and groups."""
     folder = tmp_path_factory.mktemp("finished")
     return {
-        "single": made_up_run(folder / "single", ["negative", "neutral", "positive"]),
-        "multi": made_up_run(folder / "multi", ["sport", "politics", "weather"], problem=MULTI_LABEL, skill=1.0),
-        "regression": made_up_run(folder / "regression", ["stars", "price"], problem=REGRESSION),
-        "many": made_up_run(folder / "many", [f"intent number {n}" for n in range(150)], 3000, skill=1.0),
+        "single": synthetic_run(folder / "single", ["negative", "neutral", "positive"]),
+        "multi": synthetic_run(folder / "multi", ["sport", "politics", "weather"], problem=MULTI_LABEL, skill=1.0),
+        "regression": synthetic_run(folder / "regression", ["stars", "price"], problem=REGRESSION),
+        "many": synthetic_run(folder / "many", [f"intent number {n}" for n in range(150)], 3000, skill=1.0),
         "sliced": sliced_run(folder),
         "labels": real_run(
             folder / "labels",

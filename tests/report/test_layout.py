@@ -1,4 +1,4 @@
-"""How the page is laid out where room is short: on paper and on a phone. And what its tables leave out."""
+"""The layout of the page in print and on a phone, and what its tables leave out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_runs import made_up_run
+from report_runs import synthetic_run
 
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.slices import Slicing
@@ -40,11 +40,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("layout")
     short, names = ["yes", "no", "maybe"], [*LONG, *LONG[0].split()[:6]]
     made = {
-        "grouped": made_up_run(folder / "grouped", short, analysis_options=view(300, groups=12)),
-        "long": made_up_run(folder / "long", names, 600, analysis_options=view(600)),
-        "short": made_up_run(folder / "short", [f"kind {number}" for number in range(11)], 600),
-        "labels": made_up_run(folder / "labels", LONG, problem=MULTI_LABEL, skill=1.0, analysis_options=view(300)),
-        "regression": made_up_run(
+        "grouped": synthetic_run(folder / "grouped", short, analysis_options=view(300, groups=12)),
+        "long": synthetic_run(folder / "long", names, 600, analysis_options=view(600)),
+        "short": synthetic_run(folder / "short", [f"kind {number}" for number in range(11)], 600),
+        "labels": synthetic_run(folder / "labels", LONG, problem=MULTI_LABEL, skill=1.0, analysis_options=view(300)),
+        "regression": synthetic_run(
             folder / "regression", ["stars", LONG[0]], problem=REGRESSION, analysis_options=view(300)
         ),
     }
@@ -83,7 +83,7 @@ def test_the_run_says_how_it_was_made(pages: dict[str, Path], visit: Open, tmp_p
     assert {
         "backend": "petals: on a swarm, activations sent as float16",
         "--max-length": "64 tokens; 3 texts had to be cut to it",
-        "own metrics": "own.py:worst, package:best",
+        "custom metrics": "own.py:worst, package:best",
         "--confidence": "0.9",
         "--group-column": "document",
         "--slice-by": "source, length",
@@ -104,7 +104,7 @@ def test_a_reason_stands_once_below_a_table(visit: Open) -> None:
     assert max(rows) < 60
 
 
-def test_a_figure_that_no_slice_has_takes_no_column(visit: Open) -> None:
+def test_a_metric_undefined_in_all_slices_has_no_column(visit: Open) -> None:
     by_source, by_length = visit("long", {"width": 1280, "height": 900}).locator("#slices .wide").all()
     heads = [table.locator("thead th:visible").all_inner_texts() for table in (by_source, by_length)]
     assert heads == [[by, "examples", "accuracy", "95 % interval", "0 to 1"] for by in ("source", "length")]
@@ -120,7 +120,7 @@ def test_a_figure_that_no_slice_has_takes_no_column(visit: Open) -> None:
         ("regression", {"pearson", "spearman"}, {"mae", "mse", "rmse", "r2", "loss"}),
     ],
 )
-def test_a_line_from_0_to_1_is_for_figures_that_end_there(
+def test_a_bar_from_0_to_1_is_for_metrics_with_that_range(
     visit: Open, kind: str, with_line: set[str], without: set[str]
 ) -> None:
     rows = visit(kind, {"width": 1280, "height": 900}).locator("#figures tbody tr")
@@ -158,7 +158,7 @@ is torn from what follows it, and how far down each column is filled."""
 
 
 @pytest.mark.parametrize("kind", ["grouped", "long", "labels", "regression"])
-def test_paper_breaks_between_what_belongs_together(visit: Open, kind: str) -> None:
+def test_page_breaks_keep_sections_together(visit: Open, kind: str) -> None:
     for height in range(940, 1090, 35):
         apart, lows = visit(kind, PAPER, "print").evaluate(COLUMNS, height)
         assert apart == [], height

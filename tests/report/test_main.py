@@ -31,7 +31,7 @@ def test_the_page_is_written_where_it_is_asked_for(
         (["RUN", "--tracker", "wandb"], 2, "--tracker wandb needs the package wandb, which is not installed."),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_failures_are_reported(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     options: list[str], status: int, words: str,
 ) -> None:  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pyte
     assert main([str(runs["sliced"]), "--markdown"]) == 0
     printed, results = capsys.readouterr().out, results_of(runs["sliced"])
     assert "`tuned` on `digits.jsonl`: 596 of 596 examples" in printed
-    assert "100 groups of 'document' are drawn whole" in printed
+    assert "100 groups of 'document' are resampled as clusters" in printed
     for one in (one for one in results["slices"] if one["by"] == "score"):
         interval = one["intervals"]["accuracy"]
         ends = f"{interval['low']:.4f} to {interval['high']:.4f}"
@@ -132,7 +132,7 @@ def test_a_path_is_not_put_into_a_model_card(hostile_run: Path, capsys: pytest.C
     assert {one["dataset"]["type"] for one in model["results"]} == {"data.csv"}
 
 
-def test_figures_go_to_a_tracker(runs: dict[str, Path]) -> None:
+def test_metrics_are_logged_to_a_tracker(runs: dict[str, Path]) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert main([str(runs["single"]), "--tracker", "tensorboard"]) == 0
     logged: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Names for others to read."""
+"""Public names without directories."""
 
 from __future__ import annotations
 

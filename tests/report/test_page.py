@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from report_runs import made_up_run
+from report_runs import synthetic_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.page import Contents, render, report_on, write_report
@@ -245,7 +245,7 @@ def test_slices_are_those_of_the_results(
     if kind == "sliced":
         values = [one["value"] for one in results["slices"] if one["by"] == "source"]
         assert {"news", "<b>blog</b>", "", None, "only once"} <= set(values)
-        assert "groups of 'document' are drawn whole" in page.locator("#figures").inner_text()
+        assert "groups of 'document' are resampled as clusters" in page.locator("#figures").inner_text()
 
 
 @pytest.mark.parametrize("kind", ["single", "multi", "many", "regression"])
@@ -289,7 +289,7 @@ def test_sections_that_are_not_there_are_left_out(pages: dict[str, Path], visit:
     assert all(page.locator(link).count() == 1 for link in links)
 
 
-def test_of_many_classes_those_with_mistakes_are_shown_and_the_others_added_up(
+def test_of_many_classes_the_most_confused_are_shown_and_the_others_summed(
     pages: dict[str, Path], runs: dict[str, Path], visit: Visit
 ) -> None:
     page, results = visit.open(pages["many"]), results_of(runs["many"])
@@ -298,7 +298,7 @@ def test_of_many_classes_those_with_mistakes_are_shown_and_the_others_added_up(
     assert sum(int(cell.split()[0]) for cell in cells) == np.sum(results["confusion_matrix"]["matrix"])
 
 
-def test_the_timeline_tells_who_is_late_and_what_failed(pages: dict[str, Path], visit: Visit) -> None:
+def test_the_timeline_shows_slow_ranks_and_failures(pages: dict[str, Path], visit: Visit) -> None:
     page = visit.open(pages["single"])
     words = page.locator("#timeline-words").text_content()
     ends = {who: float(end) for who, end in re.findall(r"(rank \d): from [\d.]+ to ([\d.]+) s", words)}
@@ -347,7 +347,7 @@ def test_paper_holds_all_columns(
 ) -> None:
     if kind == "fifteen":
         names = [f"a rather long name of class {number}" for number in range(15)]
-        path = write_report(made_up_run(tmp_path / "fifteen", names, 2_000))
+        path = write_report(synthetic_run(tmp_path / "fifteen", names, 2_000))
     else:
         path = hostile_run / "report.html" if kind == "hostile" else pages[kind]
     page = visit.open(path)
@@ -413,7 +413,7 @@ def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], br
 
 
 def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
-    folder = made_up_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
+    folder = synthetic_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
     page = visit.open(write_report(folder))
     assert (folder / "report.html").stat().st_size < 1 << 20
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
@@ -453,7 +453,7 @@ def test_equal_input_gives_equal_bytes(runs: dict[str, Path], tmp_path: Path) ->
         assert one == other, kind
 
 
-def test_a_page_to_be_passed_on_names_no_folder_and_no_host(
+def test_a_shareable_page_contains_no_directories_or_host_names(
     runs: dict[str, Path], pages: dict[str, Path], hostile_run: Path, visit: Visit
 ) -> None:
     results = results_of(runs["sliced"])
@@ -470,7 +470,7 @@ def test_a_page_to_be_passed_on_names_no_folder_and_no_host(
     assert page.locator(hosts).first.inner_text() == results_of(hostile_run)["ranks"][0]["host"], "it has texts"
 
 
-def test_texts_are_shown_only_if_asked_for_and_cut(hostile_run: Path, tmp_path: Path) -> None:
+def test_texts_are_shown_only_on_request_and_truncated(hostile_run: Path, tmp_path: Path) -> None:
     without = write_report(hostile_run, path=tmp_path / "without").read_text()
     assert "window.ran = " not in without
     assert "Their texts are not in this file" in without

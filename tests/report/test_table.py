@@ -1,4 +1,4 @@
-"""What a person gets from a run: files and a table that can be read."""
+"""The table and the files of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_table_contains_the_figures(tmp_path: Path) -> None:
         assert line_of(table, f"{average} avg").split()[2:] == [*figures, "5"]
 
 
-def test_the_table_tells_coverage_speed_and_files(tmp_path: Path) -> None:
+def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
     table = format_results(METRICS, FACTS, tmp_path)
     assert "coverage: 5 of 5 examples, each exactly once\n" in table
     assert "speed: 10.0 examples/s, 90 tokens/s on 1 rank\n" in table
@@ -39,14 +39,14 @@ def test_the_table_tells_coverage_speed_and_files(tmp_path: Path) -> None:
         assert str(tmp_path / name) in table
 
 
-def test_the_table_tells_how_many_texts_were_cut(tmp_path: Path) -> None:
+def test_the_table_shows_the_number_of_truncated_texts(tmp_path: Path) -> None:
     facts = {**FACTS, "data": {**FACTS["data"], "truncated": 3}, "ranks": FACTS["ranks"] * 2}
     table = format_results(METRICS, facts, tmp_path)
     assert "each exactly once; 3 texts cut to 64 tokens" in table
     assert "on 2 ranks" in table
 
 
-def test_the_table_tells_how_many_texts_have_several_lines(tmp_path: Path) -> None:
+def test_the_table_shows_the_number_of_multiline_texts(tmp_path: Path) -> None:
     assert "lines" not in format_results(METRICS, FACTS, tmp_path)
     facts = {**FACTS, "data": {**FACTS["data"], "multiline": 2}}
     assert "each exactly once; 2 texts have several lines\n" in format_results(METRICS, facts, tmp_path)
@@ -104,7 +104,7 @@ def test_an_error_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert captured.out == ""
 
 
-def test_the_table_tells_what_an_audit_found(tmp_path: Path) -> None:
+def test_the_table_shows_the_findings_of_an_audit(tmp_path: Path) -> None:
     audit = {
         "fraction": 0.1,
         "batches": 12,
@@ -162,10 +162,10 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "warned"), [(7, True), (40, False)])
-def test_the_table_tells_of_groups_and_whether_they_are_few(tmp_path: Path, count: int, warned: bool) -> None:
+def test_the_table_mentions_groups_and_warns_if_there_are_few(tmp_path: Path, count: int, warned: bool) -> None:
     table = format_results(METRICS, {**FACTS, "groups": {"column": "doc", "count": count, "largest": 3}}, tmp_path)
     line = line_of(table, "intervals: ")
-    assert line.startswith(f"intervals: {count} groups of 'doc' are drawn whole")
+    assert line.startswith(f"intervals: {count} groups of 'doc' are resampled as clusters")
     assert ("with fewer than 20 there are none" in line) == warned
 
 
@@ -184,5 +184,5 @@ def test_the_table_tells_of_groups_and_whether_they_are_few(tmp_path: Path, coun
         ("my_metric", 3.2e-9, "3.200e-09"),
     ],
 )
-def test_figures_that_no_number_of_decimals_suits_have_four_digits(name: str, value: float, words: str) -> None:
+def test_metrics_without_a_natural_scale_have_four_significant_digits(name: str, value: float, words: str) -> None:
     assert figure_words(name, value) == words

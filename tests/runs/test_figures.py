@@ -1,4 +1,4 @@
-"""The picture of a run, for every kind of problem."""
+"""The figures of a run, for every problem type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dist_eval.statistics import calibration_facts
 
 
 @pytest.mark.parametrize("classes", [2, 10, 60])
-def test_the_confusion_matrix_is_a_picture(tmp_path: Path, classes: int) -> None:
+def test_the_confusion_matrix_is_a_png(tmp_path: Path, classes: int) -> None:
     draw_confusion_matrix(tmp_path / "m.png", metrics_for([f"class {number}" for number in range(classes)]))
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG\r\n")
     pixels = image.imread(tmp_path / "m.png")
@@ -37,7 +37,7 @@ def test_class_names_of_any_kind_can_be_drawn(tmp_path: Path, names: list[str]) 
 
 
 @pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3, 30)])
-def test_every_problem_has_a_picture(tmp_path: Path, name: str, outputs: int) -> None:
+def test_every_problem_type_has_a_figure(tmp_path: Path, name: str, outputs: int) -> None:
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     metrics = compute_metrics(predictions, [f"$output {number}" for number in range(outputs)])
     path = tmp_path / figure_name(metrics)

@@ -22,7 +22,7 @@ from dist_eval.statistics.regression import statistic_of_outputs
 FIGURES_OF_CLASSES = ("precision", "recall", "f1")
 
 
-def made_up(
+def synthetic(
     examples: int, outputs: int, problem: Problem = SINGLE_LABEL, seed: int = 0, skill: float = 1.5
 ) -> Predictions:
     generator = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def intervals_of(
 
 
 classifiers = st.builds(
-    made_up, st.integers(1, 60), st.integers(1, 5), st.sampled_from([SINGLE_LABEL, MULTI_LABEL]), st.integers(0, 999)
+    synthetic, st.integers(1, 60), st.integers(1, 5), st.sampled_from([SINGLE_LABEL, MULTI_LABEL]), st.integers(0, 999)
 )
 
 
@@ -73,7 +73,7 @@ def test_the_values_are_those_of_the_metrics(predictions: Predictions, size: int
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(0, 1000))
 def test_the_values_of_outputs_are_those_of_the_metrics(rows: int, outputs: int, seed: int) -> None:
-    predictions = made_up(rows, outputs, REGRESSION, seed)
+    predictions = synthetic(rows, outputs, REGRESSION, seed)
     metrics = compute_metrics(predictions, names_of(predictions))
     found = values_of([statistic_of_outputs(predictions, Units.single(rows))])
     for (number, row), name in itertools.product(enumerate(metrics.per_class), FIGURES[:-1]):
@@ -85,7 +85,7 @@ def test_the_values_of_outputs_are_those_of_the_metrics(rows: int, outputs: int,
 @settings(max_examples=60, deadline=None)
 @given(
     st.builds(
-        made_up,
+        synthetic,
         st.integers(1, 80),
         st.integers(1, 4),
         st.sampled_from([SINGLE_LABEL, MULTI_LABEL, REGRESSION]),
@@ -115,7 +115,7 @@ def test_every_figure_has_an_interval_around_it_or_a_reason(
 @pytest.mark.parametrize("problem", [SINGLE_LABEL, MULTI_LABEL])
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
 def test_precision_and_recall_have_scipys_wilson_interval(problem: Problem, confidence: float) -> None:
-    predictions = made_up(200, 4, problem)
+    predictions = synthetic(200, 4, problem)
     for number, found in enumerate(intervals_of(predictions, confidence=confidence)):
         is_it, given = (
             one == number if problem is SINGLE_LABEL else one[:, number]
@@ -129,7 +129,7 @@ def test_precision_and_recall_have_scipys_wilson_interval(problem: Problem, conf
 
 
 def test_f1_has_the_interval_that_resampled_examples_give() -> None:
-    predictions = made_up(300, 3)
+    predictions = synthetic(300, 3)
     for number, found in enumerate(intervals_of(predictions)):
         label, given = predictions.label == number, predictions.prediction == number
         rows = np.stack([label & given, label, given]).astype(float)
@@ -188,7 +188,7 @@ def test_what_is_undefined_says_why_and_perfection_has_wilsons_width() -> None:
 
 
 def test_groups_are_drawn_whole_for_all_three() -> None:
-    alone = made_up(150, 3)
+    alone = synthetic(150, 3)
     copies = np.repeat(np.arange(150), 4)
     alike = alone.at(copies)
     plain, grouped, once = intervals_of(alike), intervals_of(alike, copies), intervals_of(alone, np.arange(150))
@@ -203,7 +203,7 @@ def test_groups_are_drawn_whole_for_all_three() -> None:
 
 
 def test_groups_of_one_have_the_intervals_of_examples() -> None:
-    predictions = made_up(400, 3, seed=2)
+    predictions = synthetic(400, 3, seed=2)
     for one, other in zip(intervals_of(predictions), intervals_of(predictions, np.arange(400)), strict=True):
         for name in FIGURES_OF_CLASSES:
             ends = [(found[name].low or 0.0, found[name].high or 0.0) for found in (one, other)]
@@ -243,5 +243,5 @@ def test_outputs_have_their_own_intervals_and_the_only_one_those_of_the_whole() 
 
 def test_intervals_are_the_same_again() -> None:
     for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION):
-        predictions = made_up(100, 3, problem)
+        predictions = synthetic(100, 3, problem)
         assert intervals_of(predictions) == intervals_of(predictions)

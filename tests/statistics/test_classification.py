@@ -21,7 +21,7 @@ def names_of(classes: int) -> list[str]:
     return [f"class-{number}" for number in range(classes)]
 
 
-def made_up(examples: int, classes: int, seed: int = 0, skill: float = 1.5) -> Predictions:
+def synthetic(examples: int, classes: int, seed: int = 0, skill: float = 1.5) -> Predictions:
     generator = np.random.default_rng(seed)
     label = generator.integers(classes, size=examples)
     logits = generator.normal(size=(examples, classes))
@@ -78,7 +78,7 @@ def test_a_resample_has_the_metrics_of_the_examples_drawn(predictions: Predictio
 
 @settings(max_examples=80, deadline=None)
 @given(any_predictions(least=3))
-def test_influences_are_what_leaving_out_gives(predictions: Predictions) -> None:
+def test_influence_values_equal_the_leave_one_out_jackknife(predictions: Predictions) -> None:
     n = len(predictions)
     for statistic in statistics_of(predictions, Units.single(n)):
         weights = np.ones((n, n)) - np.eye(n)
@@ -90,7 +90,7 @@ def test_influences_are_what_leaving_out_gives(predictions: Predictions) -> None
 
 
 def test_the_influence_of_a_group_is_that_of_its_examples() -> None:
-    predictions, groups = made_up(600, 3), np.arange(600) % 150
+    predictions, groups = synthetic(600, 3), np.arange(600) % 150
     *_, areas = statistics_of(predictions, Units.groups(groups))
     left = []
     for group in range(150):
@@ -119,7 +119,7 @@ def test_every_metric_has_an_interval_around_it_or_a_reason(predictions: Predict
 
 
 def test_proportions_have_wilsons_interval() -> None:
-    predictions = made_up(300, 4)
+    predictions = synthetic(300, 4)
     metrics = compute_metrics(predictions, names_of(4))
     intervals = metric_intervals(predictions, metrics)
     right = int((predictions.label == predictions.prediction).sum())
@@ -134,7 +134,7 @@ def test_proportions_have_wilsons_interval() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_intervals_are_near_scipys(classes: int) -> None:
-    predictions = made_up(250, classes)
+    predictions = synthetic(250, classes)
     metrics = compute_metrics(predictions, names_of(classes))
     intervals = metric_intervals(predictions, metrics)
     label, guess, loss = predictions.label, predictions.prediction, predictions.loss
@@ -162,7 +162,7 @@ def test_intervals_are_near_scipys(classes: int) -> None:
 
 
 def test_intervals_are_the_same_again_and_others_for_another_seed() -> None:
-    predictions = made_up(100, 3)
+    predictions = synthetic(100, 3)
     metrics = compute_metrics(predictions, names_of(3))
     first = metric_intervals(predictions, metrics, resamples=200)
     assert first == metric_intervals(predictions, metrics, resamples=200)
@@ -192,8 +192,8 @@ def test_a_class_that_is_too_rare_leaves_no_interval() -> None:
     assert interval.low is None and "too rare" in (interval.reason or "")
 
 
-def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
-    predictions = made_up(400, 2)
+def test_groups_widen_intervals_if_their_examples_are_correlated() -> None:
+    predictions = synthetic(400, 2)
     copies = np.repeat(np.arange(100), 4)
     alike = taken(predictions, copies)
     metrics = compute_metrics(alike, names_of(2))
@@ -211,8 +211,8 @@ def test_groups_widen_intervals_where_their_examples_are_alike() -> None:
     assert grouped["accuracy"].method == "bca"
 
 
-def test_further_metrics_take_part() -> None:
-    predictions = made_up(80, 2)
+def test_extra_statistics_are_included() -> None:
+    predictions = synthetic(80, 2)
     metrics = compute_metrics(predictions, names_of(2))
     errors = (predictions.probabilities[:, 1] - predictions.label) ** 2
     metrics.values.update({"squares": float(errors.mean()), "unheard_of": 1.0})
@@ -238,12 +238,12 @@ def test_no_interval_excludes_its_value(predictions: Predictions, is_grouped: bo
 
 def test_few_examples_or_groups_have_wilsons_interval_only() -> None:
     for examples in (19, 20):
-        predictions = made_up(examples, 2)
+        predictions = synthetic(examples, 2)
         metrics = compute_metrics(predictions, names_of(2))
         found = metric_intervals(predictions, metrics)
         assert found["accuracy"].method == "wilson"
         assert ((found["loss"].reason or "").startswith("fewer than 20 examples")) == (examples == 19)
-    predictions = made_up(400, 2)
+    predictions = synthetic(400, 2)
     few = metric_intervals(predictions, compute_metrics(predictions, names_of(2)), groups=np.arange(400) % 19)
     assert {one.reason for name, one in few.items() if name != "ece"} == {
         "fewer than 20 groups: too few for the bootstrap"
@@ -251,7 +251,7 @@ def test_few_examples_or_groups_have_wilsons_interval_only() -> None:
 
 
 def test_the_error_of_an_area_is_delongs() -> None:
-    predictions = made_up(900, 2)
+    predictions = synthetic(900, 2)
     positive, scores = predictions.label == 1, predictions.probabilities[:, 1]
     areas = AreasUnderCurves(Units.single(900), lambda: iter([(positive, scores)]), 1, ("area",))
     wins = (scores[positive][:, None] > scores[~positive]) + 0.5 * (scores[positive][:, None] == scores[~positive])

@@ -1,4 +1,4 @@
-"""Evidence: an interval and a p-value where the data tell of one, and a reason where they do not."""
+"""Evidence: an interval and a p-value if the data support one, else a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals: SciPy's ends for the same numbers."""
+"""Intervals: the same limits as SciPy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_wilsons_interval_equals_scipys(trials: int, share: float, confidence: f
     assert wilson(successes, trials, confidence) == pytest.approx((expected.low, expected.high), rel=1e-12, abs=1e-12)
 
 
-def test_wilsons_interval_of_perfection_has_a_width() -> None:
+def test_wilsons_interval_of_perfect_predictions_has_positive_width() -> None:
     low, high = wilson(20, 20)
     assert high == 1.0
     assert low == pytest.approx(1 / (1 + 1.959963984540054**2 / 20))

@@ -1,4 +1,4 @@
-"""Intervals of regressions and of any number of labels: the statistics are the figures that are reported."""
+"""Intervals of regression and multi-label metrics: the statistics equal the reported metrics."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def outcomes(both: int, first: int, second: int, none: int) -> tuple[np.ndarray,
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 50), st.integers(0, 60), st.integers(0, 60))
-def test_few_differing_examples_are_counted_exactly(both: int, first: int, second: int) -> None:
+def test_few_discordant_examples_use_the_exact_test(both: int, first: int, second: int) -> None:
     test = mcnemar(*outcomes(both, first, second, 5))
     assert (test.only_first, test.only_second, test.method) == (first, second, "exact")
     # of n fair coins, the probability of a result at least as uneven
@@ -62,7 +62,7 @@ def test_holms_correction_rejects_what_his_procedure_rejects(p_values: list[floa
 
 
 def pair(examples: int, classes: int, seed: int = 0) -> tuple[Predictions, Predictions]:
-    """Two models that agree more often than by chance, the second one being better."""
+    """Two models that agree more often than by chance, of which the second is better."""
     generator = np.random.default_rng(seed)
     label = generator.integers(classes, size=examples)
     logits = generator.normal(size=(examples, classes))
@@ -233,7 +233,7 @@ def test_what_one_model_leaves_undefined_has_no_difference() -> None:
     assert found["accuracy"].value is not None
 
 
-def test_groups_are_drawn_together() -> None:
+def test_groups_are_resampled_together() -> None:
     first, second = pair(200, 2)
     rows = np.repeat(np.arange(200), 3)
     copies = [
@@ -248,7 +248,7 @@ def test_groups_are_drawn_together() -> None:
         assert grouped[name].interval.low == pytest.approx(one.interval.low, abs=tolerance), name
 
 
-def test_other_labels_are_refused() -> None:
+def test_different_labels_are_rejected() -> None:
     first, second = pair(40, 2)
     other = Predictions.from_logits(second.index, 1 - second.label, second.logits)
     with pytest.raises(ValueError, match="same examples, with the same labels"):

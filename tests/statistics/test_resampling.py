@@ -1,4 +1,4 @@
-"""Resampling: the draws have the distribution that they should have, and influences are what leaving out gives."""
+"""Resampling: the distribution of the draws, and influence values that equal the leave-one-out jackknife."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_draws_have_the_moments_of_a_multinomial_distribution(units: Units) -> N
 
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
-def test_draws_depend_on_the_seed_and_not_on_the_size_of_pieces(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_depend_on_the_seed_and_not_on_the_chunk_size(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drawn(units, 50)
     assert not np.array_equal(whole, drawn(units, 50, seed=1))
-    monkeypatch.setattr("dist_eval.statistics.resampling._NUMBERS_IN_A_PIECE", 9)
+    monkeypatch.setattr("dist_eval.statistics.resampling._CHUNK_SIZE", 9)
     assert np.array_equal(whole, drawn(units, 50))
 
 
-def test_examples_that_are_alike_are_of_one_kind() -> None:
+def test_equivalent_examples_are_of_one_kind() -> None:
     units = Units.alike(np.array([0, 1, 1, 0, 1]), np.array([2, 0, 0, 1, 2]))
     assert sorted(units.multiplicity.tolist()) == [1, 1, 1, 2]
     assert units.kind_of[1] == units.kind_of[2]
@@ -89,7 +89,9 @@ def left_out(statistic: Statistic, kind: int) -> float:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=2, max_size=30), st.booleans())
-def test_the_influence_of_a_mean_is_what_leaving_out_gives(pairs: list[tuple[int, int]], grouped: bool) -> None:
+def test_the_influence_of_a_mean_equals_the_leave_one_out_jackknife(
+    pairs: list[tuple[int, int]], grouped: bool
+) -> None:
     names, values = np.array([first for first, _ in pairs]), np.array([float(second) for _, second in pairs])
     units = Units.groups(names) if grouped else Units.alike(values.astype(np.int64) + 3)
     statistic = mean_of(units, values)
@@ -102,7 +104,7 @@ def test_the_influence_of_a_mean_is_what_leaving_out_gives(pairs: list[tuple[int
     assert (statistic.influence()["mean"] * units.multiplicity).sum() == pytest.approx(0, abs=1e-9)
 
 
-def test_groups_are_drawn_as_a_whole() -> None:
+def test_groups_are_resampled_as_a_whole() -> None:
     groups = np.array([0, 0, 0, 1, 2, 2])
     values = mean_of(Units.groups(groups), np.array([1.0, 1, 1, 0, 5, 5])).resampled(200)["mean"]
     possible = {
@@ -120,7 +122,7 @@ def test_any_function_of_positions_sees_what_the_others_see() -> None:
         assert np.isnan(found["none"]).all()
 
 
-def test_a_function_of_positions_cannot_tell_alike_examples_apart() -> None:
+def test_a_function_of_positions_rejects_kinds_of_several_examples() -> None:
     with pytest.raises(ValueError, match="single examples or groups"):
         OfRows(Units.alike(np.zeros(5, dtype=np.int64)), {"one": lambda rows: 1.0}).resampled(1)
 
