@@ -239,7 +239,7 @@ def test_a_petals_model_that_is_not_petals_own_any_more_is_refused(petals_classi
 
     kind, petals_classifier.__class__ = type(petals_classifier), Own
     try:
-        with pytest.raises(ConfigError, match="Own has a forward of its own"):
+        with pytest.raises(ConfigError, match="Own overrides forward"):
             evaluate(petals_classifier, DataLoader(texts(), 4))
     finally:
         petals_classifier.__class__ = kind

@@ -77,4 +77,4 @@ def test_a_rank_that_is_killed_is_named(launcher: Launcher, tmp_path: Path, monk
     done = launcher.run(*CLI, "run", *options)
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert "dist_eval: rank 1 (process" in done.stderr.splitlines()[-1]
-    assert done.stderr.endswith("was ended by SIGKILL\n")
+    assert done.stderr.endswith("was killed by SIGKILL\n")
