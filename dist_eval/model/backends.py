@@ -93,6 +93,7 @@ def load_classifier(
     try:
         blocks = base.config.num_hidden_layers
         coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
+        rejoin_swarm(dht, peers)  # the daemon may not know the addresses of servers that came up after it joined
         classifier = load_on_swarm(
             base.name,
             tuned,

@@ -21,7 +21,6 @@ from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.swarm import member
 from dist_eval.swarm.member import DTYPES
-from dist_eval.swarm.p2p_daemon import may_listen
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -162,6 +161,8 @@ def _claim(file: Path, first_peers: Path) -> None:
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
     """Waits until the first part of the swarm has published its addresses, and listens on one of them."""
+    from dist_eval.swarm.p2p_daemon import may_listen
+
     deadline, peers = time.monotonic() + timeout, []
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):

@@ -38,7 +38,7 @@ def found(*words: str, known: Measured = KNOWN) -> dict[str, Need]:
 
 def test_the_program_measures_and_names_what_gives_way_first(launcher: Launcher, tmp_path: Path) -> None:
     words = ["--quick", "--output", str(tmp_path), "--replicas", "1"]
-    process = launcher.run("-m", "benchmarks.capacity", *words)
+    process = launcher.run("-m", "benchmarks.capacity", *words, preloaded=False)
     assert process.returncode == 0, process.stderr
     content = json.loads((tmp_path / "capacity.json").read_text())
     measured = content["measured"]

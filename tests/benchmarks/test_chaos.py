@@ -10,7 +10,7 @@ from conftest import Launcher
 
 
 def test_nothing_is_lost_whatever_happens(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.chaos", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.chaos", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stdout + process.stderr
     content = json.loads((tmp_path / "chaos.json").read_text())
     [tally] = content["notes"]

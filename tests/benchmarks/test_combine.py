@@ -18,7 +18,7 @@ CASES = ("100,000 predictions on 4 ranks", "800 predictions on 8 ranks")
 
 
 def test_all_ways_are_measured_in_seconds_memory_and_bytes(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.combine", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.combine", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     reports = {}
     for name in ("combine", "combine-memory", "combine-bytes"):

@@ -9,7 +9,7 @@ from conftest import Launcher
 
 
 def test_every_part_is_found_and_it_ends_clean(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-m", "benchmarks.cost", "--quick", "--output", str(tmp_path))
+    done = launcher.run("-m", "benchmarks.cost", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cost.json").read_text())
     series = {one["name"]: one for one in found["series"]}

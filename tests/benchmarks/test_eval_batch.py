@@ -13,7 +13,7 @@ DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 
 
 def test_all_ways_compute_the_same(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-m", "benchmarks.eval_batch", "--quick", "--output", str(tmp_path))
+    done = launcher.run("-m", "benchmarks.eval_batch", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "eval_batch.json").read_text())
     outcomes = {one["name"]: one["details"][0] for one in content["series"]}

@@ -15,7 +15,7 @@ from benchmarks.intervals import POPULATIONS, power_of_mcnemar
 
 
 def test_it_measures_coverage_speed_and_power(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-m", "benchmarks.intervals", "--quick", "--output", str(tmp_path))
+    done = launcher.run("-m", "benchmarks.intervals", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     found = {}
     for name in ("intervals", "intervals-groups", "intervals-speed", "intervals-power"):

@@ -12,7 +12,7 @@ from benchmarks.recipes_rank import ORDERS, RECIPES
 
 
 def test_every_recipe_is_measured_and_dist_eval_is_right(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.recipes", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.recipes", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     content = json.loads((tmp_path / "recipes.json").read_text())
     off = {(one["group"], one["name"]): one["median"] for one in content["series"]}

@@ -9,7 +9,7 @@ from conftest import Launcher
 
 
 def test_it_measures_all_ways_and_ends_clean(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-m", "benchmarks.routing", "--quick", "--output", str(tmp_path))
+    done = launcher.run("-m", "benchmarks.routing", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "routing.json").read_text())
     series = {one["name"]: one for one in found["series"]}

@@ -11,7 +11,7 @@ from benchmarks.scale_rank import PHASES
 
 
 def test_every_step_is_measured_in_seconds_and_every_rank_in_memory(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.scale", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.scale", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     seconds, memory = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("scale", "scale-memory"))
     for rows in ("500 rows", "5,000 rows"):

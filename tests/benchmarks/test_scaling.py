@@ -12,7 +12,7 @@ ONE_EACH = "Llama 64x4, 100 ms round trip, 1 request in flight for each rank"
 
 
 def test_ranks_are_compared(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.scaling", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.scaling", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     content = json.loads((tmp_path / "scaling.json").read_text())
     details = {(one["group"], one["name"]): one["details"][0] for one in content["series"]}

@@ -24,7 +24,7 @@ def measured(**seconds_per_work: float) -> Router:
 
 def test_it_tells_what_a_running_swarm_sustains(launcher: Launcher, demo_swarm: PrivateSwarm, tmp_path: Path) -> None:
     peers = ["--initial-peers", *demo_swarm.initial_peers, "--model", str(demo.BASE_MODEL)]
-    done = launcher.run("-m", "benchmarks.swarm", "--quick", *peers, "--output", str(tmp_path))
+    done = launcher.run("-m", "benchmarks.swarm", "--quick", *peers, "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     assert "Bottleneck: blocks" in done.stdout
     for address in demo_swarm.initial_peers:

@@ -9,7 +9,7 @@ from conftest import Launcher
 
 
 def test_all_contenders_run_on_one_swarm_and_agree(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.throughput", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.throughput", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     content = json.loads((tmp_path / "throughput.json").read_text())
     series = {one["name"]: one for one in content["series"]}

@@ -9,7 +9,7 @@ from conftest import Launcher
 
 
 def test_both_modes_are_tuned_and_scored(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.run("-m", "benchmarks.tuning", "--quick", "--output", str(tmp_path))
+    process = launcher.run("-m", "benchmarks.tuning", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
     content = json.loads((tmp_path / "tuning.json").read_text())
     series = {one["name"]: one for one in content["series"]}

@@ -104,3 +104,10 @@ def test_the_shipped_tokenizer_knows_every_pixel(split: str) -> None:
 
 def test_the_demos_options_name_what_is_shipped() -> None:
     assert all(Path(demo.OPTIONS[name]).exists() for name in ("model", "checkpoint", "dataset"))
+
+
+@pytest.mark.parametrize("folder", [demo.BASE_MODEL, demo.CHECKPOINT], ids=["base", "tuned"])
+def test_the_shipped_tokenizer_returns_what_the_model_takes(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    assert set(AutoTokenizer.from_pretrained(folder)("12/3")) == {"input_ids", "attention_mask"}

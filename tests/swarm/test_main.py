@@ -23,7 +23,8 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
 ) -> None:
     peers_file = tmp_path / "peers.txt"
     options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
-    swarm = launcher.start("-m", "dist_eval.swarm", *options)
+    # as a shell starts jobs in the background of a script
+    swarm = launcher.start("-m", "dist_eval.swarm", *options, preexec_fn=_ignore_interrupts)
     assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None)
     assert swarm.poll() is None, swarm.communicate()
     peers = peers_file.read_text().split()
@@ -41,6 +42,10 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     assert err == ""
     assert not launcher.leftovers()
     assert not peers_file.exists()
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _content(path: Path) -> str:
