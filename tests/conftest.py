@@ -44,7 +44,7 @@ silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TIMEOUT = 200.0
+TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
 

@@ -21,6 +21,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
@@ -171,6 +172,7 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # which the imports have found out for the server's own environment
     sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if NAME in os.environ:
         _prctl(_PR_SET_NAME, os.environ[NAME].encode())

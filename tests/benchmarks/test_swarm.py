@@ -41,7 +41,8 @@ def test_it_tells_what_a_running_swarm_sustains(launcher: Launcher, demo_swarm: 
 def test_a_swarm_that_does_not_answer_is_one_clear_message(launcher: Launcher, tmp_path: Path) -> None:
     peer = "/ip4/127.0.0.1/tcp/9/p2p/QmXrBc2Pm66y8HsrBPtxEp6jaBQaRzN15V8UcNophNNmik"
     done = launcher.run(
-        *("-m", "benchmarks.swarm", "--initial-peers", peer, "--swarm-timeout", "2", "--output", str(tmp_path))
+        *("-m", "benchmarks.swarm", "--initial-peers", peer, "--swarm-timeout", "2", "--output", str(tmp_path)),
+        preloaded=False,
     )
     assert done.returncode == 1
     assert "None of the swarm's peers answered within 2 s" in done.stderr
