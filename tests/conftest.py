@@ -65,6 +65,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySwarm:
     return BySwarm(config, log)
 
 
+STARTERS = ("launcher", "swarm_client", "petals_classifier", "by_world_size", "three_replicas")
+"""Fixtures that start processes; so do those whose names end with swarm or swarms."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+
+
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random base models by name: the three families, and "wide", whose requests take Petals' streaming path."""
