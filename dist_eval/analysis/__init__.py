@@ -1,1 +1,1 @@
-"""Analysis beyond the metrics: slices of the data, the most confident mistakes, and all sections in one call."""
+"""Analysis beyond the metrics: `slices` of the data and the most confident `mistakes`; `options` runs all of it."""

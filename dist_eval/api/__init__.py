@@ -1,1 +1,4 @@
-"""The Python API: `evaluate` for a training loop, `eval_batch`, and a Petals classifier to use them with."""
+"""The Python API: `evaluate` for a training loop, `eval_batch` (`pipeline`), and a `petals_classifier` to use them on.
+
+`loaders` shards a program's own DataLoader.
+"""
