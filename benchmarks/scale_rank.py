@@ -19,7 +19,7 @@ import torch
 from benchmarks.ranks import Meter
 from dist_eval.__main__ import run
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.evaluation import combination, evaluator, work
+from dist_eval.evaluation import runner, scoring, session, task, work
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
@@ -30,20 +30,20 @@ from dist_eval.runs import journal, run_folder
 from dist_eval.swarm.router import Routing
 
 PHASES = {
-    "tokenizing": (evaluator, "prepare_data"),
-    "planning": (evaluator, "plan_batches"),
+    "tokenizing": (runner, "write_dataset"),
+    "planning": (task, "plan_batches"),
     "sharding": (work, "share_out"),
     "forwards": (work, "predict_batches"),
     "journal": (journal.Journal, "append"),
     "reading back": (work.BatchWorker, "collect"),
-    "gather": (combination, "gather_predictions"),
-    "reduce": (combination, "sum_over_ranks"),
-    "proof": (evaluator, "prove_coverage"),
-    "metrics": (evaluator, "compute_metrics"),
-    "intervals": (evaluator, "analyse"),
+    "gather": (scoring, "gather_predictions"),
+    "reduce": (scoring, "sum_over_ranks"),
+    "proof": (scoring, "prove_coverage"),
+    "metrics": (scoring, "compute_metrics"),
+    "intervals": (runner, "analyse"),
     "parquet": (run_folder, "write_predictions"),
 }
-"""The evaluator's steps, and the attribute to patch for each of them."""
+"""A run's steps, and the attribute to patch for each of them."""
 
 
 class NoBackbone:
@@ -81,20 +81,20 @@ class StubClassifier(Classifier):
         return torch.stack([-score, score], dim=1)
 
 
-def load_stub(config: Any, base: Any, tuned: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
-    """Replaces `evaluator.load_classifier`."""
-    return StubClassifier(tuned), None
+def load_stub(base: Any, target: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
+    """Replaces `session.load_classifier`."""
+    return StubClassifier(target), None
 
 
 @contextmanager
 def measured_steps(meter: Meter) -> Iterator[None]:
-    """Measures the evaluator's steps within the context, with the stub as its classifier."""
+    """Measures a run's steps within the context, with the stub as its classifier."""
     with ExitStack() as stack:
         for name, (module, function) in PHASES.items():
             step = getattr(module, function)
             measure = _MEASURES.get(function, _measured)
             stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
-        stack.enter_context(mock.patch.object(evaluator, "load_classifier", load_stub))
+        stack.enter_context(mock.patch.object(session, "load_classifier", load_stub))
         yield
 
 

@@ -20,7 +20,7 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
 
 
 def _load() -> tuple[program.RunFunction, type[RunFolder]]:
-    from dist_eval.evaluation.evaluator import evaluate_run
+    from dist_eval.evaluation.runner import evaluate_run
     from dist_eval.runs.run_folder import RunFolder
 
     return evaluate_run, RunFolder

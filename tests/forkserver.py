@@ -31,7 +31,7 @@ NAME = "DIST_EVAL_TEST_NAME"
 SHARED = "shared-server"
 MODULES = (
     "dist_eval.doctor.examination",
-    "dist_eval.evaluation.evaluator",
+    "dist_eval.evaluation.runner",
     "dist_eval.api.evaluate",
     "dist_eval.model.classifier",
     "dist_eval.api.pipeline",

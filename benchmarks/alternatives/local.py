@@ -12,7 +12,7 @@ from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
-from dist_eval.options.config import MAX_TOKEN_BUDGET
+from dist_eval.options.groups import MAX_TOKEN_BUDGET
 
 
 def evaluate(spec: Spec, scratch_dir: Path) -> Result:

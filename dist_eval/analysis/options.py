@@ -18,7 +18,6 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.options.config import EvaluationConfig
 from dist_eval.statistics import Statistic, Units, calibration_facts, class_intervals, metric_intervals
 
 
@@ -39,21 +38,28 @@ class AnalysisOptions:
     group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @classmethod
-    def of(cls, config: EvaluationConfig, data: TokenizedDataset) -> AnalysisOptions:
-        """Builds the options from a configuration and the columns of the dataset.
+    def of(
+        cls, data: TokenizedDataset, *, confidence: float, slice_by: Sequence[str], group_column: str | None
+    ) -> AnalysisOptions:
+        """Builds the options with the columns of the dataset that they name.
+
+        Args:
+            data: the dataset.
+            confidence: confidence level of all intervals.
+            slice_by: columns, or `LENGTH`.
+            group_column: the column that names the group of each row, None if rows are independent.
 
         Raises:
             DataError: the group of a row is missing.
         """
         slicings = [
             Slicing.of_lengths(data.lengths) if name == LENGTH else Slicing.of_column(name, data.column(name))
-            for name in dict.fromkeys(config.slice_by)
+            for name in dict.fromkeys(slice_by)
         ]
-        if config.group_column is None:
-            return cls(config.confidence, slicings)
-        column = data.column(config.group_column)
-        groups = group_numbers(column, config.group_column, data.facts.source)
-        return cls(config.confidence, slicings, config.group_column, groups)
+        if group_column is None:
+            return cls(confidence, slicings)
+        groups = group_numbers(data.column(group_column), group_column, data.facts.source)
+        return cls(confidence, slicings, group_column, groups)
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
         """Returns the group of each prediction, int64 of shape [n], None without groups."""
@@ -65,10 +71,9 @@ class AnalysisOptions:
         return Units.single(len(predictions)) if groups is None else Units.groups(groups)
 
 
-def columns_asked_for(config: EvaluationConfig) -> list[str]:
+def columns_asked_for(slice_by: Sequence[str], group_column: str | None) -> list[str]:
     """Returns the dataset columns that `AnalysisOptions.of` needs."""
-    groups = [] if config.group_column is None else [config.group_column]
-    return [*(name for name in config.slice_by if name != LENGTH), *groups]
+    return [*(name for name in slice_by if name != LENGTH), *([] if group_column is None else [group_column])]
 
 
 def analyse(

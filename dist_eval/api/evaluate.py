@@ -20,15 +20,13 @@ from torch import nn
 from dist_eval.api.loaders import LoaderShard, shard_loader
 from dist_eval.distributed.collectives import (
     all_gather,
-    gather_predictions,
     group_of_program,
     require_agreement,
-    sum_over_ranks,
 )
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
-from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
-from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.evaluation.scoring import Gathered, gather, score
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.user_model import (
     evaluation_mode,
     fingerprint_of,
@@ -104,10 +102,10 @@ def evaluate(
         if not count:
             raise DataError("The eval_dataloader yields no example.")
         local = local or Predictions.empty(width)
-        combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
-        result = raise_on_all_ranks(lambda: _figures(combined, totals, count) if topology.is_leader else {})
+        gathered = gather(local)
+        result = raise_on_all_ranks(lambda: _figures(gathered, count) if topology.is_leader else {})
         if topology.is_leader and return_predictions:
-            result["predictions"] = combined.prediction
+            result["predictions"] = gathered.predictions.prediction
         return dict(all_gather(result)[0])
 
 
@@ -189,11 +187,9 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     return Predictions.from_logits(positions, numbers, values)
 
 
-def _figures(combined: Predictions, totals: Totals, count: int) -> dict[str, Any]:
-    """Proves that each example counts once, and computes the result; called on the leader."""
-    prove_coverage(combined.index, count)
-    require_same_totals(totals, Totals.of(combined))
-    names = [f"LABEL_{number}" for number in range(combined.num_labels)]
-    values = compute_metrics(combined, names).values
-    figures = {name: math.nan if value is None else value for name, value in values.items()}
+def _figures(gathered: Gathered, count: int) -> dict[str, Any]:
+    """Computes the result; called on the leader."""
+    names = [f"LABEL_{number}" for number in range(gathered.predictions.num_labels)]
+    _, metrics = score(gathered, count, names)
+    figures = {name: math.nan if value is None else value for name, value in metrics.values.items()}
     return {"examples": count, **figures, **{name: figures[f"{name}_weighted"] for name in _SHORT_NAMES}}

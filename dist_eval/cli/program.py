@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound=RunConfig)
 RunFunction = Callable[..., Any]
-"""Runs one rank: called with its configuration, topology, rank store, scratch folder, stop, and the run's folder."""
+"""Runs one rank: called with its session (see `dist_eval.evaluation.session`)."""
 
 Load = Callable[[], "tuple[RunFunction, type[RunFolder]]"]
 """Imports the run function, and the class of the run's folder."""
@@ -80,6 +80,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     with gc_paused():
         from dist_eval.distributed.rank_store import RankStore, Topology
         from dist_eval.errors import print_error
+        from dist_eval.evaluation.session import Session
 
         run_function, folder_class = load()
 
@@ -88,7 +89,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     try:
         topology = Topology.from_environment()
         rank_store = RankStore(topology)
-        run_function(config, topology, rank_store, scratch_dir, stop, folder)
+        run_function(Session(config, topology, rank_store, scratch_dir, folder, stop or Stop()))
         return COMPLETE
     except KeyboardInterrupt:
         message, code = "interrupted before the end", INTERRUPTED

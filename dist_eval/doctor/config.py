@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import EvaluationConfig, option
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import option
 
 PROGRAM = "dist-eval doctor"
 _LONGEST_CHECK = 3600.0

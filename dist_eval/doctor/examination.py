@@ -169,7 +169,7 @@ class Examination:
             self.step(
                 facts,
                 "swarm",
-                lambda: collect_swarm(facts, config, base, limit, self.scratch_dir),
+                lambda: collect_swarm(facts, config.initial_peers, base, limit, self.scratch_dir),
                 2 * limit + _SWARM_EXTRA_SECONDS,
             )
 

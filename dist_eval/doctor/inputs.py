@@ -11,8 +11,9 @@ from typing import Any
 from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
-from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, target_of
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
+from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 
 _FLOAT_BYTES = 4
@@ -29,9 +30,9 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
     Raises:
         EvaluationError: checkpoint or model do not exist, or do not fit together.
     """
-    target = target_of(config)
+    target = read_target(config.checkpoint, config.model)
     facts.digests["tuned checkpoint"] = target.digest()
-    base = BaseModelSpec.of(config, target)
+    base = BaseModelSpec.of(config.only(ModelOptions), target)
     facts.digests["base model"] = base.digest()
     collect_needs(facts, config, base, target)
     return base

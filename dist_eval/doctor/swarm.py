@@ -7,17 +7,16 @@ from pathlib import Path
 
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.options.config import RunConfig
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
 
 
-def collect_swarm(facts: RankFacts, config: RunConfig, base: BaseModelSpec, timeout: float, sockets: Path) -> None:
+def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeout: float, sockets: Path) -> None:
     """Joins the swarm, records which servers hold the model's blocks and how fast they answer, and leaves it.
 
     Args:
         facts: where to record it.
-        config: the options with the swarm's peers.
+        peers: addresses of the swarm's peers; none for the public swarm.
         base: the base model.
         timeout: longest wait for a peer's answer and for all blocks, in seconds.
         sockets: folder for the sockets of the p2p daemon.
@@ -32,7 +31,7 @@ def collect_swarm(facts: RankFacts, config: RunConfig, base: BaseModelSpec, time
     from dist_eval.swarm.coverage import look_up_coverage, measure_distances
 
     start = time.monotonic()
-    peers = config.initial_peers or public_peers()
+    peers = peers or public_peers()
     dht = join_swarm(peers, timeout, timeout_option="--check-timeout")
     try:
         seconds = time.monotonic() - start

@@ -1,4 +1,4 @@
-"""An evaluation run: `evaluator` runs it from the options to the results.
+"""An evaluation run: `runner` has its phases, from the options to the results.
 
 `work` predicts a rank's batches and appends them to the journal, with an `audit` or a `backend_comparison` on
 request; `combination` gathers and reduces the results of all ranks; `completed` rescores a run that is complete. The

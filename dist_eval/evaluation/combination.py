@@ -12,16 +12,16 @@ import numpy as np
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problems import REGRESSION
-from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
+from dist_eval.distributed.collectives import all_gather
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
+from dist_eval.evaluation.scoring import Gathered, gather
 from dist_eval.evaluation.work import BatchWorker, require_complete
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
-from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
 from dist_eval.runs.journal import Journal
@@ -38,18 +38,16 @@ class Combined:
     """The results of all ranks.
 
     Attributes:
-        predictions: of all examples, in dataset order; empty except on the leader.
+        gathered: the predictions of all ranks.
         failed: examples without a prediction: position in the dataset, and the reason.
-        totals: the ranks' own sums, added up by all_reduce.
         ranks: each rank's entry in the section `ranks` of `results.json`.
         audit: the findings of all audits.
         timelines: each rank's entry in `timeline.json`.
         metrics: custom metrics with a reduction, reduced over all batches; on the leader only.
     """
 
-    predictions: Predictions
+    gathered: Gathered
     failed: list[tuple[int, str]]
-    totals: Totals
     ranks: list[dict[str, Any]]
     audit: Findings
     timelines: list[dict[str, Any]]
@@ -66,8 +64,7 @@ def combine(
 ) -> Combined:
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
     local, failed, findings = work.collect(batches)
-    totals = Totals.of(local)
-    facts = {**work.to_dict(topology), "traffic": classifier.traffic(), **totals.to_dict(local.problem)}
+    facts = {**work.to_dict(topology), "traffic": classifier.traffic(), **Totals.of(local).to_dict(local.problem)}
     timelines = {
         "rank": topology.rank,
         "host": topology.host,
@@ -87,9 +84,8 @@ def combine(
             leads=topology.is_leader,
         )
     return Combined(
-        predictions=gather_predictions(local),
+        gathered=gather(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        totals=sum_over_ranks(totals),
         ranks=all_gather(facts),
         audit=Findings.merged(all_gather(findings)),
         timelines=all_gather(timelines),
@@ -120,7 +116,8 @@ def compare_all(
 def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
     """Adds the values of custom metrics."""
     needs_all = any(metric.reduction is None for metric in custom_metrics)  # probabilities take much memory
-    inputs = Inputs.of(combined.predictions if needs_all else combined.predictions.rows(0, 0))
+    predictions = combined.gathered.predictions
+    inputs = Inputs.of(predictions if needs_all else predictions.rows(0, 0))
     custom = custom_results(custom_metrics, inputs, combined.metrics)
     return replace(
         metrics,

@@ -65,7 +65,7 @@ def rescore_complete(
     is_new_analysis = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
     if custom_metrics or is_new_analysis:
         predictions = _predictions(folder)
-        options = AnalysisOptions.of(config, data)
+        options = analysis_of(config, data)
         metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
         extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
         intervals: dict[str, Any] = {}
@@ -106,6 +106,11 @@ def with_recorded_analysis(config: EvaluationConfig, results: Mapping[str, Any])
         slice_by=config.slice_by or recorded["slice_by"],
         group_column=config.group_column or recorded["group_column"],
     )
+
+
+def analysis_of(config: EvaluationConfig, data: TokenizedDataset) -> AnalysisOptions:
+    """Returns the options of the analysis (see `AnalysisOptions.of`)."""
+    return AnalysisOptions.of(data, **{name: getattr(config, name) for name in _OPTIONS})
 
 
 def _intervals_of(

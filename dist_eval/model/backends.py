@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,47 @@ from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
-from dist_eval.options.config import RunConfig
+from dist_eval.options.groups import SwarmOptions
+
+
+@dataclass(frozen=True)
+class SwarmPeers:
+    """How to reach a swarm.
+
+    Attributes:
+        addresses: of its peers; none for the public swarm, whose peers Petals has.
+        require_alive: raises a `SwarmError` when a server of an embedded swarm has ended.
+    """
+
+    addresses: list[str] = field(default_factory=list)
+    require_alive: Callable[[], None] = lambda: None
 
 
 @contextmanager
 def open_swarm(
-    config: RunConfig, base: BaseModelSpec, topology: Topology, rank_store: RankStore
-) -> Iterator[tuple[list[str], Callable[[], None]]]:
-    """Returns the swarm's peers; an embedded swarm is started by the leader, which publishes its peers to other ranks.
+    options: SwarmOptions, base: BaseModelSpec, topology: Topology, rank_store: RankStore, *, echo: bool = False
+) -> Iterator[SwarmPeers]:
+    """Finds the swarm's peers; an embedded swarm is started by the leader, which publishes its peers to other ranks.
 
-    Yields:
-        Addresses of peers (none for the local backend, nor for the public swarm, whose peers Petals has), and a
-        function that raises a `SwarmError` when a server of an embedded swarm has ended.
+    Args:
+        options: which swarm.
+        base: the base model, for an embedded swarm.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
+        echo: whether servers of an embedded swarm show their logs.
 
     Raises:
         ConfigError: an embedded swarm was asked for on several hosts.
     """
-    if config.backend == "local" or config.swarm == "public" or config.initial_peers:
-        yield config.initial_peers, lambda: None
+    if options.swarm == "public" or options.initial_peers:
+        yield SwarmPeers(options.initial_peers)
     elif topology.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
             "swarm with `dist-eval swarm` and name it with --initial-peers."
         )
     elif not topology.is_leader:
-        yield rank_store.wait_for("peers", config.swarm_timeout).split(), lambda: None
+        yield SwarmPeers(rank_store.wait_for("peers", options.swarm_timeout).split())
     else:
         from dist_eval.swarm.private import PrivateSwarm, split_blocks
 
@@ -45,28 +62,37 @@ def open_swarm(
             base.name,
             num_blocks=blocks,
             dht_prefix=base.dht_prefix,
-            spans=split_blocks(blocks, config.servers),
-            echo=config.verbose,
+            spans=split_blocks(blocks, options.servers),
+            echo=echo,
         ) as swarm:
             rank_store.publish("peers", " ".join(swarm.initial_peers))
             try:
-                yield swarm.initial_peers, swarm.require_alive
+                yield SwarmPeers(swarm.initial_peers, swarm.require_alive)
             except SwarmError:
                 swarm.require_alive()  # if one of our servers ended, that is the root cause
                 raise
 
 
 def load_classifier(
-    config: RunConfig,
     base: BaseModelSpec,
-    tuned: EvalTarget,
-    peers: list[str],
-    sockets: Path,
-    check: Callable[[], None] = lambda: None,
-    *,
+    target: EvalTarget,
+    options: SwarmOptions | None,
+    peers: SwarmPeers,
     topology: Topology,
+    sockets: Path,
+    *,
+    compression: str = "none",
 ) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
     """Builds the classifier; on a swarm, waits first until all blocks have a server.
+
+    Args:
+        base: the base model.
+        target: what is evaluated.
+        options: the swarm's timeouts and retries; None to load the model in this process.
+        peers: how to reach the swarm.
+        topology: this process's place among the ranks.
+        sockets: this rank's private folder for the sockets of the p2p daemon.
+        compression: precision of transferred activations, "none" or "float16".
 
     Returns:
         The classifier and the section `swarm` of `results.json`.
@@ -75,35 +101,35 @@ def load_classifier(
         SwarmError: the swarm does not answer or misses blocks.
         CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
     """
-    if config.backend == "local" or isinstance(tuned, PretrainedClassifier):
-        return load_on_host(base, tuned, topology), None
+    if options is None or isinstance(target, PretrainedClassifier):
+        return load_on_host(base, target, topology), None
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
-    peers = peers or public_peers()
+    addresses, check, timeout = peers.addresses or public_peers(), peers.require_alive, options.swarm_timeout
 
     def rejoin() -> None:
         check()
-        rejoin_swarm(dht, peers)
+        rejoin_swarm(dht, addresses)
 
-    dht = join_swarm(peers, config.swarm_timeout, check=check)
+    dht = join_swarm(addresses, timeout, check=check)
     try:
         blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(dht, base.dht_prefix, blocks, config.swarm_timeout, check=check)
-        rejoin_swarm(dht, peers)  # the daemon may not know the addresses of servers that came up after it joined
+        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, check=check)
+        rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
         classifier = load_on_swarm(
             base.name,
-            tuned,
+            target,
             dht,
             dht_prefix=base.dht_prefix,
-            request_timeout=config.request_timeout,
-            max_retries=config.max_retries,
-            compression=config.compression,
+            request_timeout=options.request_timeout,
+            max_retries=options.max_retries,
+            compression=compression,
             seed=topology.rank,
-            outage_timeout=config.swarm_timeout,
+            outage_timeout=timeout,
             rejoin=rejoin,
         )
     except BaseException:
@@ -112,13 +138,13 @@ def load_classifier(
     return classifier, coverage.to_dict()
 
 
-def load_on_host(base: BaseModelSpec, tuned: EvalTarget, topology: Topology) -> Classifier | FullClassifier:
+def load_on_host(base: BaseModelSpec, target: EvalTarget, topology: Topology) -> Classifier | FullClassifier:
     """Builds the classifier in this process, on a GPU of this host if there is one.
 
     Raises:
         CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
     """
     device = local_device(topology.local_rank)
-    if isinstance(tuned, PretrainedClassifier):
-        return load_full_model(tuned, device)
-    return load_locally(base.name, tuned, device)
+    if isinstance(target, PretrainedClassifier):
+        return load_full_model(target, device)
+    return load_locally(base.name, target, device)

@@ -11,7 +11,7 @@ from typing import Any
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
-from dist_eval.options.config import EvaluationConfig, RunConfig
+from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.swarm.families import default_dht_prefix, max_request_tokens, read_base_config, read_config
 
@@ -26,15 +26,19 @@ EvalTarget = TunedCheckpoint | PretrainedClassifier
 """What is evaluated: tuned tensors for a base model, or a complete pretrained classifier."""
 
 
-def target_of(config: EvaluationConfig) -> EvalTarget:
-    """Reads the evaluation target that the options name.
+def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
+    """Reads the evaluation target.
+
+    Args:
+        checkpoint: folder of a tuned checkpoint.
+        model: folder or hub name of a pretrained classifier, the target if there is no checkpoint.
 
     Raises:
         CheckpointError: there is no such checkpoint or model, or it is damaged.
     """
-    if config.checkpoint:
-        return TunedCheckpoint.load(config.checkpoint)
-    name = str(config.model)
+    if checkpoint:
+        return TunedCheckpoint.load(checkpoint)
+    name = str(model)
     return PretrainedClassifier.of(name, read_config(name, "model"))
 
 
@@ -57,7 +61,7 @@ class BaseModelSpec:
     token_budget: int
 
     @classmethod
-    def of(cls, config: RunConfig, tuned: EvalTarget) -> BaseModelSpec:
+    def of(cls, options: ModelOptions, tuned: EvalTarget) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         A complete pretrained classifier is its own base.
@@ -69,19 +73,19 @@ class BaseModelSpec:
         if isinstance(tuned, PretrainedClassifier):
             name, base = tuned.name, tuned.config
         else:
-            name = config.model or tuned.base_model or ""
+            name = options.model or tuned.base_model or ""
             if not name:
                 raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
             base = read_base_config(name)
             tuned.require_base(name, base)
         _require_safetensors(name)
-        accepted = None if config.backend == "local" else config.server_max_tokens or max_request_tokens(base)
+        accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
         return cls(
             name=name,
             config=base,
-            dht_prefix=config.dht_prefix or default_dht_prefix(name, base),
-            max_length=_max_length(config, tuned, base, accepted),
-            token_budget=min(config.token_budget, accepted or config.token_budget),
+            dht_prefix=options.dht_prefix or default_dht_prefix(name, base),
+            max_length=_max_length(options.max_length, tuned, base, accepted),
+            token_budget=min(options.token_budget, accepted or options.token_budget),
         )
 
     def digest(self) -> str:
@@ -113,13 +117,13 @@ class BaseModelSpec:
         }
 
 
-def _max_length(config: RunConfig, tuned: EvalTarget, base: Any, accepted: int | None) -> int:
+def _max_length(asked: int | None, tuned: EvalTarget, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
     if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
         limits.append((positions - before_text, "the base model has positions for"))
     if not limits:
-        return config.max_length or _LONGEST_TEXT
+        return asked or _LONGEST_TEXT
     limit, what = min(limits)
     longest = limit - tuned.pre_seq_len
     if longest < 1:
@@ -127,12 +131,12 @@ def _max_length(config: RunConfig, tuned: EvalTarget, base: Any, accepted: int |
             f"{tuned.pre_seq_len} prompt tokens leave no room for a text in the {limit} tokens that {what}"
             + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
         )
-    if (config.max_length or 1) > longest:
+    if (asked or 1) > longest:
         raise ConfigError(
-            f"--max-length {config.max_length} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
+            f"--max-length {asked} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
             f"tokens that {what}: give --max-length of at most {longest}."
         )
-    return config.max_length or longest
+    return asked or longest
 
 
 def _require_safetensors(model: str) -> None:

@@ -199,7 +199,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
     Raises:
         SwarmError: a block has no server.
     """
-    from dist_eval.options.config import EvaluationConfig
+    from dist_eval.options.groups import SwarmOptions
     from dist_eval.swarm.requests import SwarmRequests
 
     base, config = model.transformer, model.config
@@ -207,7 +207,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
         requests = SwarmRequests(
             base.h.sequence_manager,
             request_timeout=config.request_timeout,
-            max_retries=config.max_retries or EvaluationConfig.max_retries,
+            max_retries=config.max_retries or SwarmOptions.max_retries,
             seed=seed,
         )
         requests.start()

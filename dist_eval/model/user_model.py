@@ -24,7 +24,7 @@ from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window, largest_window
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier, classifier_of
-from dist_eval.options.config import MAX_TOKEN_BUDGET
+from dist_eval.options.groups import MAX_TOKEN_BUDGET
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests

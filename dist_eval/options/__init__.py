@@ -1,1 +1,1 @@
-"""What a program is asked to do: the options as records (`config`), and their command line and file (`commandline`)."""
+"""What a program is asked to do: options in `groups`, made into a `config`, and parsed by `commandline`."""

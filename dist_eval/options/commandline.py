@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from dist_eval.errors import ConfigError
-from dist_eval.options.config import EvaluationConfig, RunConfig, flag
+from dist_eval.options.config import EvaluationConfig, RunConfig
+from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
 
 Config = TypeVar("Config", bound=RunConfig)

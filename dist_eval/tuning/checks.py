@@ -8,14 +8,15 @@ import numpy as np
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
-from dist_eval.distributed.collectives import all_gather, gather_predictions, sum_over_ranks
+from dist_eval.distributed.collectives import all_gather
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
+from dist_eval.evaluation.scoring import gather, score
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.window import Window
-from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
-from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.classifier import Classifier
 
 
@@ -59,12 +60,8 @@ def evaluate_classifier(
         parts.append(Predictions.from_logits(rows, np.asarray(data.labels)[rows], outcome.logits))
     require_no_stop(stop, "during an evaluation")
     local = Predictions.concatenate(parts)
-    combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
-    if not topology.is_leader:
-        return None
-    prove_coverage(combined.index, len(data))
-    require_same_totals(totals, Totals.of(combined))
-    return compute_metrics(combined, classifier.tuned.label_names)
+    gathered = gather(local)
+    return score(gathered, len(data), classifier.tuned.label_names)[1] if topology.is_leader else None
 
 
 def require_no_stop(stop: Stop, when: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import RunConfig, flag, option
+from dist_eval.options.config import RunConfig
+from dist_eval.options.groups import Options, flag, option
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
@@ -21,12 +22,8 @@ PROJECT = "dist_eval-tuning"
 
 
 @dataclass(kw_only=True)
-class TuningConfig(RunConfig):
-    """The options of one tuning.
-
-    Raises:
-        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
-    """
+class LearningOptions(Options):
+    """What is tuned, and how it learns."""
 
     tuning_mode: str = option(
         "deep_ptune",
@@ -35,14 +32,6 @@ class TuningConfig(RunConfig):
         choices=("ptune", "deep_ptune"),
     )
     pre_seq_len: int = option(16, "number of prompt tokens", group="tuned", metavar="TOKENS")
-    num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
-
-    eval_dataset: str | None = option(
-        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data"
-    )
-    eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
-    eval_split: str | None = option(None, "split of --eval-dataset", group="data")
-
     epochs: int = option(3, "number of passes over the data", group="learning")
     batch_size: int = option(32, "examples in a batch, on all ranks together", group="learning", metavar="EXAMPLES")
     accumulation_steps: int = option(
@@ -74,6 +63,41 @@ class TuningConfig(RunConfig):
         choices=("auto", "float32", "float16", "bfloat16"),
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("pre_seq_len", "epochs", "batch_size", "accumulation_steps"):
+            self._check_range(name, 1)
+        self._check_range("seed", 0)
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"--learning-rate must be more than 0, not {self.learning_rate}.")
+        for name in ("weight_decay", "max_grad_norm"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{flag(name)} must be at least 0, not {getattr(self, name)}.")
+        if not 0 <= self.warmup <= 1:
+            raise ConfigError(f"--warmup must be between 0 and 1, not {self.warmup}.")
+
+    @property
+    def examples_per_update(self) -> int:
+        """Number of examples in one update, on all ranks together."""
+        return self.batch_size * self.accumulation_steps
+
+
+@dataclass(kw_only=True)
+class TuningConfig(LearningOptions, RunConfig):
+    """The options of one tuning.
+
+    Raises:
+        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
+    """
+
+    num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
+
+    eval_dataset: str | None = option(
+        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data"
+    )
+    eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
+    eval_split: str | None = option(None, "split of --eval-dataset", group="data")
+
     save_every: int | None = option(
         None, "also save the state to resume from every so many updates", group="output", metavar="UPDATES"
     )
@@ -89,20 +113,8 @@ class TuningConfig(RunConfig):
         self._require(self.model, "--model", "the base model to tune")
         self._require(self.dataset, "--dataset", "the data to learn from")
         super().__post_init__()
-        for name in ("pre_seq_len", "epochs", "batch_size", "accumulation_steps"):
-            self._check_range(name, 1)
-        self._check_range("seed", 0)
-        if self.num_labels is not None:
-            self._check_range("num_labels", 2)
-        if self.save_every is not None:
-            self._check_range("save_every", 1)
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"--learning-rate must be more than 0, not {self.learning_rate}.")
-        for name in ("weight_decay", "max_grad_norm"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{flag(name)} must be at least 0, not {getattr(self, name)}.")
-        if not 0 <= self.warmup <= 1:
-            raise ConfigError(f"--warmup must be between 0 and 1, not {self.warmup}.")
+        self._check_range("num_labels", 2)
+        self._check_range("save_every", 1)
         if self.eval_subset and not (self.eval_dataset or self.eval_split):
             raise ConfigError("--eval-subset needs --eval-dataset or --eval-split.")
 
@@ -112,11 +124,6 @@ class TuningConfig(RunConfig):
         if self.output is not None:
             return Path(self.output)
         return Path("runs") / f"{Path(str(self.dataset)).stem}-{self.tuning_mode}"
-
-    @property
-    def examples_per_update(self) -> int:
-        """Number of examples in one update, on all ranks together."""
-        return self.batch_size * self.accumulation_steps
 
     @property
     def evaluation_data(self) -> dict[str, Any] | None:

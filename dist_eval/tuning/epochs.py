@@ -14,10 +14,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.rank_store import Topology
-from dist_eval.distributed.stop import Stop
-from dist_eval.evaluation.evaluator import window_for
-from dist_eval.inference.window import Window
+from dist_eval.evaluation.session import Session
 from dist_eval.metrics.computing import Metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -25,7 +22,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.report.naming import without_folders
 from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
-from dist_eval.tuning.config import PROJECT, TuningConfig
+from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
 from dist_eval.tuning.display import Display
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
@@ -37,28 +34,24 @@ class Epochs:
     """The training loop of a tuning.
 
     Attributes:
-        config: the run's options.
-        topology: this process's place among the ranks.
-        folder: the run's folder.
-        stop: tells whether the run was asked to stop.
+        session: this rank's part of the run.
         base: the base model.
         classifier: the base model with the initial tuned tensors.
         train: the training examples.
         evaluation: the evaluation examples, if any.
-        swarm: the section `swarm` of `tuning.json`.
         device: where to compute.
     """
 
-    config: TuningConfig
-    topology: Topology
-    folder: TuningFolder
-    stop: Stop
+    session: Session[TuningConfig, TuningFolder]
     base: BaseModelSpec
     classifier: Classifier
     train: TokenizedDataset
     evaluation: TokenizedDataset | None
-    swarm: dict[str, Any] | None
     device: torch.device
+
+    def __post_init__(self) -> None:
+        self.config, self.topology = self.session.config, self.session.topology
+        self.folder, self.stop = self.session.folder, self.session.stop
 
     def run(self) -> TunedCheckpoint:
         """Runs the remaining epochs; every rank calls it.
@@ -71,13 +64,13 @@ class Epochs:
             EvaluationError: the run failed.
         """
         self._trainer = Trainer(
-            self.config,
+            self.config.only(LearningOptions),
             self.classifier,
             self.train,
             self.topology,
             updates=self._updates * self.config.epochs,
             token_budget=self.base.token_budget,
-            window=self._window(),
+            window=self.session.window(self.base),
             device=self.device,
         )
         require_agreement({"device and precision": f"{self.device.type} {self._trainer.precision}"})
@@ -112,9 +105,6 @@ class Epochs:
     def _updates(self) -> int:
         """Number of updates in an epoch."""
         return -(-len(self.train) // self.config.examples_per_update)
-
-    def _window(self) -> Window:
-        return window_for(self.config, self.base, self.topology)
 
     def _resume(self) -> TuningState:
         """Restores the saved state, on all ranks that of the leader's disk; returns how far the run is."""
@@ -174,15 +164,14 @@ class Epochs:
         plan = plan_batches(
             self.evaluation.lengths, token_budget=self.base.token_budget, prefix=current.tuned.pre_seq_len
         )
-        window, drain_timeout = self._window(), self.config.stop_grace
         return evaluate_classifier(
             current,
             self.evaluation,
             plan,
             self.topology,
-            window,
+            self.session.window(self.base),
             self.stop,
-            drain_timeout,
+            self.config.stop_grace,
             stopping=self._stop_requested,
         )
 
@@ -240,7 +229,7 @@ class Epochs:
             "data": asdict(self.train.facts),
             "evaluation_data": asdict(self.evaluation.facts) if self.evaluation else None,
             "model": self.base.to_dict(tuned),
-            "swarm": self.swarm,
+            "swarm": self.session.swarm,
         }
 
     def _describe(self, entry: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.tuning.config import TuningConfig
+from dist_eval.tuning.config import LearningOptions
 
 _MOST_SKIPPED = 20
 """Most updates in a row without a finite gradient: with more of them, the scale is not the cause."""
@@ -35,19 +35,22 @@ _TENSORS = ("head", "prompts", "deep_prompts")
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def empty_checkpoint(config: TuningConfig, base: Any, label_names: list[str]) -> TunedCheckpoint:
+def empty_checkpoint(
+    options: LearningOptions, base: Any, label_names: list[str], *, base_model: str | None
+) -> TunedCheckpoint:
     """Creates a checkpoint of zeros, with the shapes of the tensors to tune.
 
     Args:
-        config: the run's options.
+        options: the mode, and the number of prompt tokens.
         base: the base model's config.
         label_names: names of the classes.
+        base_model: folder or hub name of the base model.
     """
-    length, hidden, layers = config.pre_seq_len, base.hidden_size, base.num_hidden_layers
+    length, hidden, layers = options.pre_seq_len, base.hidden_size, base.num_hidden_layers
     return TunedCheckpoint(
         head=torch.zeros(len(label_names), hidden),
         prompts=torch.zeros(length, hidden),
-        deep_prompts=torch.zeros(layers, length, hidden) if config.tuning_mode == "deep_ptune" else None,
+        deep_prompts=torch.zeros(layers, length, hidden) if options.tuning_mode == "deep_ptune" else None,
         label_names=label_names,
         architecture={
             "model_type": base.model_type,
@@ -55,7 +58,7 @@ def empty_checkpoint(config: TuningConfig, base: Any, label_names: list[str]) ->
             "num_hidden_layers": layers,
             "vocab_size": base.vocab_size,
         },
-        base_model=config.model,
+        base_model=base_model,
     )
 
 
@@ -121,10 +124,10 @@ class Update:
     is_last: bool
 
 
-def precision_of(config: TuningConfig, device: torch.device) -> str:
-    """Returns the precision of local computation on a device."""
-    if config.precision != "auto":
-        return config.precision
+def precision_of(precision: str, device: torch.device) -> str:
+    """Returns the precision of local computation on a device, by the option `--precision`."""
+    if precision != "auto":
+        return precision
     return "float16" if device.type == "cuda" else "float32"
 
 
@@ -132,7 +135,7 @@ class Trainer:
     """Makes updates of the tuned tensors.
 
     Args:
-        config: the run's options.
+        options: of the optimizer.
         classifier: the base model, with the initial values of the tensors to tune in `classifier.tuned`.
         data: the tokenized training examples.
         topology: this process's place among the ranks.
@@ -148,7 +151,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: TuningConfig,
+        options: LearningOptions,
         classifier: Classifier,
         data: TokenizedDataset,
         topology: Topology,
@@ -170,13 +173,13 @@ class Trainer:
         self.tuned = replace(classifier.tuned, **self._named)
         self._classifier = Classifier(classifier.backbone, self.tuned)
         self._data, self._topology, self._token_budget, self._window = data, topology, token_budget, window
-        self._max_norm, self._device = config.max_grad_norm, device
-        self.precision = precision_of(config, device)
+        self._max_norm, self._device = options.max_grad_norm, device
+        self.precision = precision_of(options.precision, device)
         self._dtype = _DTYPES.get(self.precision)
         self._optimizer = torch.optim.AdamW(
-            self._named.values(), lr=config.learning_rate, weight_decay=config.weight_decay
+            self._named.values(), lr=options.learning_rate, weight_decay=options.weight_decay
         )
-        self._schedule = get_linear_schedule_with_warmup(self._optimizer, round(config.warmup * updates), updates)
+        self._schedule = get_linear_schedule_with_warmup(self._optimizer, round(options.warmup * updates), updates)
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._dtype == torch.float16)
         self._skipped = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -12,25 +12,24 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
-from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
-from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.distributed.stop import Stop
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.evaluator import prepare_data
-from dist_eval.model.backends import load_classifier, open_swarm
+from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.task import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
+from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.runs.journal import Fingerprint
 from dist_eval.swarm.families import read_base_config
 from dist_eval.tracking import require_trackers
-from dist_eval.tuning.config import TuningConfig
+from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
 from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_of
 
-_OPENING_SECONDS, _PREPARATION_SECONDS = 120.0, 6 * 3600.0
-_CLAIM, _TO_DO, _COMPLETE = "claim", "to do", "complete"
+TuningSession = Session[TuningConfig, TuningFolder]
+
 _FINGERPRINTED = (
     *("tuning_mode", "pre_seq_len", "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay"),
     *("warmup", "max_grad_norm", "seed", "best_metric", "precision", "device", "compression", "backend"),
@@ -38,23 +37,11 @@ _FINGERPRINTED = (
 """Options that the checkpoints depend on."""
 
 
-def tune(
-    config: TuningConfig,
-    topology: Topology,
-    rank_store: RankStore,
-    scratch_dir: Path,
-    stop: Stop | None,
-    folder: TuningFolder,
-) -> TunedCheckpoint | None:
+def tune(session: TuningSession) -> TunedCheckpoint | None:
     """Tunes prompts and a head; every rank calls it.
 
     Args:
-        config: the run's options.
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        scratch_dir: this rank's private folder for sockets and tokenized data.
-        stop: tells whether the run was asked to stop.
-        folder: the run's folder.
+        session: this rank's part of the run, not yet opened.
 
     Returns:
         The tuned tensors after the last epoch; None if the run was complete already.
@@ -63,46 +50,34 @@ def tune(
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    with ExitStack() as stack:
-        if topology.is_leader:
-            require_trackers(config.tracker)
-            folder.open(topology.attempt)
-            stack.callback(folder.close)
-            rank_store.publish("opened", "")
-        rank_store.wait_for("opened", _OPENING_SECONDS)
-        folder.is_ours = True
-        torch.set_num_threads(1)  # as in an evaluation, so that sums are added up in the same order
-        device = device_of(config, topology)
-        names = find_names(config, topology, rank_store)
-        empty = empty_checkpoint(config, read_base_config(str(config.model)), names)
-        base = BaseModelSpec.of(config, empty)
-        peers, check = stack.enter_context(open_swarm(config, base, topology, rank_store))
-        if topology.is_host_leader:
-            rank_store.publish(f"data/{topology.node}", str(prepare_all(config, base, empty, scratch_dir)))
-        train, evaluation = open_all(Path(rank_store.wait_for(f"data/{topology.node}", _PREPARATION_SECONDS)))
-        if topology.is_leader:
-            is_new = folder.claim(fingerprint_of(config, base, empty, train, evaluation, device))
-            rank_store.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
-        loaded, swarm = load_classifier(config, base, empty, peers, scratch_dir, check, topology=topology)
+    config = session.config
+    if session.topology.is_leader:
+        require_trackers(config.tracker)
+    with session:
+        device = device_of(config, session.topology)
+        empty = empty_checkpoint(
+            config.only(LearningOptions),
+            read_base_config(str(config.model)),
+            find_names(session),
+            base_model=config.model,
+        )
+        base = BaseModelSpec.of(config.only(ModelOptions), empty)
+        session.open_swarm(base)
+        session.publish_dataset(partial(tokenize, config, base, empty))
+        datasets = cache(lambda: open_datasets(session.wait_for_dataset()))
+        session.claim(lambda: session.folder.claim(fingerprint_of(config, base, empty, *datasets(), device)))
+        loaded = session.load_model(base, empty)
         assert isinstance(loaded, Classifier)
-        stack.callback(loaded.close)
-        if rank_store.wait_for(_CLAIM, _PREPARATION_SECONDS) == _COMPLETE:
-            if topology.is_leader:
-                print(f"{folder.path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
+        if session.is_complete():
+            if session.topology.is_leader:
+                path = session.folder.path
+                print(f"{path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
             return None
-        rank_store.barrier("ready", _PREPARATION_SECONDS)
-        with (
-            explaining_lost_ranks(topology, rank_store),
-            process_group(topology, rank_store, config.collective_timeout),
-            folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
-        ):
+        train, evaluation = datasets()
+        with session.process_group():
             tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)
             tuned = dataclasses.replace(tuned, base_fingerprint=base_fingerprint(loaded.backbone))
-            classifier = Classifier(loaded.backbone, tuned)
-            epochs = Epochs(
-                config, topology, folder, stop or Stop(), base, classifier, train, evaluation, swarm, device
-            )
-            return epochs.run()
+            return Epochs(session, base, Classifier(loaded.backbone, tuned), train, evaluation, device).run()
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:
@@ -118,27 +93,28 @@ def device_of(config: TuningConfig, topology: Topology) -> torch.device:
     return torch.device("cuda", topology.local_rank % torch.cuda.device_count())
 
 
-def find_names(config: TuningConfig, topology: Topology, rank_store: RankStore) -> list[str]:
+def find_names(session: TuningSession) -> list[str]:
     """Reads the names of the classes from the data, once for all ranks."""
-    if topology.is_leader:
+
+    def read() -> str:
+        config = session.config
         source = open_rows(str(config.dataset), [config.label_column], subset=config.subset, split=config.split)
-        names = find_classes(source, config.label_column, config.labels, config.num_labels)
-        rank_store.publish("classes", json.dumps(names))
-    return list(json.loads(rank_store.wait_for("classes", _PREPARATION_SECONDS)))
+        return json.dumps(find_classes(source, config.label_column, config.labels, config.num_labels))
+
+    session.publish_as_leader("classes", read)
+    return list(json.loads(session.wait_for("classes")))
 
 
-def prepare_all(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, scratch_dir: Path) -> Path:
-    """Tokenizes the training data, and the evaluation data if there is any, once for all ranks of a host."""
-    folder = scratch_dir / "data"
+def tokenize(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, folder: Path) -> None:
+    """Writes the tokenized training data, and the evaluation data if there is any, to subfolders of a folder."""
     for name, data in (("train", {}), ("evaluation", config.evaluation_data)):
         if data is not None:
-            (folder / name).mkdir(parents=True)
-            prepare_data(dataclasses.replace(config, **data), base, tuned, folder / name)
-    return folder
+            (folder / name).mkdir()
+            write_dataset(folder / name, dataclasses.replace(config.only(DataOptions), **data), base, tuned)
 
 
-def open_all(folder: Path) -> tuple[TokenizedDataset, TokenizedDataset | None]:
-    """Opens the training and evaluation data that `prepare_all` wrote."""
+def open_datasets(folder: Path) -> tuple[TokenizedDataset, TokenizedDataset | None]:
+    """Opens the training and evaluation data that `tokenize` wrote."""
     evaluation = folder / "evaluation"
     return TokenizedDataset(folder / "train"), TokenizedDataset(evaluation) if evaluation.exists() else None
 
@@ -153,7 +129,7 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns the inputs and options that a run's checkpoints depend on, by names for error messages."""
     options = {"--" + name.replace("_", "-"): str(getattr(config, name)) for name in _FINGERPRINTED}
-    options.update({"--device": device.type, "--precision": precision_of(config, device)})
+    options.update({"--device": device.type, "--precision": precision_of(config.precision, device)})
     return Fingerprint(
         {
             "base model": base.digest(),

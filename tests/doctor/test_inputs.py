@@ -11,7 +11,7 @@ from dist_eval import demo
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.doctor.inputs import collect_needs, file_digest
-from dist_eval.model.base_model_spec import BaseModelSpec, target_of
+from dist_eval.model.base_model_spec import BaseModelSpec, read_target
 
 BACKENDS = {"local": {"backend": "local"}, "embedded": {"swarm": "embedded"}}
 
@@ -21,7 +21,7 @@ def test_a_model_of_a_hub_needs_the_memory_that_the_same_one_in_a_folder_needs(w
     config = DoctorConfig(
         model=str(demo.BASE_MODEL), checkpoint=str(demo.CHECKPOINT), dataset=str(demo.TEST_DATA), **BACKENDS[where]
     )
-    tuned = target_of(config)
+    tuned = read_target(config.checkpoint, config.model)
     stored = BaseModelSpec.of(config, tuned)
     needs = []
     for base in (stored, replace(stored, name="someone/model")):

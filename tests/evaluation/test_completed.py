@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from samples import FACTS, config_for, tokenized_digits
 
-from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.data.problems import SINGLE_LABEL
-from dist_eval.evaluation.completed import rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -49,7 +49,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
             rescore_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
         else:
             found = predictions()
-            metrics, view = compute_metrics(found, NAMES), AnalysisOptions.of(config, data)
+            metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
             run.complete(found, metrics, {**FACTS, **analyse(found, metrics, view)}, view.groups(found))
         return run.results()
     finally:

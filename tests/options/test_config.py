@@ -13,7 +13,8 @@ import pytest
 
 from dist_eval import demo
 from dist_eval.errors import ConfigError
-from dist_eval.options.config import MAX_TOKEN_BUDGET, EvaluationConfig, flag
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import MAX_TOKEN_BUDGET, flag
 
 PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -35,7 +35,7 @@ def config_for(**options: Any) -> TuningConfig:
 
 
 def first_checkpoint(config: TuningConfig) -> TunedCheckpoint:
-    empty = empty_checkpoint(config, read_base_config(str(config.model)), NAMES)
+    empty = empty_checkpoint(config, read_base_config(str(config.model)), NAMES, base_model=config.model)
     words = load_locally(str(config.model), empty).backbone.word_embeddings.weight
     return first_values(empty, words, config.seed)
 

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from dist_eval import demo
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.evaluation.evaluator import evaluate_run
+from dist_eval.evaluation.runner import evaluate_run
+from dist_eval.evaluation.session import Session
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.runs.run_folder import RunFolder
 
 TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 
@@ -43,7 +45,7 @@ def main() -> None:
             report="none",
         )
         with workspace() as scratch_dir:
-            evaluate_run(config, topology, rank_store, scratch_dir)
+            evaluate_run(Session(config, topology, rank_store, scratch_dir, RunFolder(config)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""One evaluation run, from its configuration to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import Plan
+from dist_eval.distributed.collectives import require_agreement
+from dist_eval.distributed.progress import Progress
+from dist_eval.evaluation.audit import Audit, audited_batches
+from dist_eval.evaluation.backend_comparison import Comparison
+from dist_eval.evaluation.combination import Combined, combine, compare_all, spread, throughput, with_custom_metrics
+from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.scoring import score
+from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.task import EvalTask, write_dataset
+from dist_eval.evaluation.work import BatchWorker, FailurePolicy
+from dist_eval.model.backends import load_on_host
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import DataOptions
+from dist_eval.report.page import report_on
+from dist_eval.report.table import format_results
+from dist_eval.runs.journal import Journal
+from dist_eval.runs.run_folder import RunFolder
+from dist_eval.statistics.custom import statistics_of_functions
+
+EvalSession = Session[EvaluationConfig, RunFolder]
+
+
+def evaluate_run(session: EvalSession) -> dict[str, Any] | None:
+    """Evaluates a classifier on a dataset; every rank calls it.
+
+    Args:
+        session: this rank's part of the run, not yet opened.
+
+    Returns:
+        On the leader the metrics by name, else None.
+
+    Raises:
+        EvaluationError: the run failed; on the rank that has the root cause.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    with session:
+        config = keep_recorded_analysis(session)
+        task = EvalTask.of(config)
+        session.open_swarm(task.base)
+        session.publish_dataset(partial(tokenize, config, task))
+        dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
+        session.claim(lambda: is_new_run(session, task, *dataset()))
+        model = session.load_model(task.base, task.target)
+        if session.is_complete():
+            if not session.topology.is_leader:
+                return None
+            return rescore_complete(session.folder, config, task.custom_metrics, *dataset())
+        run = Evaluation(session, task, *dataset(), model)
+        local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
+        with session.process_group(), run.predicting() as worker:
+            batches = worker.run(session.topology, config.collective_timeout)
+            comparison = run.compare(local, batches) if local else None
+            combined = combine(worker, batches, session.topology, model, task.custom_metrics, run.plan)
+        if session.topology.is_leader:
+            return run.finish(combined, comparison)
+        run.wait_for_results()
+        return None
+
+
+class Evaluation:
+    """The phases of an evaluation whose dataset and model are ready.
+
+    Args:
+        session: this rank's part of the run.
+        task: what is evaluated.
+        data: the dataset.
+        plan: its batches.
+        model: the model.
+
+    Raises:
+        DataError: a row names no group; on the leader, before anything is sent.
+        RunError: the journal cannot be opened.
+    """
+
+    def __init__(
+        self,
+        session: EvalSession,
+        task: EvalTask,
+        data: TokenizedDataset,
+        plan: Plan,
+        model: Classifier | FullClassifier,
+    ) -> None:
+        config, topology = session.config, session.topology
+        self.session, self.task, self.data, self.plan, self.model = session, task, data, plan, model
+        self.analysis = analysis_of(config, data) if topology.is_leader else AnalysisOptions()
+        self.failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
+        self.window = session.window(task.base)
+        run_id = task.fingerprint(config, data, plan).digest()
+        self.journal = Journal(session.folder.path, plan.sizes, task.target.num_labels, rank=topology.rank, run=run_id)
+        session.closing(self.journal)
+
+    @contextmanager
+    def predicting(self) -> Iterator[BatchWorker]:
+        """Shows the progress of all ranks while this rank's worker is at work; every rank calls it.
+
+        Raises:
+            ExactnessError: the ranks have different models or data.
+        """
+        session, config, model = self.session, self.session.config, self.model
+        require_agreement(
+            {"tuned checkpoint": self.task.target.digest(), "data": self.data.facts.digest, "plan": self.plan.digest()}
+        )
+        progress = Progress(
+            *(session.topology, session.rank_store, len(self.data)),
+            stop=session.stop,
+            folder=session.folder.path,
+            notice=model.notice,
+            stall_timeout=config.collective_timeout,
+        )
+        worker = BatchWorker(
+            Audit(cast(Classifier, model), self.journal.exclude, config.audit_tolerance) if config.audit else model,
+            *(self.data, self.plan, self.journal, progress, self.window, session.stop),
+            drain_timeout=config.stop_grace,
+            failures=self.failures,
+            audited=audited_batches(len(self.plan), config.audit),
+        )
+        with progress.shown():
+            session.stop.defer_signals()
+            yield worker
+
+    def compare(self, local: Classifier | FullClassifier, batches: np.ndarray) -> Comparison:
+        """Compares the logits in the journal with those of a model in this process (see `compare_all`)."""
+        stop, rank_store = self.session.stop, self.session.rank_store
+        return compare_all(local, self.data, self.plan, self.journal, batches, stop, rank_store)
+
+    def finish(self, combined: Combined, comparison: Comparison | None) -> dict[str, Any]:
+        """Computes the metrics, and writes and prints the results; on the leader.
+
+        Returns:
+            The metrics by name.
+
+        Raises:
+            RunError: too many examples failed, or the results cannot be written.
+            ExactnessError: the examples are not covered exactly once, or totals that are computed twice differ.
+        """
+        task, config, folder = self.task, self.session.config, self.session.folder
+        predictions = combined.gathered.predictions
+        if combined.failed:
+            self.failures.require_few(len(combined.failed), len(self.data), combined.failed[-1][1])
+        coverage, metrics = score(
+            combined.gathered, len(self.data), task.target.label_names, (index for index, _ in combined.failed)
+        )
+        if task.custom_metrics:
+            metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
+        extra_statistics = statistics_of_functions(task.custom_metrics, predictions, self.analysis.units(predictions))
+        facts = {
+            **analyse(predictions, metrics, self.analysis, extra_statistics),
+            "coverage": asdict(coverage),
+            "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
+            "data": asdict(self.data.facts),
+            "model": task.base.to_dict(task.target),
+            "plan": self.plan.to_dict(),
+            "ranks": combined.ranks,
+            "spread": spread(combined.ranks, metrics),
+            "throughput": throughput(combined.ranks),
+            "swarm": self.session.swarm,
+            "audit": combined.audit.to_dict(config.audit) if config.audit or combined.audit else None,
+            "backends": comparison.to_dict(folder.path) if comparison else None,
+        }
+        folder.save_timelines(combined.timelines)
+        folder.complete(predictions, metrics, facts, self.analysis.groups(predictions))
+        self.session.publish_as_leader("reported", str)
+        report_on(folder.path, config.report)
+        print(format_results(metrics, facts, folder.path), flush=True)
+        return metrics.values
+
+    def wait_for_results(self) -> None:
+        """Waits on the other hosts until the leader has written the results.
+
+        A scheduler does not restart a host that has exited with 0, should the leader's fail.
+        """
+        if self.session.topology.hosts > 1 and self.session.topology.is_host_leader:
+            self.session.wait_for("reported")
+
+
+def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
+    """Returns the options; on the leader with the slices and groups of a complete run that is in the folder."""
+    if session.topology.is_leader:
+        session.config = with_recorded_analysis(session.config, session.folder.results())
+        session.folder.config = session.config
+    return session.config
+
+
+def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
+    """Writes the tokenized dataset to a folder, with the columns that the analysis needs."""
+    extra_columns = columns_asked_for(config.slice_by, config.group_column)
+    write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns)
+
+
+def is_new_run(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:
+    """Returns whether there is something to do in the run's folder; on the leader.
+
+    Raises:
+        RunError: the folder holds another run.
+    """
+    config, folder = session.config, session.folder
+    is_new = folder.claim(task.fingerprint(config, data, plan))
+    return is_new or (config.compare_backends and not folder.results().get("backends"))

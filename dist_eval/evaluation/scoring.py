@@ -1,0 +1,48 @@
+"""From the predictions of all ranks to the metrics of all examples: the same steps in every kind of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dist_eval.distributed.collectives import gather_predictions, sum_over_ranks
+from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The predictions of all ranks.
+
+    Attributes:
+        predictions: of all examples, in dataset order; empty except on the leader.
+        totals: the ranks' own sums, added up by all_reduce.
+    """
+
+    predictions: Predictions
+    totals: Totals
+
+
+def gather(local: Predictions) -> Gathered:
+    """Gathers the predictions of all ranks on the leader, and adds up their totals; every rank calls it."""
+    return Gathered(gather_predictions(local), sum_over_ranks(Totals.of(local)))
+
+
+def score(
+    gathered: Gathered, examples: int, label_names: Sequence[str], failed: Iterable[int] = ()
+) -> tuple[Coverage, Metrics]:
+    """Computes the metrics, once it is proven that they are those of each example, counted once; on the leader.
+
+    Args:
+        gathered: the predictions of all ranks.
+        examples: number of examples in the dataset.
+        label_names: name of each class, label or output.
+        failed: positions in the dataset of the examples without a prediction.
+
+    Raises:
+        CoverageError: an example is missing, or counted more than once.
+        ExactnessError: the totals of the ranks and of the gathered predictions differ.
+    """
+    coverage = prove_coverage(gathered.predictions.index, examples, failed)
+    require_same_totals(gathered.totals, Totals.of(gathered.predictions))
+    return coverage, compute_metrics(gathered.predictions, label_names)

@@ -1,0 +1,168 @@
+"""What all kinds of runs have in common: one rank's way from the start of the run to the process group of all ranks.
+
+The order matters. The swarm is opened first, because it forks. The host leaders then tokenize the dataset while the
+other ranks load the model, and the process group comes last: a fork would inherit its sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import psutil
+import torch
+
+from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
+from dist_eval.distributed.rank_store import RankStore, Topology
+from dist_eval.distributed.stop import Stop
+from dist_eval.inference.window import Window, largest_window
+from dist_eval.model.backends import SwarmPeers, load_classifier, open_swarm
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.options.config import RunConfig
+from dist_eval.options.groups import SwarmOptions
+from dist_eval.runs.run_folder import RunFolder
+
+_OPENING_SECONDS = 120.0
+_PREPARATION_SECONDS = 72 * 3600.0
+"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
+texts take about a day."""
+
+_TO_DO, _COMPLETE = "to do", "complete"
+
+Config = TypeVar("Config", bound=RunConfig)
+Folder = TypeVar("Folder", bound=RunFolder)
+Result = TypeVar("Result")
+
+
+@dataclass
+class Session(Generic[Config, Folder]):
+    """One rank's part of a run, as a context: whatever its methods open is closed at the end.
+
+    Every rank calls the methods in the same order. Those that take a function say which ranks call it.
+
+    Attributes:
+        config: the run's options.
+        topology: this process's place among the ranks.
+        rank_store: the store shared by the ranks.
+        scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
+        folder: the run's folder.
+        stop: tells whether the run was asked to stop.
+        swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
+            and before the model is loaded.
+    """
+
+    config: Config
+    topology: Topology
+    rank_store: RankStore
+    scratch_dir: Path
+    folder: Folder
+    stop: Stop = field(default_factory=Stop)
+    swarm: dict[str, Any] | None = None
+
+    def __enter__(self) -> Session[Config, Folder]:
+        """Opens the run's folder, on the leader.
+
+        Raises:
+            RunError: the folder cannot be written, or another run is using it.
+        """
+        self._closing, self._peers = ExitStack(), SwarmPeers()
+        if self.topology.is_leader:
+            self.folder.open(self.topology.attempt)
+            self._closing.callback(self.folder.close)
+        self.publish_as_leader("opened", lambda: "")
+        self.rank_store.wait_for("opened", _OPENING_SECONDS)
+        self.folder.is_ours = True
+        torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Closes what was opened, last first."""
+        return self._closing.__exit__(kind, error, traceback)
+
+    def publish_as_leader(self, key: str, make: Callable[[], str]) -> None:
+        """Publishes a value that only the leader makes."""
+        if self.topology.is_leader:
+            self.rank_store.publish(key, make())
+
+    def wait_for(self, key: str) -> str:
+        """Waits for a value that the leader, or this host's leader, prepares; for days if need be."""
+        return self.rank_store.wait_for(key, _PREPARATION_SECONDS)
+
+    def open_swarm(self, base: BaseModelSpec) -> None:
+        """Opens the swarm that the options name, if any (see `model.backends.open_swarm`)."""
+        if self.config.backend == "petals":
+            options, echo = self.config.only(SwarmOptions), self.config.verbose
+            self._peers = self._closing.enter_context(
+                open_swarm(options, base, self.topology, self.rank_store, echo=echo)
+            )
+
+    def publish_dataset(self, write: Callable[[Path], None]) -> None:
+        """Lets each host's leader write the tokenized dataset to a folder.
+
+        Args:
+            write: writes the dataset to a folder; called by host leaders.
+        """
+        if self.topology.is_host_leader:
+            write(self.scratch_dir)
+            self.rank_store.publish(f"data/{self.topology.node}", str(self.scratch_dir))
+
+    def wait_for_dataset(self) -> Path:
+        """Waits for the folder that this host's leader has written."""
+        return Path(self.wait_for(f"data/{self.topology.node}"))
+
+    def claim(self, is_new: Callable[[], bool]) -> None:
+        """Lets the leader compare this run with the one in the folder.
+
+        Args:
+            is_new: returns whether there is something to do, or raises a `RunError` if the folder holds another run;
+                called by the leader.
+        """
+        self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
+
+    def load_model(self, base: BaseModelSpec, target: EvalTarget) -> Classifier | FullClassifier:
+        """Loads the model (see `model.backends.load_classifier`)."""
+        options = self.config.only(SwarmOptions) if self.config.backend == "petals" else None
+        model, self.swarm = load_classifier(
+            base, target, options, self._peers, self.topology, self.scratch_dir, compression=self.config.compression
+        )
+        self._closing.callback(model.close)
+        return model
+
+    def is_complete(self) -> bool:
+        """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""
+        return self.wait_for("claim") == _COMPLETE
+
+    def closing(self, resource: Any) -> None:
+        """Closes something at the end of the session."""
+        self._closing.callback(resource.close)
+
+    def window(self, base: BaseModelSpec) -> Window:
+        """Returns this rank's window of requests in flight, sized within its share of the host's memory."""
+        memory = psutil.virtual_memory().available * self.topology.hosts // self.topology.world_size
+        largest = largest_window(base.token_budget, base.config.hidden_size, memory)
+        return Window(self.config.in_flight, largest=largest, timeout=self.config.request_timeout)
+
+    @contextmanager
+    def process_group(self) -> Iterator[None]:
+        """Opens the process group once all ranks are ready, and records in the folder if the run is stopped in it.
+
+        Raises:
+            LostRankError: the connection to another rank was lost.
+            RunStopped: the run was asked to stop; on all ranks.
+        """
+        topology = self.topology
+        self.rank_store.barrier("ready", _PREPARATION_SECONDS)
+        with (
+            explaining_lost_ranks(topology, self.rank_store, lambda: self.stop.reason),
+            process_group(topology, self.rank_store, self.config.collective_timeout),
+            self.folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
+        ):
+            yield

@@ -1,0 +1,142 @@
+"""What a run evaluates, with which metrics, on which dataset."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.custom_metrics import CustomMetric
+from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
+from dist_eval.model.pretrained_classifier import PretrainedClassifier
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.runs.journal import Fingerprint
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """A model and the metrics that are asked for.
+
+    Attributes:
+        base: the base model.
+        target: what is evaluated.
+        custom_metrics: the custom metrics.
+    """
+
+    base: BaseModelSpec
+    target: EvalTarget
+    custom_metrics: list[CustomMetric]
+
+    @classmethod
+    def of(cls, config: EvaluationConfig) -> EvalTask:
+        """Reads the model's files and the metrics that the options name; nothing is loaded or sent yet.
+
+        Raises:
+            CheckpointError: there is no such checkpoint or model, or they do not fit together.
+            ConfigError: an option does not fit the model, or a metric cannot be used.
+        """
+        target = read_target(config.checkpoint, config.model)
+        base = BaseModelSpec.of(config.only(ModelOptions), target)
+        return cls(base, target, find_metrics(config.metric, target))
+
+    def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
+        """Opens the tokenized dataset in a folder, and plans its batches."""
+        data = TokenizedDataset(folder)
+        return data, plan_batches(data.lengths, token_budget=self.base.token_budget, prefix=self.target.pre_seq_len)
+
+    def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
+        """Returns the inputs and options that a run's results depend on, by names for error messages."""
+        return Fingerprint(
+            {
+                "base model": self.base.digest(),
+                "tuned checkpoint": self.target.digest(),
+                "names of the classes": json.dumps(self.target.label_names),
+                "problem_type": self.target.problem.name,
+                "tokenizer": data.facts.tokenizer_digest,
+                "dataset": data.facts.text_digest,
+                "--max-length": str(data.facts.max_length),
+                "--token-budget": str(self.base.token_budget),
+                "--compression": config.compression,
+                "--backend": config.backend,
+                "token ids": data.facts.digest,
+                "plan": plan.digest(),
+            }
+        )
+
+
+def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]:
+    """Loads the custom metrics and tries them on synthetic predictions (see `load_metrics`)."""
+    if not names:
+        return []
+    sample = synthetic_predictions(target.problem, target.num_labels)
+    built_in = list(compute_metrics(sample, target.label_names).values)
+    return load_metrics(names, target.problem, target.num_labels, built_in)
+
+
+def write_dataset(
+    folder: Path, options: DataOptions, base: BaseModelSpec, target: EvalTarget, extra_columns: Sequence[str] = ()
+) -> None:
+    """Tokenizes the dataset into a folder.
+
+    Args:
+        folder: an empty folder.
+        options: the dataset and its columns.
+        base: the base model, for its limits, and for its tokenizer unless the checkpoint has its own.
+        target: what is evaluated or tuned.
+        extra_columns: columns to keep besides texts and labels, such as groups.
+
+    Raises:
+        DataError: the dataset cannot be read, or a row is wrong.
+        CheckpointError: there is no tokenizer.
+        ConfigError: the model cannot take pairs of texts.
+        RunError: the folder cannot be written.
+    """
+    from transformers import AutoTokenizer
+
+    own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
+    place = str(target.folder) if own_tokenizer else base.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
+        also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
+        raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
+    if (
+        isinstance(target, PretrainedClassifier)
+        and len(options.text_column) == 2
+        and "token_type_ids" in tokenizer.model_input_names
+        and getattr(base.config, "type_vocab_size", 0) > 1
+    ):
+        raise ConfigError(
+            f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
+            "dist_eval does not pass on."
+        )
+    try:
+        tokenize_dataset(
+            str(options.dataset),
+            folder,
+            tokenizer=tokenizer,
+            text_columns=options.text_column,
+            label_column=options.label_column,
+            label_names=target.label_names,
+            max_length=base.max_length,
+            vocab_size=getattr(base.config, "vocab_size", None),
+            labels=options.labels,
+            problem=target.problem,
+            strict=options.strict,
+            extra_columns=extra_columns,
+            subset=options.subset,
+            split=options.split,
+        )
+    except OSError as error:
+        raise RunError(
+            f"The tokenized dataset cannot be written to {folder}: {os.strerror(error.errno or 0)}. Nothing was lost. "
+            "Free some space, or name another place with the environment variable TMPDIR."
+        ) from error

@@ -1,0 +1,233 @@
+"""Groups of options: each is a dataclass, the single source of its options' names, types, defaults, help and limits.
+
+A configuration (see `dist_eval.options.config`) inherits from the groups that its command has. The packages that do
+the work are given the groups that they need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dist_eval.errors import ConfigError
+
+MAX_TOKEN_BUDGET = 1024
+"""Most tokens in one request: Petals' client splits anything larger into requests of this size (its
+`MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once."""
+
+_LONGEST_WAIT = 30 * 24 * 3600.0
+_PEER_ADDRESS = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/]+(/(tcp|udp)/\d+)?(/[a-z0-9-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}"
+)
+
+
+def option(default: Any, help: str, *, group: str, metavar: str | None = None, **extra: Any) -> Any:
+    """Declares a field of a `RunConfig` that is an option of the command line and of the YAML file.
+
+    Args:
+        default: value if the option is not given; lists are copied for each instance.
+        help: one line for `--help`, which appends the default.
+        group: heading under which `--help` shows the option.
+        metavar: placeholder in `--help`.
+        **extra: `choices`, `nargs` or `action`, passed to argparse.
+
+    Returns:
+        A dataclass field.
+    """
+    metadata = {"help": help, "group": group, "metavar": metavar, "extra": extra}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag(name: str) -> str:
+    """Returns the command line option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Base of all groups of options.
+
+    Raises:
+        ConfigError: on construction, when an option is out of range or contradicts another one.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata["extra"].get("choices"), getattr(self, field.name)
+            unknown = [item for item in (value if isinstance(value, list) else [value]) if item not in (choices or ())]
+            if choices and value is not None and unknown:
+                raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {unknown[0]!r}.")
+
+    def only(self, group: type[Group]) -> Group:
+        """Returns the options of one group as a record of their own.
+
+        Args:
+            group: a base of this class.
+        """
+        return group(**{field.name: getattr(self, field.name) for field in dataclasses.fields(group)})
+
+    def _check_range(self, name: str, low: int, high: int | None = None) -> None:
+        value = getattr(self, name)
+        if value is not None and (value < low or (high is not None and value > high)):
+            limits = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ConfigError(f"{flag(name)} must be {limits}, not {value}.")
+
+    def _check_seconds(self, name: str) -> None:
+        value = getattr(self, name)
+        if not 0 < value <= _LONGEST_WAIT:
+            raise ConfigError(f"{flag(name)} must be more than 0 and at most {_LONGEST_WAIT:g} seconds, not {value}.")
+
+
+Group = TypeVar("Group", bound=Options)
+
+
+@dataclass(kw_only=True)
+class DataOptions(Options):
+    """The dataset and its columns."""
+
+    dataset: str | None = option(None, "CSV, TSV, JSON, JSONL or Parquet file, Arrow folder, or hub name", group="data")
+    subset: str | None = option(None, "configuration of a hub dataset", group="data")
+    split: str | None = option(None, "split of a hub dataset or Arrow folder", group="data")
+    text_column: list[str] = option(
+        ["text"], "column with the text, or two columns for a pair", group="data", nargs="+", metavar="NAME"
+    )
+    label_column: str = option(
+        "label",
+        "column with the label: a class number or name, a list of these, or a number",
+        group="data",
+        metavar="NAME",
+    )
+    labels: str = option(
+        "auto",
+        "how to read the label column: as class names, as class numbers, as 0/1 vectors (where a text may have "
+        "several labels), or whichever of these fits (auto)",
+        group="data",
+        choices=("auto", "names", "numbers", "vectors"),
+    )
+    strict: bool = option(False, "a text longer than --max-length is an error", group="data")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= len(self.text_column) <= 2:
+            raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
+        if self.label_column in self.text_column:
+            raise ConfigError(f"--label-column and --text-column both name {self.label_column!r}.")
+
+
+@dataclass(kw_only=True)
+class SwarmOptions(Options):
+    """The swarm, and how long to wait for it."""
+
+    initial_peers: list[str] = option(
+        [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", nargs="+", metavar="ADDRESS"
+    )
+    swarm: str | None = option(
+        None,
+        "start a private swarm on this host (embedded), or send the data to the public swarm (public)",
+        group="where",
+        choices=("embedded", "public"),
+    )
+    servers: int = option(2, "number of servers of an embedded swarm", group="where")
+    swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
+    request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
+    max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for address in self.initial_peers:
+            if not _PEER_ADDRESS.fullmatch(address):
+                raise ConfigError(
+                    f"--initial-peers: {address!r} is no peer address. "
+                    "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
+                )
+        for name in ("servers", "max_retries"):
+            self._check_range(name, 1)
+        for name in ("swarm_timeout", "request_timeout"):
+            self._check_seconds(name)
+
+
+@dataclass(kw_only=True)
+class ModelOptions(Options):
+    """The base model, where it runs, and how large a request may be."""
+
+    model: str | None = option(None, "base model: folder or hub name", group="what")
+    max_length: int | None = option(
+        None,
+        "longest text in tokens; longer ones are truncated and counted (default: what servers accept)",
+        group="data",
+    )
+    dht_prefix: str | None = option(
+        None,
+        "name under which the swarm announces the model (default: Petals' rule for the name)",
+        group="where",
+        metavar="NAME",
+    )
+    backend: str = option(
+        "petals",
+        "where the model's blocks run: on a swarm, or in each rank's own process",
+        group="where",
+        choices=("petals", "local"),
+    )
+    token_budget: int = option(
+        MAX_TOKEN_BUDGET, "most tokens in one request, including padding and prompts", group="how", metavar="TOKENS"
+    )
+    compression: str = option(
+        "none",
+        "precision of transferred activations: as the servers compute (none), or float16, which changes the outputs "
+        "slightly",
+        group="how",
+        choices=("none", "float16"),
+    )
+    server_max_tokens: int | None = option(
+        None, "tokens that servers accept in one request (default: Petals' default)", group="how", metavar="TOKENS"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_range("token_budget", 1, MAX_TOKEN_BUDGET)
+        for name in ("max_length", "server_max_tokens"):
+            self._check_range(name, 1)
+
+
+@dataclass(kw_only=True)
+class RankOptions(Options):
+    """How each rank works, and how long it waits for the others."""
+
+    in_flight: int | None = option(
+        None, "requests that a rank keeps in flight (default: adapts to the swarm)", group="how", metavar="REQUESTS"
+    )
+    collective_timeout: float = option(
+        600.0,
+        "longest wait for another rank's heartbeat, and, once this rank is done, for another's progress",
+        group="failure",
+        metavar="SECONDS",
+    )
+    stop_grace: float = option(
+        20.0, "longest wait for batches in flight once the run is asked to stop", group="failure", metavar="SECONDS"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_range("in_flight", 1)
+        self._check_seconds("collective_timeout")
+        if not 0 <= self.stop_grace <= _LONGEST_WAIT:
+            raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")
+
+
+@dataclass(kw_only=True)
+class OutputOptions(Options):
+    """Where the results go, and what is shown meanwhile."""
+
+    output: str | None = option(
+        None, "folder for the results (default: runs/ and the dataset's name)", group="output", metavar="FOLDER"
+    )
+    overwrite: bool = option(
+        False,
+        "start afresh, whatever the folder holds (default: resume an earlier start of the same run)",
+        group="output",
+    )
+    verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")
