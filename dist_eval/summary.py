@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError, RunError
+from dist_eval.metrics.catalogue import metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.outcome import Outcome, read_outcome
@@ -65,7 +65,8 @@ def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) 
     for name in asked or ():
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    usual = [name for outcome in complete for name in METRICS.get(outcome.results.get("problem_type", ""), ())]
+    problems = [outcome.results.get("problem_type", "") for outcome in complete]
+    usual = [name for problem in problems for name in metric_names(problem, "compared")]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.analysis.slices import FIGURES as FIGURES_OF_SLICES
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.regression import FIGURES
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
@@ -18,21 +17,7 @@ from dist_eval.statistics.resampling import FEW_UNITS
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _LEAST, _MOST = 5e-5, 1e6
 _SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
-
-
-_HEADLINES = {
-    SINGLE_LABEL.name: (
-        *("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "ece", "brier"),
-    ),
-    MULTI_LABEL.name: (
-        *("subset_accuracy", "hamming_loss", "f1_micro", "f1_macro", "f1_weighted", "loss", "ece", "brier"),
-    ),
-    REGRESSION.name: ("mae", "mse", "rmse", "r2", "pearson", "spearman", "loss"),
-}
 _AVERAGES = ("macro", "micro", "weighted")
-_RANKINGS = ("roc_auc", "average_precision")
-_IN_UNITS = ("loss", "log_loss", "mae", "mse", "rmse")
-"""Metrics in nats or in the units of the data, shown with significant digits instead of fixed decimals."""
 
 
 def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str:
@@ -93,19 +78,19 @@ def format_figures(
 
 def figure_words(name: str, value: float) -> str:
     """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
-    if name in _IN_UNITS or (value and not _LEAST <= abs(value) < _MOST):
+    if is_unbounded(name) or (value and not _LEAST <= abs(value) < _MOST):
         return f"{value:#.4g}".removesuffix(".")
     return f"{value:.4f}"
 
 
-def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
-    """Returns the names of the main metrics of a problem type."""
-    return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
+def figures_shown(problem: str, values: Container[str], custom: Iterable[str]) -> list[str]:
+    """Returns the names of the main metrics of a problem type, those that a run has, and of its custom metrics."""
+    return [*(name for name in metric_names(problem, "table") if name in values), *custom]
 
 
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
     """Returns name and value of the most important metric in the section `metrics` of `results.json`."""
-    name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
+    name = metric_names(problem, "cards")[0]
     return name, metrics.get(name)
 
 
@@ -139,7 +124,7 @@ def interval_words(name: str, interval: dict[str, Any], notes: Footnotes) -> str
 
 def figures_of_slices(problem: str) -> Sequence[str]:
     """Returns the names of the metrics shown for slices."""
-    return FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE]
+    return metric_names(problem, "slices")[:_FIGURES_OF_A_SLICE]
 
 
 def slice_name(entry: dict[str, Any]) -> str:
@@ -166,7 +151,7 @@ def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
         plural = "classes" if what == "class" else "labels"
         lines.append(f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}")
     for average in _AVERAGES:
-        precision, recall, f1 = (values[f"{name}_{average}"] for name in ("precision", "recall", "f1"))
+        precision, recall, f1 = (values[f"{name}_{average}"] for name in OF_CLASS)
         lines.append(_class_line(f"{average} avg", precision, recall, f1, coverage["seen"], width))
     return lines
 
@@ -176,9 +161,11 @@ def _output_lines(metrics: Metrics) -> list[str]:
         return []
     rows = metrics.per_class[:_CLASSES_IN_TABLE]
     width = max([len("output"), *(len(row["label"]) for row in rows)])
-    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in FIGURES)]
+    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in OF_OUTPUT)]
     for row in rows:
-        lines.append(f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in FIGURES))
+        lines.append(
+            f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in OF_OUTPUT)
+        )
     if len(metrics.per_class) > len(rows):
         lines.append(f"... and {len(metrics.per_class) - len(rows)} more outputs in {RESULTS}")
     return lines

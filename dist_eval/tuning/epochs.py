@@ -18,6 +18,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.evaluator import window_for
 from dist_eval.inference.window import Window
+from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.computing import Metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -220,7 +221,7 @@ class Epochs:
         value = entry["metrics"][self.config.best_metric]
         if value is None:
             return -float("inf")
-        return -value if self.config.best_metric == "loss" else value
+        return -value if lower_is_better(self.config.best_metric) else value
 
     def _save_checkpoints(self, tuned: TunedCheckpoint) -> None:
         from transformers import AutoTokenizer
