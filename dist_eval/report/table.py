@@ -13,6 +13,7 @@ from dist_eval.report.footnotes import Footnotes
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.resampling import FEW_UNITS
+from dist_eval.tables import text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _LEAST, _MOST = 5e-5, 1e6
@@ -35,9 +36,8 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
     intervals = facts["intervals"]
     confidence = next(iter(intervals.values()))["confidence"]
-    width = max([_NAME_WIDTH, *map(len, shown)])
-    lines = ["", f"{'':<{width}}   value  {100 * confidence:g}% interval"]
-    lines += format_figures({name: values[name] for name in shown}, notes, intervals)
+    head = f" value  {100 * confidence:g}% interval"
+    lines = ["", *format_figures({name: values[name] for name in shown}, notes, intervals, head)]
     lines += ["", *(_output_lines(metrics) if metrics.problem == REGRESSION.name else _class_lines(metrics, coverage))]
     lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
     lines += format_slices(facts.get("slices") or [], metrics.problem)
@@ -65,15 +65,19 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
 
 
 def format_figures(
-    values: dict[str, float | None], notes: dict[str, str], intervals: dict[str, dict[str, Any]] | None = None
+    values: dict[str, float | None],
+    notes: dict[str, str],
+    intervals: dict[str, dict[str, Any]] | None = None,
+    head: str | None = None,
 ) -> list[str]:
-    """Returns a line for each metric, with its interval and note, if any."""
-    width, lines = max([_NAME_WIDTH, *map(len, values)]), []
+    """Returns a line for each metric, with its interval and note, if any; below a header, if any."""
+    rows = [] if head is None else [("", head)]
     for name, value in values.items():
+        number = "     -" if value is None else figure_words(name, value)
         interval = "" if value is None else _interval(name, (intervals or {}).get(name))
         note = f"  ({notes[name]})" if name in notes else ""
-        lines.append(f"{name:<{width}}  {_number(value, name)}{interval}{note}")
-    return lines
+        rows.append((name, f"{number}{interval}{note}"))
+    return text_table(rows, [f"<{max([_NAME_WIDTH, *map(len, values)])}", "<"])
 
 
 def figure_words(name: str, value: float) -> str:
@@ -101,12 +105,12 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
     labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
-    width = max([len("slice"), *map(len, labels)])
     notes = Footnotes()
-    lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
+    rows = [["slice", "n", *names]]
     for label, one in zip(labels, shown, strict=True):
-        cells = [_number(one["metrics"][name], name).strip() + _ends_or_mark(one, name, notes) for name in names]
-        lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
+        cells = (_number(one["metrics"][name], name) + _ends_or_mark(one, name, notes) for name in names)
+        rows.append([label, str(one["n"]), *cells])
+    lines = ["", *text_table(rows, ["<", ">8", *["<23"] * len(names)])]
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
     return lines + notes.lines()
@@ -143,16 +147,16 @@ def group_lines(groups: dict[str, Any] | None) -> list[str]:
 def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
     what, values, rows = ("class", metrics.values, metrics.per_class[:_CLASSES_IN_TABLE])
     what = "label" if metrics.problem == MULTI_LABEL.name else what
-    width = max([len("weighted avg"), *(len(row["label"]) for row in rows)])
-    lines = [f"{what:<{width}}  precision  recall      f1  support"]
-    for row in rows:
-        lines.append(_class_line(row["label"], row["precision"], row["recall"], row["f1"], row["support"], width))
+    table = [[what, *OF_CLASS, "support"]]
+    table += [[row["label"], *(_number(row[name]) for name in OF_CLASS), str(row["support"])] for row in rows]
+    for average in _AVERAGES:
+        numbers = (_number(values[f"{name}_{average}"]) for name in OF_CLASS)
+        table.append([f"{average} avg", *numbers, str(coverage["seen"])])
+    lines = text_table(table, ["<", ">9", ">6", ">6", ">7"])
     if len(metrics.per_class) > _CLASSES_IN_TABLE:
         plural = "classes" if what == "class" else "labels"
-        lines.append(f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}")
-    for average in _AVERAGES:
-        precision, recall, f1 = (values[f"{name}_{average}"] for name in OF_CLASS)
-        lines.append(_class_line(f"{average} avg", precision, recall, f1, coverage["seen"], width))
+        more = f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}"
+        lines.insert(-len(_AVERAGES), more)
     return lines
 
 
@@ -160,12 +164,11 @@ def _output_lines(metrics: Metrics) -> list[str]:
     if len(metrics.per_class) < 2:
         return []
     rows = metrics.per_class[:_CLASSES_IN_TABLE]
-    width = max([len("output"), *(len(row["label"]) for row in rows)])
-    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in OF_OUTPUT)]
-    for row in rows:
-        lines.append(
-            f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in OF_OUTPUT)
-        )
+    table = [
+        ["output", *OF_OUTPUT],
+        *([row["label"], *(_number(row[name], name) for name in OF_OUTPUT)] for row in rows),
+    ]
+    lines = text_table(table, ["<", *[">9"] * len(OF_OUTPUT)])
     if len(metrics.per_class) > len(rows):
         lines.append(f"... and {len(metrics.per_class) - len(rows)} more outputs in {RESULTS}")
     return lines
@@ -214,7 +217,7 @@ def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
 
 
 def _number(value: float | None, name: str = "") -> str:
-    return "     -" if value is None else figure_words(name, value)
+    return "-" if value is None else figure_words(name, value)
 
 
 def _interval(name: str, interval: dict[str, Any] | None) -> str:
@@ -227,9 +230,3 @@ def _ends(name: str, interval: dict[str, Any]) -> str:
     if interval["low"] is None:
         return ""
     return f" [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
-
-
-def _class_line(
-    name: str, precision: float | None, recall: float | None, f1: float | None, support: int, width: int
-) -> str:
-    return f"{name:<{width}}  {_number(precision):>9}  {_number(recall)}  {_number(f1)}  {support:>7}"
