@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError, RunError
+from dist_eval.metrics.catalogue import metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.outcome import Outcome, read_outcome
+from dist_eval.tables import markdown_table, text_table
 
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
@@ -65,7 +66,8 @@ def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) 
     for name in asked or ():
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    usual = [name for outcome in complete for name in METRICS.get(outcome.results.get("problem_type", ""), ())]
+    problems = [outcome.results.get("problem_type", "") for outcome in complete]
+    usual = [name for problem in problems for name in metric_names(problem, "compared")]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
 
 
@@ -112,6 +114,10 @@ def _data(outcome: Outcome) -> str | None:
     return (outcome.results.get("data") or {}).get("text_digest")
 
 
+def _table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> list[list[str]]:
+    return [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
+
+
 def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
     from dist_eval.report.table import figure_words
 
@@ -154,19 +160,12 @@ def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
 
 def format_table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
     """Returns the table for a terminal."""
-    table = [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in table
-    ]
-    return "\n".join([*lines, "", *_verdict(rows)])
+    return "\n".join([*text_table(_table(rows, figures)), "", *_verdict(rows)])
 
 
 def format_markdown(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
     """Returns the table in Markdown."""
-    table = [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in table]
-    lines.insert(1, "| " + " | ".join(["---"] * len(table[0])) + " |")
+    lines = markdown_table([[cell.replace("|", "\\|") for cell in cells] for cells in _table(rows, figures)])
     first, *others = _verdict(rows)
     return "\n".join([*lines, "", f"{first}.", *(f"- {line}" for line in others)]) + "\n"
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics import Interval, metric_intervals
@@ -24,20 +25,11 @@ if TYPE_CHECKING:
 LENGTH = "length"
 """The name of the slicing by number of tokens, in place of a column's name."""
 
-FIGURES = {
-    SINGLE_LABEL.name: ("accuracy", "f1_macro", "balanced_accuracy", "mcc", "loss"),
-    MULTI_LABEL.name: ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
-    REGRESSION.name: ("mae", "rmse", "r2", "pearson"),
-}
-"""The metrics of a slice by `problem_type`, most important first."""
-
 MOST_VALUES = 50
 """Maximum number of values with a slice of their own; all others form one more slice."""
 
 _RANGES, _MOST_NUMBERS = 5, 20
 _RESAMPLES = 1_999
-_OVER_CLASSES = ("f1_macro", "balanced_accuracy")
-"""Means over classes, in which a class with few examples, or few predictions, would have full weight."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +199,7 @@ def _figures(
     confidence: float,
     groups: np.ndarray | None,
 ) -> dict[str, Any]:
-    names = FIGURES[predictions.problem.name]
+    names = metric_names(predictions.problem.name, "slices")
     if not len(places):
         why = "no example of it has a prediction"
         nothing = Interval(confidence, reason=why).to_dict()
@@ -231,7 +223,7 @@ def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -
     """Returns the metrics of a slice; means over classes are undefined if a reason is given."""
     values, undefined = {name: metrics.values[name] for name in names}, dict(metrics.undefined)
     if why_no_mean is not None:
-        gone = [name for name in _OVER_CLASSES if name in names]
+        gone = [name for name in names if averages_classes(name)]
         values.update(dict.fromkeys(gone))
         undefined.update(dict.fromkeys(gone, why_no_mean))
     return replace(metrics, values=values, undefined={name: undefined[name] for name in names if name in undefined})

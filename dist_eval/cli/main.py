@@ -14,6 +14,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -55,8 +56,7 @@ COMMANDS = {
 
 def usage() -> str:
     """Returns what `dist-eval --help` prints."""
-    width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{program.help}" for name, program in COMMANDS.items()]
+    commands = text_table([(name, program.help) for name, program in COMMANDS.items()])
     return "\n".join(
         [
             f"usage: {NAME} COMMAND [options]",
@@ -64,7 +64,7 @@ def usage() -> str:
             "Evaluates large language models that live on a Petals swarm, exactly, on any number of processes.",
             "",
             "commands:",
-            *lines,
+            *(f"  {line}" for line in commands),
             "",
             f"{NAME} COMMAND --help lists the options of a command; {NAME} run --demo needs none.",
             "",

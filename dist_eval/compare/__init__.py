@@ -6,12 +6,3 @@ are resampled; McNemar's test, which assumes independent examples, is then not u
 
 `compared_run` loads runs, `comparing` compares them, `tables` formats the results.
 """
-
-from __future__ import annotations
-
-METRICS = {
-    "single_label_classification": ("accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss"),
-    "multi_label_classification": ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
-    "regression": ("mae", "rmse", "r2", "pearson", "loss"),
-}
-"""Metrics that are shown by default, by `problem_type`."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_eval.compare import METRICS
 from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.metrics.catalogue import METRICS, metric_names
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
-    usual = "; ".join(f"{problem}: {', '.join(names)}" for problem, names in METRICS.items())
+    usual = "; ".join(f"{problem}: {', '.join(metric_names(problem, 'compared'))}" for problem in METRICS)
     parser = argparse.ArgumentParser(
         prog="dist-eval compare",
         description="Compares runs on the same data, example by example: the first one with each of the others.",

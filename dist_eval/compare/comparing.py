@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dist_eval.compare import METRICS
 from dist_eval.compare.compared_run import Run, require_comparable
 from dist_eval.errors import ConfigError
+from dist_eval.metrics.catalogue import accuracy_names, metric_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def compare(
 
     Args:
         runs: at least two.
-        metrics: names of the metrics to compare; by default the usual ones (`METRICS`) and the custom metrics that all
+        metrics: names of the metrics to compare; by default the usual ones and the custom metrics that all
             runs have.
         custom_metrics: custom metrics to compute from the runs' predictions; `metrics` may contain their names.
         confidence: confidence level of the intervals.
@@ -172,7 +172,7 @@ def _names_of_figures(
     """
     if not metrics:
         shared = [name for name in first.results["custom_metrics"] if all(name in other.figures for other in others)]
-        metrics = [*METRICS[first.problem], *shared, *(metric.name for metric in custom_metrics)]
+        metrics = [*metric_names(first.problem, "compared"), *shared, *(metric.name for metric in custom_metrics)]
     names_of_custom = {metric.name for metric in custom_metrics}
     names = []
     for name in metrics:
@@ -197,9 +197,7 @@ def _names_of_figures(
 
 def _share_of_right(run: Run) -> str | None:
     """Returns the name of the metric that is the share of correct examples; None in a regression."""
-    from dist_eval.statistics.metrics import PROPORTIONS
-
-    return next(iter(PROPORTIONS[run.problem]), None)
+    return next(iter(accuracy_names(run.problem)), None)
 
 
 def _differences(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError
+from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -46,11 +47,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
             many = len(comparisons)
             also = f", by Holm's procedure for {many} runs {_p(one.test_corrected)}" if many > 1 else ""
             lines.append(f"{_name_of(one.test)}: p = {_p(one.test.p_value)}{also}")
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        lines += notes.lines()
+        lines += [*text_table(table), *notes.lines()]
     return "\n".join(lines)
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import named
+from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
-
-FIGURES = ("mae", "mse", "rmse", "r2", "pearson", "spearman")
 
 Values = dict[str, float | None]
 
@@ -35,7 +34,7 @@ def regression_figures(
         reasons.append(undefined)
     means: Values = {}
     why: dict[str, str] = {}
-    for figure in FIGURES:
+    for figure in OF_OUTPUT:
         lacking = np.asarray([number for number, undefined in enumerate(reasons) if figure in undefined], dtype=int)
         if len(lacking):
             where = f" ({named(lacking, names, 'output', 'outputs')})" if len(names) > 1 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -11,6 +11,7 @@ from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import by_class, confusion, figure, slices
 from dist_eval.report.table import figures_shown, group_lines
+from dist_eval.tables import markdown_table
 
 _CONFUSIONS, _CLASSES = 5, 30
 
@@ -38,31 +39,31 @@ def summary(results: Mapping[str, Any], name: str) -> str:
         + (f"; {coverage['failed']} failed and are in no figure" if coverage["failed"] else "")
         + f"; {speed['examples_per_second']:.1f} examples/s on {len(ranks)} rank{'s' if len(ranks) > 1 else ''}.",
         "",
-        *_table(("metric", "value", interval), (_figure_cells(figure(one, results), notes) for one in names)),
+        *_table(["metric", "value", interval], [_figure_cells(figure(one, results), notes) for one in names]),
         *_notes(notes),
     ]
     lines += [line for note in group_lines(results["groups"]) for line in ("", code(note))]
     matrix = confusion(results)
     if matrix and matrix["pairs"]:
         pairs = matrix["pairs"][:_CONFUSIONS]
-        rows = ([code(one["label"]), code(one["prediction"]), str(one["count"])] for one in pairs)
-        lines += ["", "Most frequent confusions:", "", *_table(("true", "predicted", "examples"), rows)]
+        rows = [[code(one["label"]), code(one["prediction"]), str(one["count"])] for one in pairs]
+        lines += ["", "Most frequent confusions:", "", *_table(["true", "predicted", "examples"], rows)]
     classes = by_class(results, _CLASSES)
     if classes:
         columns, more = classes["columns"], classes["omitted"]
-        rows = (
+        rows = [
             [code(row["label"]), *(_number(row[name]) + row["ends"].get(name, "") for name in columns)]
             for row in classes["rows"]
-        )
+        ]
         lines += ["", "<details>", f"<summary>By {classes['what']}</summary>", ""]
-        lines += _table((classes["what"], *columns), rows)
+        lines += _table([classes["what"], *columns], rows)
         lines += [line for note in classes["notes"] for line in ("", code(note))]
         lines += ["", f"{more} more are in results.json."] if more else []
         lines += ["", "</details>"]
     for table in slices(results):
         columns, notes = [cell for one in table["names"] for cell in (one, interval)], Footnotes()
         lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table['by'].split()))}</code></summary>", ""]
-        lines += _table(("slice", "examples", *columns), [_slice_cells(row, notes) for row in table["rows"]])
+        lines += _table(["slice", "examples", *columns], [_slice_cells(row, notes) for row in table["rows"]])
         left_out = (line for words in table["left_out"] for line in ("", code(words)))
         lines += [*_notes(notes), *left_out, "", "</details>"]
     return "\n".join(lines) + "\n"
@@ -76,9 +77,8 @@ def code(text: object) -> str:
     return f"{fence}{pad}{plain}{pad}{fence}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return markdown_table([head, *rows], ["<", *[">"] * (len(head) - 1)])
 
 
 def _notes(notes: Footnotes) -> list[str]:

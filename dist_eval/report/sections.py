@@ -8,27 +8,16 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.regression import FIGURES
+from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_at_most_one, metric_names
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.table import figure_words, figures_of_slices, figures_shown, interval_words, slice_name
 
-_CARDS = {
-    SINGLE_LABEL.name: ("accuracy", "f1_macro", "mcc"),
-    MULTI_LABEL.name: ("subset_accuracy", "f1_micro", "f1_macro"),
-    REGRESSION.name: ("r2", "mae", "rmse"),
-}
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
 """In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
 and characters that fit side by side in the header; longer names of columns are rotated."""
 
-_UP_TO_ONE = ("accuracy", "balanced_accuracy", "subset_accuracy", "hamming_loss", "ece", "mcc", "pearson", "spearman")
-_KINDS_UP_TO_ONE = ("precision_", "recall_", "f1_", "roc_auc", "average_precision")
-"""Metrics, and prefixes of metrics, whose range is 0 to 1 or -1 to 1: only these have a bar from 0 to 1, which would be
-misleading for a loss of 0.9. (The Brier score of several classes ranges up to 2.)"""
-
-_PER_CLASS = ("precision", "recall", "f1", "support")
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
@@ -39,17 +28,13 @@ def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
     if shown["interval"]:
         ends = {end: figure_words(name, shown["interval"][end]) for end in ("low", "high")}
         shown["interval"] = {**shown["interval"], **ends}
+    has_bar = is_at_most_one(name) and name not in results.get("custom_metrics", ())  # a bar misleads for a loss of 0.9
     return {
         "name": name,
         "value": None if value is None else figure_words(name, value),
-        "bar": interval_bar(value, interval) if _ends_at_one(name, results) else None,
+        "bar": interval_bar(value, interval) if has_bar else None,
         **shown,
     }
-
-
-def _ends_at_one(name: str, results: Mapping[str, Any]) -> bool:
-    is_known = name in _UP_TO_ONE or name.startswith(_KINDS_UP_TO_ONE)
-    return is_known and name not in results.get("custom_metrics", ())
 
 
 def _shown(interval: Mapping[str, Any] | None, why_undefined: str | None = None) -> dict[str, Any]:
@@ -68,7 +53,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, Any]:
     others = [figure(name, results) for name in results["metrics"] if name not in names]
     confidences = {one["confidence"] for one in results["intervals"].values()}
     return {
-        "cards": [figure(name, results) for name in _CARDS[results["problem_type"]]],
+        "cards": [figure(name, results) for name in metric_names(results["problem_type"], "cards")],
         "figures": figures,
         "others": others,
         "confidence": max(confidences, default=None),
@@ -164,7 +149,7 @@ def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | 
         return None
     return {
         "what": {SINGLE_LABEL.name: "class", MULTI_LABEL.name: "label"}.get(results["problem_type"], "output"),
-        "columns": FIGURES if is_regression else _PER_CLASS,
+        "columns": OF_OUTPUT if is_regression else (*OF_CLASS, "support"),
         "rows": [_row_in_words(row, notes) for row in rows[:most]],
         "notes": notes.lines(),
         "omitted": max(0, len(rows) - most),

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.analysis.slices import FIGURES as FIGURES_OF_SLICES
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.regression import FIGURES
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.resampling import FEW_UNITS
+from dist_eval.tables import text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _LEAST, _MOST = 5e-5, 1e6
 _SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
-
-
-_HEADLINES = {
-    SINGLE_LABEL.name: (
-        *("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "ece", "brier"),
-    ),
-    MULTI_LABEL.name: (
-        *("subset_accuracy", "hamming_loss", "f1_micro", "f1_macro", "f1_weighted", "loss", "ece", "brier"),
-    ),
-    REGRESSION.name: ("mae", "mse", "rmse", "r2", "pearson", "spearman", "loss"),
-}
 _AVERAGES = ("macro", "micro", "weighted")
-_RANKINGS = ("roc_auc", "average_precision")
-_IN_UNITS = ("loss", "log_loss", "mae", "mse", "rmse")
-"""Metrics in nats or in the units of the data, shown with significant digits instead of fixed decimals."""
 
 
 def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str:
@@ -50,9 +36,8 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
         notes["accuracy"] = f"always guessing the most frequent class: {metrics.majority_share:.4f}"
     intervals = facts["intervals"]
     confidence = next(iter(intervals.values()))["confidence"]
-    width = max([_NAME_WIDTH, *map(len, shown)])
-    lines = ["", f"{'':<{width}}   value  {100 * confidence:g}% interval"]
-    lines += format_figures({name: values[name] for name in shown}, notes, intervals)
+    head = f" value  {100 * confidence:g}% interval"
+    lines = ["", *format_figures({name: values[name] for name in shown}, notes, intervals, head)]
     lines += ["", *(_output_lines(metrics) if metrics.problem == REGRESSION.name else _class_lines(metrics, coverage))]
     lines += [f"{name}: undefined, {why}" for name, why in metrics.undefined.items() if name not in shown]
     lines += format_slices(facts.get("slices") or [], metrics.problem)
@@ -80,32 +65,36 @@ def format_results(metrics: Metrics, facts: dict[str, Any], folder: Path) -> str
 
 
 def format_figures(
-    values: dict[str, float | None], notes: dict[str, str], intervals: dict[str, dict[str, Any]] | None = None
+    values: dict[str, float | None],
+    notes: dict[str, str],
+    intervals: dict[str, dict[str, Any]] | None = None,
+    head: str | None = None,
 ) -> list[str]:
-    """Returns a line for each metric, with its interval and note, if any."""
-    width, lines = max([_NAME_WIDTH, *map(len, values)]), []
+    """Returns a line for each metric, with its interval and note, if any; below a header, if any."""
+    rows = [] if head is None else [("", head)]
     for name, value in values.items():
+        number = "     -" if value is None else figure_words(name, value)
         interval = "" if value is None else _interval(name, (intervals or {}).get(name))
         note = f"  ({notes[name]})" if name in notes else ""
-        lines.append(f"{name:<{width}}  {_number(value, name)}{interval}{note}")
-    return lines
+        rows.append((name, f"{number}{interval}{note}"))
+    return text_table(rows, [f"<{max([_NAME_WIDTH, *map(len, values)])}", "<"])
 
 
 def figure_words(name: str, value: float) -> str:
     """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
-    if name in _IN_UNITS or (value and not _LEAST <= abs(value) < _MOST):
+    if is_unbounded(name) or (value and not _LEAST <= abs(value) < _MOST):
         return f"{value:#.4g}".removesuffix(".")
     return f"{value:.4f}"
 
 
-def figures_shown(problem: str, values: Iterable[str], custom: Iterable[str]) -> list[str]:
-    """Returns the names of the main metrics of a problem type."""
-    return [*_HEADLINES[problem], *(name for name in values if name.startswith(_RANKINGS)), *custom]
+def figures_shown(problem: str, values: Container[str], custom: Iterable[str]) -> list[str]:
+    """Returns the names of the main metrics of a problem type, those that a run has, and of its custom metrics."""
+    return [*(name for name in metric_names(problem, "table") if name in values), *custom]
 
 
 def headline(metrics: dict[str, Any], problem: str) -> tuple[str, float | None]:
     """Returns name and value of the most important metric in the section `metrics` of `results.json`."""
-    name = "r2" if problem == REGRESSION.name else _HEADLINES[problem][0]
+    name = metric_names(problem, "cards")[0]
     return name, metrics.get(name)
 
 
@@ -116,12 +105,12 @@ def format_slices(slices: list[dict[str, Any]], problem: str) -> list[str]:
     names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
     labels = [f"{one['by']}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
-    width = max([len("slice"), *map(len, labels)])
     notes = Footnotes()
-    lines = ["", f"{'slice':<{width}}  {'n':>8}" + "".join(f"  {name:<23}" for name in names).rstrip()]
+    rows = [["slice", "n", *names]]
     for label, one in zip(labels, shown, strict=True):
-        cells = [_number(one["metrics"][name], name).strip() + _ends_or_mark(one, name, notes) for name in names]
-        lines.append((f"{label:<{width}}  {one['n']:>8}" + "".join(f"  {cell:<23}" for cell in cells)).rstrip())
+        cells = (_number(one["metrics"][name], name) + _ends_or_mark(one, name, notes) for name in names)
+        rows.append([label, str(one["n"]), *cells])
+    lines = ["", *text_table(rows, ["<", ">8", *["<23"] * len(names)])]
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
     return lines + notes.lines()
@@ -139,7 +128,7 @@ def interval_words(name: str, interval: dict[str, Any], notes: Footnotes) -> str
 
 def figures_of_slices(problem: str) -> Sequence[str]:
     """Returns the names of the metrics shown for slices."""
-    return FIGURES_OF_SLICES[problem][:_FIGURES_OF_A_SLICE]
+    return metric_names(problem, "slices")[:_FIGURES_OF_A_SLICE]
 
 
 def slice_name(entry: dict[str, Any]) -> str:
@@ -158,16 +147,16 @@ def group_lines(groups: dict[str, Any] | None) -> list[str]:
 def _class_lines(metrics: Metrics, coverage: dict[str, int]) -> list[str]:
     what, values, rows = ("class", metrics.values, metrics.per_class[:_CLASSES_IN_TABLE])
     what = "label" if metrics.problem == MULTI_LABEL.name else what
-    width = max([len("weighted avg"), *(len(row["label"]) for row in rows)])
-    lines = [f"{what:<{width}}  precision  recall      f1  support"]
-    for row in rows:
-        lines.append(_class_line(row["label"], row["precision"], row["recall"], row["f1"], row["support"], width))
+    table = [[what, *OF_CLASS, "support"]]
+    table += [[row["label"], *(_number(row[name]) for name in OF_CLASS), str(row["support"])] for row in rows]
+    for average in _AVERAGES:
+        numbers = (_number(values[f"{name}_{average}"]) for name in OF_CLASS)
+        table.append([f"{average} avg", *numbers, str(coverage["seen"])])
+    lines = text_table(table, ["<", ">9", ">6", ">6", ">7"])
     if len(metrics.per_class) > _CLASSES_IN_TABLE:
         plural = "classes" if what == "class" else "labels"
-        lines.append(f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}")
-    for average in _AVERAGES:
-        precision, recall, f1 = (values[f"{name}_{average}"] for name in ("precision", "recall", "f1"))
-        lines.append(_class_line(f"{average} avg", precision, recall, f1, coverage["seen"], width))
+        more = f"... and {len(metrics.per_class) - _CLASSES_IN_TABLE} more {plural} in {RESULTS}"
+        lines.insert(-len(_AVERAGES), more)
     return lines
 
 
@@ -175,10 +164,11 @@ def _output_lines(metrics: Metrics) -> list[str]:
     if len(metrics.per_class) < 2:
         return []
     rows = metrics.per_class[:_CLASSES_IN_TABLE]
-    width = max([len("output"), *(len(row["label"]) for row in rows)])
-    lines = [f"{'output':<{width}}" + "".join(f"  {figure:>9}" for figure in FIGURES)]
-    for row in rows:
-        lines.append(f"{row['label']:<{width}}" + "".join(f"  {_number(row[figure], figure):>9}" for figure in FIGURES))
+    table = [
+        ["output", *OF_OUTPUT],
+        *([row["label"], *(_number(row[name], name) for name in OF_OUTPUT)] for row in rows),
+    ]
+    lines = text_table(table, ["<", *[">9"] * len(OF_OUTPUT)])
     if len(metrics.per_class) > len(rows):
         lines.append(f"... and {len(metrics.per_class) - len(rows)} more outputs in {RESULTS}")
     return lines
@@ -227,7 +217,7 @@ def _audit_lines(audit: dict[str, Any] | None) -> list[str]:
 
 
 def _number(value: float | None, name: str = "") -> str:
-    return "     -" if value is None else figure_words(name, value)
+    return "-" if value is None else figure_words(name, value)
 
 
 def _interval(name: str, interval: dict[str, Any] | None) -> str:
@@ -240,9 +230,3 @@ def _ends(name: str, interval: dict[str, Any]) -> str:
     if interval["low"] is None:
         return ""
     return f" [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
-
-
-def _class_line(
-    name: str, precision: float | None, recall: float | None, f1: float | None, support: int, width: int
-) -> str:
-    return f"{name:<{width}}  {_number(precision):>9}  {_number(recall)}  {_number(f1)}  {support:>7}"

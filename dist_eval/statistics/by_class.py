@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.metrics.regression import FIGURES, why_undefined
+from dist_eval.metrics.regression import why_undefined
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval, too_few, wilson
 from dist_eval.statistics.regression import statistic_of_outputs
@@ -153,15 +154,15 @@ def _of_outputs(
     seed: int,
 ) -> list[dict[str, Interval]]:
     if len(metrics.per_class) == 1:
-        return [{name: whole[name] for name in FIGURES}]
+        return [{name: whole[name] for name in OF_OUTPUT}]
     label, prediction = predictions.label, predictions.prediction
     found, values = [], {}
     for number, row in enumerate(metrics.per_class):
         reasons = {"spearman": _ONLY_THE_MEAN, **why_undefined(label[:, number], prediction[:, number])}
         found.append({name: Interval(confidence, reason=reason) for name, reason in reasons.items()})
-        values.update({f"{number}/{name}": row[name] for name in FIGURES if name not in reasons})
+        values.update({f"{number}/{name}": row[name] for name in OF_OUTPUT if name not in reasons})
     statistic = statistic_of_outputs(predictions, units or Units.single(len(label)))
     for name, evidence in gather_evidence(statistic, values, most=_RESAMPLES, seed=seed).items():
         output, figure = name.split("/")
         found[int(output)][figure] = evidence.interval(confidence)
-    return [{name: intervals[name] for name in FIGURES} for intervals in found]
+    return [{name: intervals[name] for name in OF_OUTPUT} for intervals in found]

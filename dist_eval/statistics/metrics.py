@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, problem_of
+from dist_eval.data.problems import REGRESSION, SINGLE_LABEL, problem_of
+from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.classification import statistics_of_classes
@@ -15,13 +16,6 @@ from dist_eval.statistics.intervals import Interval, wilson
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 from dist_eval.statistics.resampling import SEED, Statistic, Units
-
-PROPORTIONS = {
-    SINGLE_LABEL.name: ("accuracy", "precision_micro", "recall_micro", "f1_micro", "recall_weighted"),
-    MULTI_LABEL.name: ("subset_accuracy",),
-    REGRESSION.name: (),
-}
-"""Metrics that equal the share of correct examples, by problem type."""
 
 UNKNOWN = "nothing is known of how it could be resampled"
 """The reason of a built-in metric without a statistic."""
@@ -89,7 +83,7 @@ def metric_intervals(
     values = {name: value for name, value in metrics.values.items() if value is not None}
     found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}
     if groups is None:
-        for name in PROPORTIONS[metrics.problem]:
+        for name in accuracy_names(metrics.problem):
             if name in values:
                 trials = len(predictions.label)
                 low, high = wilson(round(values[name] * trials), trials, confidence)

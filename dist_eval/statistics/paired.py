@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
+from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import Interval
-from dist_eval.statistics.metrics import PROPORTIONS, statistics_of
+from dist_eval.statistics.metrics import statistics_of
 from dist_eval.statistics.resampling import SEED, Difference, Statistic, Units
 
 _EXACT_UP_TO = 1_000
@@ -144,7 +145,7 @@ def paired_differences(
 ) -> dict[str, PairedDifference]:
     """Compares the metrics of two models on the same examples by the paired bootstrap.
 
-    For a metric that is the share of correct predictions (`statistics.metrics.PROPORTIONS`), without groups, the test
+    For a metric that is the share of correct predictions (`metrics.catalogue.accuracy_names`), without groups, the test
     is McNemar's and the interval that of `bonett_price`. For all others both models' predictions are resampled together
     (B. Efron and R. J. Tibshirani 1993, "An Introduction to the Bootstrap", chapter 8), and the p-value is that of
     `Evidence.p_value`.
@@ -195,7 +196,7 @@ def paired_differences(
         found.update({name: PairedDifference(None, undefined, None) for name in whole})
         for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
             found[name] = PairedDifference(one.value, one.interval(confidence), one.p_value())
-    proportions = found.keys() & set(PROPORTIONS[problem_of(first.label.dtype).name])
+    proportions = found.keys() & set(accuracy_names(problem_of(first.label.dtype).name))
     if groups is None and proportions:
         test = mcnemar(*(exact_matches(one.label, one.prediction) for one in (first, second)))
         low, high = bonett_price(test.only_first, test.only_second, len(first.label), confidence)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dist_eval.errors import SwarmError
+from dist_eval.tables import text_table
 
 _POLL_SECONDS = 0.25
 
@@ -93,10 +94,7 @@ class SwarmCoverage:
             )
             for s in self.servers
         ]
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        lines += [
-            "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
-        ]
+        lines += [f"  {line}" for line in text_table([header, *rows])]
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
         lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
         return "\n".join(lines)

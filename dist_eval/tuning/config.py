@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import ConfigError
+from dist_eval.metrics.catalogue import metric_names
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import Options, flag, option
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
-METRICS = ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss")
-"""Metrics by which the best epoch can be chosen; the loss is minimized, the others are maximized."""
-
 PROJECT = "dist_eval-tuning"
 """Name of the project in trackers."""
 
@@ -49,7 +47,12 @@ class LearningOptions(Options):
         1.0, "gradients are clipped to this norm (0: no clipping)", group="learning", metavar="NORM"
     )
     seed: int = option(0, "seed of the initial values and of the order of examples", group="learning")
-    best_metric: str = option("accuracy", "metric by which the best epoch is chosen", group="learning", choices=METRICS)
+    best_metric: str = option(
+        "accuracy",
+        "metric by which the best epoch is chosen",
+        group="learning",
+        choices=metric_names("single_label_classification", "tuning"),
+    )
     device: str = option(
         "auto",
         "where embeddings, head and optimizer are (auto: a GPU if there is one)",

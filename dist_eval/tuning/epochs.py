@@ -15,6 +15,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.evaluation.session import Session
+from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.computing import Metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -209,7 +210,7 @@ class Epochs:
         value = entry["metrics"][self.config.best_metric]
         if value is None:
             return -float("inf")
-        return -value if self.config.best_metric == "loss" else value
+        return -value if lower_is_better(self.config.best_metric) else value
 
     def _save_checkpoints(self, tuned: TunedCheckpoint) -> None:
         from transformers import AutoTokenizer

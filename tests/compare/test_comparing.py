@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from compare_runs import predictions, run_of
 
-from dist_eval.compare import METRICS
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
+from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -48,8 +48,8 @@ def test_runs_of_other_problem_types_are_compared_by_their_metrics(problem: Prob
     models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
     runs = [Run.load(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
     [one] = compare(runs)
-    assert tuple(one.differences) == METRICS[problem.name]
-    assert one.differences == paired_differences(*models, metrics=METRICS[problem.name])
+    assert tuple(one.differences) == metric_names(problem.name, "compared")
+    assert one.differences == paired_differences(*models, metrics=metric_names(problem.name, "compared"))
     assert all(difference.interval.low is not None for difference in one.differences.values())
     assert one.changes.changed.tolist() == (models[0].prediction != models[1].prediction).any(axis=1).tolist()
     if problem is REGRESSION:
@@ -107,14 +107,14 @@ def test_a_custom_metric_without_its_code_has_a_difference_and_a_reason(tmp_path
         for skill in (1.0, 1.6, 1.3)
     ]
     [one] = compare(runs[:2])
-    assert list(one.differences) == [*METRICS[SINGLE_LABEL.name], "error_rate", "Hits"]
+    assert list(one.differences) == [*metric_names(SINGLE_LABEL.name, "compared"), "error_rate", "Hits"]
     hits, found = one.differences["Hits"], one.differences["error_rate"]
     assert hits.value == pytest.approx(-300 * found.value)
     assert hits.p_value is None and "batches cannot be drawn again" in (hits.interval.reason or "")
     assert found.value == pytest.approx(-one.differences["accuracy"].value)
     assert found.p_value is None and "give --metric here what the run was given" in (found.interval.reason or "")
     assert one.corrected["error_rate"] is None
-    assert [list(each.differences) for each in compare(runs)] == [list(METRICS[SINGLE_LABEL.name])] * 2
+    assert [list(each.differences) for each in compare(runs)] == [list(metric_names(SINGLE_LABEL.name, "compared"))] * 2
     with pytest.raises(ConfigError, match=rf"has it, but not {runs[2].folder}\. Start the command of each"):
         compare(runs, metrics=["error_rate"])
     assert (

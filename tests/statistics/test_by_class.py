@@ -12,9 +12,9 @@ from samples import values_of
 from scipy import stats
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.metrics.regression import FIGURES
 from dist_eval.statistics import Interval, Sums, Units, class_intervals, metric_intervals
 from dist_eval.statistics.by_class import _kinds, _ratios
 from dist_eval.statistics.regression import statistic_of_outputs
@@ -46,7 +46,7 @@ def intervals_of(
     predictions: Predictions, groups: np.ndarray | None = None, confidence: float = 0.95
 ) -> list[dict[str, Interval]]:
     metrics = compute_metrics(predictions, names_of(predictions))
-    whole = dict.fromkeys(FIGURES, Interval(confidence, 0.1, 0.2, "percentile", 199))
+    whole = dict.fromkeys(OF_OUTPUT, Interval(confidence, 0.1, 0.2, "percentile", 199))
     return class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
 
 
@@ -76,7 +76,7 @@ def test_the_values_of_outputs_are_those_of_the_metrics(rows: int, outputs: int,
     predictions = synthetic(rows, outputs, REGRESSION, seed)
     metrics = compute_metrics(predictions, names_of(predictions))
     found = values_of([statistic_of_outputs(predictions, Units.single(rows))])
-    for (number, row), name in itertools.product(enumerate(metrics.per_class), FIGURES[:-1]):
+    for (number, row), name in itertools.product(enumerate(metrics.per_class), OF_OUTPUT[:-1]):
         value = found.pop(f"{number}/{name}")
         assert np.isnan(value) if row[name] is None else value == pytest.approx(row[name], rel=1e-9, abs=1e-9)
     assert not found
@@ -232,13 +232,15 @@ def test_outputs_have_their_own_intervals_and_the_only_one_those_of_the_whole() 
     first, _, constant = intervals_of(predictions)
     alone = Predictions.from_logits(np.arange(200), label[:, :1], logits[:, :1], REGRESSION)
     whole = metric_intervals(alone, compute_metrics(alone, ["only"]), most=1_999)
-    for name in FIGURES[:-1]:
+    for name in OF_OUTPUT[:-1]:
         assert first[name].low == pytest.approx(whole[name].low, rel=1e-9), name
         assert first[name].high == pytest.approx(whole[name].high, rel=1e-9), name
     assert "only the mean over the outputs" in (first["spearman"].reason or "")
     assert constant["mae"].method == "bca"
     assert {constant[name].reason for name in ("r2", "pearson", "spearman")} == {"all labels are equal"}
-    assert class_intervals(alone, compute_metrics(alone, ["only"]), whole) == [{name: whole[name] for name in FIGURES}]
+    assert class_intervals(alone, compute_metrics(alone, ["only"]), whole) == [
+        {name: whole[name] for name in OF_OUTPUT}
+    ]
 
 
 def test_intervals_are_the_same_again() -> None:

@@ -11,10 +11,11 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from dist_eval.data.problems import SINGLE_LABEL
+from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import AreasUnderCurves, OfRows, Statistic, Units, metric_intervals, wilson
-from dist_eval.statistics.metrics import PROPORTIONS, statistics_of
+from dist_eval.statistics.metrics import statistics_of
 
 
 def names_of(classes: int) -> list[str]:
@@ -123,11 +124,11 @@ def test_proportions_have_wilsons_interval() -> None:
     metrics = compute_metrics(predictions, names_of(4))
     intervals = metric_intervals(predictions, metrics)
     right = int((predictions.label == predictions.prediction).sum())
-    for name in PROPORTIONS[SINGLE_LABEL.name]:
+    for name in accuracy_names(SINGLE_LABEL.name):
         assert metrics.values[name] == pytest.approx(right / 300)
         assert (intervals[name].low, intervals[name].high) == wilson(right, 300)
         assert intervals[name].method == "wilson"
-    others = set(intervals) - set(PROPORTIONS[SINGLE_LABEL.name]) - {"ece"}
+    others = set(intervals) - set(accuracy_names(SINGLE_LABEL.name)) - {"ece"}
     assert {intervals[name].method for name in others} == {"bca"}
     assert {intervals[name].resamples for name in others} == {9_999}
 

@@ -1,0 +1,49 @@
+"""Tables of text: aligned for a terminal, or in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_RULES = {"<": "---", ">": "---:"}
+
+
+def text_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
+    """Returns the lines of an aligned table, none without rows.
+
+    Args:
+        rows: the cells of each row, of which the first is usually the header.
+        formats: alignment of each column, "<" or ">", followed by its width if that is fixed, as in a format string;
+            longer cells then overflow. Other columns are as wide as their longest cell. By default all are "<".
+
+    Examples:
+        >>> for line in text_table([["class", "n", "kind"], ["a", "12", "x"]], ["<", ">5", "<"]):
+        ...     print(line)
+        class      n  kind
+        a         12  x
+    """
+    if not rows:
+        return []
+    specs = [
+        spec if spec[1:] else f"{spec}{max(map(len, column))}"
+        for spec, column in zip(formats or ["<"] * len(rows[0]), zip(*rows, strict=True), strict=True)
+    ]
+    return ["  ".join(map(format, cells, specs)).rstrip() for cells in rows]
+
+
+def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
+    """Returns the lines of a table in Markdown.
+
+    Args:
+        rows: the cells of each row, in which "|" is escaped; the first row is the header.
+        formats: as for `text_table`; only the alignment counts.
+
+    Examples:
+        >>> for line in markdown_table([["class", "n"], ["a", "12"]], ["<", ">"]):
+        ...     print(line)
+        | class | n |
+        | --- | ---: |
+        | a | 12 |
+    """
+    head, *others = rows
+    rule = [_RULES[spec[0]] for spec in formats or ["<"] * len(head)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *others)]
