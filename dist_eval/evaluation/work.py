@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.data.collector import Collector
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.data.problems import problem_of
@@ -24,7 +25,7 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextClassifier, predict_batches
 from dist_eval.inference.window import Window
-from dist_eval.metrics.predictions import Collector, Coverage, Predictions
+from dist_eval.metrics.predictions import Coverage, Predictions
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
@@ -255,7 +256,8 @@ class BatchWorker:
             The predictions, the examples without one (position in the dataset, and the reason), and the audit findings.
         """
         problem = problem_of(self._data.labels.dtype)
-        collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels, problem)
+        none = Predictions.empty(self._classifier.num_labels, problem)
+        collector = Collector(int(self._plan.sizes[batches].sum()), none.columns)
         failed: list[tuple[int, str]] = []
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
@@ -265,5 +267,5 @@ class BatchWorker:
                 findings.append(Findings.from_record(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
             labels, logits = self._data.labels[rows[kept]], outcome.logits[kept]
-            collector.add(Predictions.from_logits(rows[kept], labels, logits, problem))
-        return collector.predictions(), failed, Findings.merged(findings)
+            collector.add(Predictions.from_logits(rows[kept], labels, logits, problem).columns)
+        return Predictions(**collector.columns()), failed, Findings.merged(findings)

@@ -127,14 +127,13 @@ class Predictions:
         """
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
-    @classmethod
-    def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
-        """Restores predictions from the columns that `packed` returned."""
-        layout = _layout(0, 0, problem_of(columns["label"].dtype))
-        return cls(*(columns[name].astype(layout[name][1], copy=False) for name in _COLUMNS))
-
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The attributes by name."""
+        return {name: getattr(self, name) for name in _COLUMNS}
 
     @property
     def num_labels(self) -> int:
@@ -189,58 +188,10 @@ class Predictions:
         order = np.argsort(self.index, kind="stable")
         return self.at(order)
 
-    def packed(self) -> dict[str, np.ndarray]:
-        """Returns the columns for transfer to another rank, integers in the smallest dtype that holds them."""
-        return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
-
 
 def rows_of_a_piece(outputs: int) -> int:
     """Returns the number of predictions in a chunk, for a number of outputs."""
     return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
-
-
-class Collector:
-    """Preallocated columns that are filled chunk by chunk, so that predictions are never in memory twice.
-
-    Args:
-        rows: number of predictions to expect.
-        num_labels: width of the head.
-        problem: the problem type.
-    """
-
-    def __init__(self, rows: int, num_labels: int, problem: Problem = SINGLE_LABEL) -> None:
-        self._rows, self._filled = rows, 0
-        layout = _layout(rows, num_labels, problem)
-        self._columns = {name: np.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
-
-    def add(self, part: Predictions) -> None:
-        """Appends some predictions.
-
-        Raises:
-            ValueError: there are more than expected.
-        """
-        begin, end = self._filled, self._filled + len(part)
-        if end > self._rows:
-            raise ValueError(f"{end} predictions received, {self._rows} expected")
-        for name, column in self._columns.items():
-            column[begin:end] = getattr(part, name)
-        self._filled = end
-
-    def predictions(self) -> Predictions:
-        """Returns the predictions in the order in which they were added."""
-        return Predictions(**self._columns).rows(0, self._filled)
-
-    def in_dataset_order(self) -> Predictions:
-        """Returns the predictions sorted by position in the dataset; the collector cannot be used afterwards."""
-        order = np.argsort(self._columns["index"][: self._filled], kind="stable")
-        return Predictions(*(self._columns.pop(name)[order] for name in _COLUMNS))
-
-
-def _narrowed(column: np.ndarray) -> np.ndarray:
-    if column.dtype.kind != "i":
-        return column
-    limits = column.min(initial=0), column.max(initial=0)
-    return column.astype(np.result_type(*map(np.min_scalar_type, limits)))
 
 
 def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
