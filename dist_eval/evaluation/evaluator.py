@@ -115,7 +115,7 @@ def evaluate_run(
             AnalysisOptions.of(config, data) if topology.is_leader else AnalysisOptions()
         )  # checked now, so that an error shows before anything is sent
         run_id = fingerprint_of(config, base, target, data, plan).digest()
-        journal = Journal(folder.path, plan.sizes, target.num_labels, rank=topology.rank, run=run_id)
+        journal = Journal(folder.path, plan.sizes, classifier.columns, rank=topology.rank, run=run_id)
         stack.callback(journal.close)
         window = window_for(config, base, topology)
         rank_store.barrier("ready", _PREPARATION_SECONDS)

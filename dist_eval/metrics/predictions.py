@@ -1,13 +1,10 @@
-"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete.
-
-Before they are combined, predictions exist per batch, as a `BatchOutcome`.
-"""
+"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,30 +14,6 @@ from dist_eval.errors import CoverageError
 _COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
 _CELLS_IN_A_PIECE = 1 << 18
-
-
-@dataclass(frozen=True)
-class BatchOutcome:
-    """The result of a batch.
-
-    Attributes:
-        batch: number of the batch in the plan.
-        logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
-        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
-        failed: the reasons of examples without a prediction, by row in the batch.
-        audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
-    """
-
-    batch: int
-    logits: np.ndarray
-    route: Sequence[tuple[str, int, int]] = ()
-    failed: Mapping[int, str] = field(default_factory=dict)
-    audit: Mapping[str, Any] | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all examples have a prediction."""
-        return not self.failed
 
 
 class PredictionsLike(Protocol):
@@ -111,6 +84,20 @@ class Predictions:
         logits = np.ascontiguousarray(logits, dtype=np.float32)
         label = np.asarray(label, dtype=problem.dtype)
         return cls(np.asarray(index, dtype=np.int64), label, logits, problem.loss(logits, label))
+
+    @classmethod
+    def from_answers(cls, index: np.ndarray, label: np.ndarray, answers: np.ndarray) -> Predictions:
+        """Builds predictions from the answers of a classification head.
+
+        Args:
+            index: positions in the dataset, integers of shape [n].
+            label: true labels; their dtype identifies the problem type.
+            answers: of shape [n], with the columns `dist_eval.data.answers.logits_columns`.
+
+        Returns:
+            Predictions for these examples.
+        """
+        return cls.from_logits(index, label, answers["logits"], problem_of(label.dtype))
 
     @classmethod
     def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:

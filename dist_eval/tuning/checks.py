@@ -56,7 +56,7 @@ def evaluate_classifier(
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)
-        parts.append(Predictions.from_logits(rows, np.asarray(data.labels)[rows], outcome.logits))
+        parts.append(Predictions.from_answers(rows, np.asarray(data.labels)[rows], outcome.answers))
     require_no_stop(stop, "during an evaluation")
     local = Predictions.concatenate(parts)
     combined, totals = gather_predictions(local), sum_over_ranks(Totals.of(local))
