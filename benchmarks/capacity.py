@@ -19,7 +19,9 @@ from benchmarks import harness
 from benchmarks.capacity_inputs import Measured, measure_inputs
 from benchmarks.combine_rank import LABELS
 from benchmarks.program import run_program
+from dist_eval.data.collector import row_bytes
 from dist_eval.distributed import collectives, progress, rank_store
+from dist_eval.metrics.predictions import Predictions
 
 QUESTION = "Which time, bytes, memory, files and collectives does a large run need, and which is exhausted first?"
 _HOUR, _GIB, _TERA = 3600.0, float(1 << 30), 1e12
@@ -152,7 +154,7 @@ def _needs_before_and_after(options: argparse.Namespace, known: Measured) -> lis
 
 def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
     count, examples = options.ranks, float(options.examples)
-    of_a_rank = collectives._rows_of_a_rank(count, len(LABELS))
+    of_a_rank = collectives._rows_of_a_rank(count, row_bytes(Predictions.empty(len(LABELS)).columns))
     rounds = np.ceil(examples / count / of_a_rank)
     packed = examples * (known.row_bytes - 11)  # positions in 4 bytes, labels in 1
     requests = 5 / max(progress._REPORT_SECONDS, count * progress._REPORT_SECONDS_FOR_A_RANK)

@@ -16,8 +16,9 @@ from benchmarks import ranks
 from benchmarks.combine_rank import LABELS, share_of
 from benchmarks.ranks import Meter
 from dist_eval import demo
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.plan import plan_batches
-from dist_eval.metrics.predictions import BatchOutcome, prove_coverage
+from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.runs.journal import Journal
 
 _PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -33,7 +34,7 @@ class Measured:
         token_bytes: bytes on disk per token, including all columns.
         planning: seconds per example.
         plan_bytes: bytes of memory in each rank per example, without memory-mapped files.
-        record_bytes: bytes of a batch in the journal, without its logits.
+        record_bytes: bytes of a batch in the journal, without its answers.
         reading: seconds to read a batch from the journal at a restart.
         row_bytes: bytes of a prediction of two classes.
         leader_bytes: maximum growth of rank 0's memory per prediction, in bytes, until all is written.
@@ -139,14 +140,14 @@ def _measure_plan(examples: int) -> tuple[float, float]:
 def _measure_journal(scratch_dir: Path, records: int) -> tuple[float, float]:
     sizes = np.full(records, 20)
     route = [(_PEER, first, first + 10) for first in range(0, 70, 10)]
-    logits = np.zeros((20, 2), dtype=np.float32)
-    journal = Journal(scratch_dir, sizes, 2)
+    answers = np.zeros(20, dtype=logits_columns(2))
+    journal = Journal(scratch_dir, sizes, answers.dtype)
     for number in range(records):
-        journal.append(BatchOutcome(batch=number, logits=logits, route=route))
+        journal.append(BatchOutcome(batch=number, answers=answers, route=route))
     journal.close()
     size = sum(path.stat().st_size for path in (scratch_dir / "journal").glob("*.batches"))
-    seconds, _ = _seconds(Journal(scratch_dir, sizes, 2, rank=1).read)
-    return size / records - logits.nbytes, seconds / records
+    seconds, _ = _seconds(Journal(scratch_dir, sizes, answers.dtype, rank=1).read)
+    return size / records - answers.nbytes, seconds / records
 
 
 def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float, float]:

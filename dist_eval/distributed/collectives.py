@@ -17,14 +17,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dist_eval.data.collector import Collector, Columns, narrowed, row_bytes, rows_in
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, LostRankError, first_line
 from dist_eval.metrics.computing import Totals
-from dist_eval.metrics.predictions import Collector, Predictions
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import allow_many_files
 
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
-"""Size of a round of gathered predictions: of all ranks together, which bounds what a rank holds of the others'; and at
+"""Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at
 least of each rank, because a round has a fixed cost."""
 
 _CALL_SECONDS = 6 * 3600.0
@@ -160,11 +161,7 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def gather_predictions(local: Predictions) -> Predictions:
-    """Gathers the predictions of all ranks on rank 0, as compact arrays; every rank calls it.
-
-    all_gather_object sends every rank's object to every rank. So predictions are sent in rounds of bounded size, and
-    only rank 0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0's own
-    predictions, which after a restart may be nearly all, are not sent.
+    """Gathers the predictions of all ranks on rank 0 (see `gather_columns`); every rank calls it.
 
     Args:
         local: this rank's predictions, possibly of no example.
@@ -172,22 +169,37 @@ def gather_predictions(local: Predictions) -> Predictions:
     Returns:
         On rank 0 all predictions, in dataset order; elsewhere none.
     """
-    counts, leads = all_gather(len(local)), dist.get_rank() == 0
-    collector = Collector(sum(counts) if leads else 0, local.num_labels, local.problem)
+    return Predictions(**gather_columns(local.columns, order_by="index"))
+
+
+def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
+    """Gathers the rows of all ranks on rank 0, as compact arrays; every rank calls it.
+
+    all_gather_object sends every rank's object to every rank. So rows are sent in rounds of bounded size, and only
+    rank 0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0's own rows, which
+    after a restart may be nearly all, are not sent.
+
+    Args:
+        local: this rank's rows, possibly none; names, dtypes and shapes of a row are the same on all ranks.
+        order_by: name of the column to sort by.
+
+    Returns:
+        On rank 0 all rows; elsewhere none.
+    """
+    counts, leads = all_gather(rows_in(local)), dist.get_rank() == 0
+    collector, step = Collector(sum(counts) if leads else 0, local), _rows_of_a_rank(len(counts), row_bytes(local))
     if leads:
         collector.add(local)
-        local = local.rows(0, 0)
-    step = _rows_of_a_rank(len(counts), local.num_labels)
+        local = narrowed(local, 0, 0)
     for start in range(0, max(counts[1:], default=0), step):
-        for columns in all_gather(local.rows(start, start + step).packed()):
+        for part in all_gather(narrowed(local, start, start + step)):
             if leads:
-                collector.add(Predictions.unpacked(columns))
-    return collector.in_dataset_order()
+                collector.add(part)
+    return collector.sorted_by(order_by)
 
 
-def _rows_of_a_rank(ranks: int, num_labels: int) -> int:
-    """Returns how many predictions each rank sends in a round."""
-    in_a_row = 24 + 8 * num_labels  # bytes, at most: labels may be floats, too
+def _rows_of_a_rank(ranks: int, in_a_row: int) -> int:
+    """Returns how many rows, of so many bytes, each rank sends in a round."""
     return max(1, max(_BYTES_IN_A_ROUND // ranks, _BYTES_OF_A_RANK) // in_a_row)
 
 

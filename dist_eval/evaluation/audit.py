@@ -1,4 +1,4 @@
-"""Audits: a share of the batches is sent twice, over different servers, and the logits are compared.
+"""Audits: a share of the batches is sent twice, over different servers, and the answers are compared.
 
 Where they differ, both routes are walked again segment by segment: both servers of a segment get the same input, and
 where their answers differ, a third server decides. The server that disagrees with the third one is faulty: it is
@@ -17,7 +17,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.errors import EvaluationError, SwarmError
+from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier
 from dist_eval.swarm.findings import Dispute, Findings
@@ -85,9 +87,9 @@ class Audit:
         self._requests, self._on_faulty = classifier.backbone.requests, on_faulty
 
     @property
-    def num_labels(self) -> int:
-        """Width of the head."""
-        return self._classifier.num_labels
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text."""
+        return self._classifier.columns
 
     @property
     def retries(self) -> int:
@@ -98,33 +100,33 @@ class Audit:
         """Sends no more requests to servers, whichever rank found them faulty."""
         self._classifier.exclude(servers)
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """Classifies a batch (see `Classifier.logits`); more than once if it is to be audited."""
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+        """Computes the columns for a batch (see `Classifier.answer`); more than once if it is to be audited."""
         if not routing.audited:
-            return self._classifier.logits(input_ids, lengths, routing)
+            return self._classifier.answer(input_ids, lengths, routing)
         for _ in range(_MOST_ROUNDS):
             own = Routing()
-            first = self._classifier.logits(input_ids, lengths, own)
+            first = checked_answers(self._classifier, input_ids, lengths, own)
             found = self._second_opinion(input_ids, lengths, own.route, first)
             if found is not None:
                 routing.findings = Findings.merged([routing.findings or Findings(), found])
                 break
         routing.route += own.route
-        return first
+        return {name: torch.from_numpy(first[name].copy()) for name in column_names(first.dtype)}
 
     def _second_opinion(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[RouteSegment], first: torch.Tensor
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[RouteSegment], first: np.ndarray
     ) -> Findings | None:
-        """Compares a batch's logits with those over another route; None if it must be repeated without some servers."""
+        """Compares answers with those over another route; None if the batch must be repeated without some servers."""
         other = Routing(avoided=tuple(route))
         try:
-            second = self._classifier.logits(input_ids, lengths, other)
+            second = checked_answers(self._classifier, input_ids, lengths, other)
         except EvaluationError:
             return Findings(unanswered=1)
         names = _differing_servers(route, other.route)
         if not names:
             return Findings(alone=1)
-        difference = largest_difference(first, second, least=1.0)
+        difference = _answers_apart(first, second)
         if difference <= self._tolerated(names):
             return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
         if _covers_twice(route) or _covers_twice(other.route):
@@ -144,7 +146,7 @@ class Audit:
         known, found = set(self._requests.excluded), []
         for rows in torch.arange(len(input_ids)).tensor_split(2):
             routing = Routing(audited=True)
-            self.logits(input_ids[rows], lengths[rows], routing)
+            self.answer(input_ids[rows], lengths[rows], routing)
             found.append(routing.findings or Findings())
         if self._requests.excluded != known:
             return None
@@ -219,6 +221,16 @@ class Audit:
                 segment = Span(span.peer, start, end, span.dtype)
                 return self._requests.ask(segment, hidden, self._classifier.tuned.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
+
+
+def _answers_apart(first: np.ndarray, second: np.ndarray) -> float:
+    """Returns the largest relative difference between two answers to one example, in any column."""
+    apart = []
+    for name in column_names(first.dtype):
+        width = int(np.prod(first.dtype[name].shape))
+        one, other = (answers[name].astype(np.float64).reshape(len(answers), width) for answers in (first, second))
+        apart.append(largest_difference(torch.from_numpy(one), torch.from_numpy(other), least=1.0))
+    return max(apart)
 
 
 def _differing_servers(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:

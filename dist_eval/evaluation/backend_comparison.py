@@ -1,8 +1,8 @@
-"""Compares the swarm's logits with those of a local model (`--compare-backends`).
+"""Compares the swarm's answers with those of a local model (`--compare-backends`).
 
 Every rank computes its assigned batches once more, the same rows in the same order, with the base model in its own
-process, and compares the logits with those in the journal. So the comparison covers exactly what the results are
-computed from, whichever start of the run predicted it. The local logits are not kept: a run that is stopped meanwhile
+process, and compares the answers with those in the journal. So the comparison covers exactly what the results are
+computed from, whichever start of the run predicted it. The local answers are not kept: a run that is stopped meanwhile
 compares everything again when it is restarted.
 """
 
@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_eval.data.answers import column_names
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
-from dist_eval.inference.forward import TextClassifier
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, exact_matches, problem_of
+from dist_eval.inference.forward import TextModel, checked_answers
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import CHANGES
 from dist_eval.runs.journal import Journal
@@ -35,7 +37,7 @@ class Comparison:
 
     Attributes:
         compared: number of examples.
-        largest_difference: largest absolute difference of two logits of one example.
+        largest_difference: largest absolute difference of two answers to one example, in any column.
         changed: examples with another prediction: position in the dataset, and both answers. None for a regression,
             where any difference would count.
         left: batches that were not compared, because the run was asked to stop.
@@ -77,7 +79,7 @@ class Comparison:
 
 
 def compare_backends(
-    local: TextClassifier,
+    local: TextModel,
     data: TokenizedDataset,
     plan: Plan,
     journal: Journal,
@@ -90,7 +92,7 @@ def compare_backends(
         local: the model in this process.
         data: the tokenized examples.
         plan: all batches.
-        journal: holds the swarm's logits.
+        journal: holds the swarm's answers.
         batches: numbers of this rank's batches, integers of shape [n].
         stopping: returns whether to stop.
 
@@ -100,32 +102,33 @@ def compare_backends(
     Raises:
         ModelOutputError: the local model's outputs are no predictions.
     """
-    problem = problem_of(data.labels.dtype)
-    found = Comparison(changed=None if problem is REGRESSION else [], left=len(batches))
+    is_regression = problem_of(data.labels.dtype) is REGRESSION
+    found = Comparison(changed=None if is_regression else [], left=len(batches))
     for outcome in journal.outcomes(batches):
         if stopping():
             break
         rows = plan.batch(outcome.batch)
         input_ids, lengths = data.padded(rows)
-        ours = local.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), Routing()).numpy()
+        ours = checked_answers(local, torch.from_numpy(input_ids), torch.from_numpy(lengths), Routing())
         kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
-        _compare(found, problem, rows[kept], outcome.logits[kept], ours[kept])
+        _compare(found, rows[kept], data.labels[rows[kept]], outcome.answers[kept], ours[kept])
         found.left -= 1
     return found
 
 
-def _compare(found: Comparison, problem: Problem, index: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> None:
+def _compare(found: Comparison, index: np.ndarray, label: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> None:
     found.compared += len(index)
-    apart = np.abs(theirs.astype(np.float64) - ours)
-    found.largest_difference = max(found.largest_difference, float(apart.max(initial=0.0)))
+    for name in column_names(ours.dtype):
+        apart = np.abs(theirs[name].astype(np.float64) - ours[name])
+        found.largest_difference = max(found.largest_difference, float(apart.max(initial=0.0)))
     if found.changed is None:
         return
-    predictions = problem.predict(theirs), problem.predict(ours)
-    differs = predictions[0] != predictions[1]
-    for row in np.flatnonzero(differs.any(axis=1) if problem.is_wide else differs):
+    both = [Predictions.from_answers(index, label, answers) for answers in (theirs, ours)]
+    predicted = [one.prediction for one in both]
+    for row in np.flatnonzero(~exact_matches(*predicted)):
         answers = {
-            name: {"prediction": _listed(problem, prediction[row]), "logits": logits[row].tolist()}
-            for name, prediction, logits in zip(("swarm", "local"), predictions, (theirs, ours), strict=True)
+            name: {"prediction": _listed(one.problem, prediction[row]), "logits": one.logits[row].tolist()}
+            for name, one, prediction in zip(("swarm", "local"), both, predicted, strict=True)
         }
         found.changed.append({"index": int(index[row]), **answers})
 

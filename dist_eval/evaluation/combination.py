@@ -18,7 +18,7 @@ from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
 from dist_eval.evaluation.scoring import Gathered, gather
 from dist_eval.evaluation.work import BatchWorker, require_complete
-from dist_eval.inference.forward import TextClassifier
+from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
@@ -94,7 +94,7 @@ def combine(
 
 
 def compare_all(
-    local: TextClassifier,
+    local: TextModel,
     data: TokenizedDataset,
     plan: Plan,
     journal: Journal,

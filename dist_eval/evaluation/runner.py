@@ -104,7 +104,7 @@ class Evaluation:
         self.failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
         self.window = session.window(task.base)
         run_id = task.fingerprint(config, data, plan).digest()
-        self.journal = Journal(session.folder.path, plan.sizes, task.target.num_labels, rank=topology.rank, run=run_id)
+        self.journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(self.journal)
 
     @contextmanager

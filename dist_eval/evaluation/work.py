@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.data.collector import Collector
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
-from dist_eval.data.problems import problem_of
 from dist_eval.distributed.collectives import all_gather, least_over_ranks
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.inference.forward import TextClassifier, predict_batches
+from dist_eval.inference.forward import TextModel, predict_batches
 from dist_eval.inference.window import Window
-from dist_eval.metrics.predictions import Collector, Coverage, Predictions
+from dist_eval.metrics.predictions import Coverage, Predictions
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
@@ -117,7 +117,7 @@ class BatchWorker:
     """Predicts this rank's batches, and counts what it has done.
 
     Args:
-        classifier: the model.
+        model: the model.
         data: the tokenized examples, the same on all ranks.
         plan: all batches, the same on all ranks.
         journal: where finished batches are written.
@@ -134,7 +134,7 @@ class BatchWorker:
 
     def __init__(
         self,
-        classifier: TextClassifier,
+        model: TextModel,
         data: TokenizedDataset,
         plan: Plan,
         journal: Journal,
@@ -146,7 +146,7 @@ class BatchWorker:
         failures: FailurePolicy,
         audited: Container[int] = (),
     ) -> None:
-        self._classifier, self._data, self._plan, self._journal = classifier, data, plan, journal
+        self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
         self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
         self._done: list[int] = []
@@ -176,7 +176,7 @@ class BatchWorker:
             faulty_before, faulty = faulty, frozenset[str]().union(*all_gather(self._journal.faulty_servers()))
             if faulty == faulty_before:
                 return assigned_batches
-            self._classifier.exclude(faulty)
+            self._model.exclude(faulty)
             for server in faulty:  # hosts may have separate folders
                 self._journal.exclude(server)
             found = np.zeros(len(self._plan), dtype=bool)
@@ -210,7 +210,7 @@ class BatchWorker:
         """
         start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
-            self._classifier,
+            self._model,
             self._data,
             self._plan,
             shard,
@@ -223,7 +223,7 @@ class BatchWorker:
         ):
             self._journal.append(outcome)
             failed = len(outcome.failed)
-            self._progress.add(len(outcome.logits) - failed, failed, batch=outcome.batch)
+            self._progress.add(len(outcome.answers) - failed, failed, batch=outcome.batch)
             self._failed += failed
             if failed:
                 reason = next(iter(outcome.failed.values()))
@@ -254,8 +254,9 @@ class BatchWorker:
         Returns:
             The predictions, the examples without one (position in the dataset, and the reason), and the audit findings.
         """
-        problem = problem_of(self._data.labels.dtype)
-        collector = Collector(int(self._plan.sizes[batches].sum()), self._classifier.num_labels, problem)
+        labels, none = self._data.labels, np.empty(0, dtype=np.int64)
+        like = Predictions.from_answers(none, labels[none], np.empty(0, dtype=self._model.columns))
+        collector = Collector(int(self._plan.sizes[batches].sum()), like.columns)
         failed: list[tuple[int, str]] = []
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
@@ -264,6 +265,6 @@ class BatchWorker:
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
-            labels, logits = self._data.labels[rows[kept]], outcome.logits[kept]
-            collector.add(Predictions.from_logits(rows[kept], labels, logits, problem))
-        return collector.predictions(), failed, Findings.merged(findings)
+            part = Predictions.from_answers(rows[kept], labels[rows[kept]], outcome.answers[kept])
+            collector.add(part.columns)
+        return Predictions(**collector.columns()), failed, Findings.merged(findings)

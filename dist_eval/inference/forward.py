@@ -1,4 +1,4 @@
-"""Sends a shard's batches through the classifier, with a window of them in flight."""
+"""Sends a shard's batches through the model, with a window of them in flight."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
-from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.swarm.router import Routing
 
 _ROWS_NAMED = 5
 
 
-class TextClassifier(Protocol):
-    """A classifier that batches are sent through (see `dist_eval.model.classifier.Classifier`)."""
+class TextModel(Protocol):
+    """A model that batches are sent through (see `dist_eval.model.classifier.Classifier`)."""
 
     @property
-    def num_labels(self) -> int:
-        """Width of the head."""
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text, as the model's head declares them."""
         ...
 
     @property
@@ -34,8 +34,8 @@ class TextClassifier(Protocol):
         """Requests that had to be repeated so far."""
         ...
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """Classifies a batch."""
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> Mapping[str, torch.Tensor]:
+        """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
         ...
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -44,7 +44,7 @@ class TextClassifier(Protocol):
 
 
 def predict_batches(
-    classifier: TextClassifier,
+    model: TextModel,
     dataset: TokenizedDataset,
     plan: Plan,
     batch_numbers: Iterable[int],
@@ -56,10 +56,10 @@ def predict_batches(
     audited: Container[int] = (),
     timeline: Timeline | None = None,
 ) -> Iterator[BatchOutcome]:
-    """Sends batches through the classifier; yields each outcome as soon as it is there, in any order.
+    """Sends batches through the model; yields each outcome as soon as it is there, in any order.
 
     Args:
-        classifier: the model.
+        model: the model.
         dataset: the tokenized examples.
         plan: all batches of the run.
         batch_numbers: the batches to send.
@@ -82,42 +82,79 @@ def predict_batches(
 
     def outcome_of(number: int) -> BatchOutcome:
         began = time.monotonic()
-        outcome = send(classifier, dataset, plan, int(number), Routing(audited=number in audited))
+        outcome = send(model, dataset, plan, int(number), Routing(audited=number in audited))
         if timeline is not None:
             failed = len(outcome.failed)
-            timeline.add(began, time.monotonic(), done=len(outcome.logits) - failed, failed=failed)
+            timeline.add(began, time.monotonic(), done=len(outcome.answers) - failed, failed=failed)
         return outcome
 
     return map_in_flight(
         outcome_of,
         batch_numbers,
         window,
-        retries=lambda: classifier.retries,
+        retries=lambda: model.retries,
         stopping=stopping,
         drain_timeout=drain_timeout,
     )
 
 
+def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> np.ndarray:
+    """Sends one batch through the model.
+
+    Args:
+        model: the model.
+        input_ids: int64 of shape [batch, length], padded on the right with any id.
+        lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
+        routing: records the route through a swarm.
+
+    Returns:
+        The answers, of shape [batch] and the dtype `model.columns`.
+
+    Raises:
+        ModelOutputError: they are not one for each text, not of the declared shape and dtype, or not finite.
+        EvaluationError: there is no answer.
+    """
+    found = model.answer(input_ids, lengths, routing)
+    answers, finite = np.empty(len(lengths), dtype=model.columns), np.ones(len(lengths), dtype=bool)
+    for name in column_names(model.columns):
+        column, declared = found[name].numpy(), answers[name]
+        if len(column) != len(lengths):
+            raise ModelOutputError(f"{len(column)} answers for {len(lengths)} texts.")
+        for what, one, other in (
+            ("shape", list(column.shape), list(declared.shape)),
+            ("dtype", column.dtype, declared.dtype),
+        ):
+            if one != other:
+                raise ModelOutputError(f"The model answered with {what} {one} instead of {other}.")
+        declared[:] = column
+        finite &= np.isfinite(column).all(axis=tuple(range(1, column.ndim)))
+    if not finite.all():
+        raise ModelOutputError(
+            f"The model answered with values that are not finite for {(~finite).sum()} of {len(lengths)} texts."
+        )
+    return answers
+
+
 def _predict_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
+    model: TextModel, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
-    logits = _logits(classifier, dataset, plan.batch(number), f"Batch {number}", routing)
-    return BatchOutcome(number, logits, routing.route, audit=_audit_of(routing))
+    answers = _answers(model, dataset, plan.batch(number), f"Batch {number}", routing)
+    return BatchOutcome(number, answers, routing.route, audit=_audit_of(routing))
 
 
 def _salvage_batch(
-    classifier: TextClassifier, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
+    model: TextModel, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
 ) -> BatchOutcome:
     """Does the same, but on failure bisects the batch to find the examples that cause it."""
     rows = plan.batch(number)
-    logits = np.full((len(rows), classifier.num_labels), np.nan, dtype=np.float32)
+    answers = unanswered(len(rows), model.columns)
     failed: dict[int, str] = {}
     parts = [range(len(rows))]
     while parts:
         part = parts.pop()
         try:
-            logits[part.start : part.stop] = _logits(
-                classifier, dataset, rows[part.start : part.stop], f"Batch {number}", routing
+            answers[part.start : part.stop] = _answers(
+                model, dataset, rows[part.start : part.stop], f"Batch {number}", routing
             )
         except OutageError:
             raise
@@ -129,26 +166,21 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, logits, routing.route, failed, _audit_of(routing))
+    return BatchOutcome(number, answers, routing.route, failed, _audit_of(routing))
 
 
 def _audit_of(routing: Routing) -> Mapping[str, Any] | None:
     return routing.findings.to_record() if routing.findings else None
 
 
-def _logits(
-    classifier: TextClassifier, dataset: TokenizedDataset, rows: np.ndarray, batch: str, routing: Routing
-) -> np.ndarray:
+def _answers(model: TextModel, dataset: TokenizedDataset, rows: np.ndarray, batch: str, routing: Routing) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
     name = f"{batch} ({dataset.facts.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
     try:
-        logits = classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
+        return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind
         reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
         raise SwarmError(f"{name} got no answer: {reason}") from error
-    if logits.shape[0] != len(rows):
-        raise ModelOutputError(f"{name}: {logits.shape[0]} answers for {len(rows)} texts.")
-    return logits.numpy()

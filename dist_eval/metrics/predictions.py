@@ -1,13 +1,10 @@
-"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete.
-
-Before they are combined, predictions exist per batch, as a `BatchOutcome`.
-"""
+"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -17,30 +14,6 @@ from dist_eval.errors import CoverageError
 _COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
 _CELLS_IN_A_PIECE = 1 << 18
-
-
-@dataclass(frozen=True)
-class BatchOutcome:
-    """The result of a batch.
-
-    Attributes:
-        batch: number of the batch in the plan.
-        logits: float32 of shape [rows, num_labels]; rows of failed examples are not finite.
-        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
-        failed: the reasons of examples without a prediction, by row in the batch.
-        audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
-    """
-
-    batch: int
-    logits: np.ndarray
-    route: Sequence[tuple[str, int, int]] = ()
-    failed: Mapping[int, str] = field(default_factory=dict)
-    audit: Mapping[str, Any] | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all examples have a prediction."""
-        return not self.failed
 
 
 class PredictionsLike(Protocol):
@@ -113,6 +86,20 @@ class Predictions:
         return cls(np.asarray(index, dtype=np.int64), label, logits, problem.loss(logits, label))
 
     @classmethod
+    def from_answers(cls, index: np.ndarray, label: np.ndarray, answers: np.ndarray) -> Predictions:
+        """Builds predictions from the answers of a classification head.
+
+        Args:
+            index: positions in the dataset, integers of shape [n].
+            label: true labels; their dtype identifies the problem type.
+            answers: of shape [n], with the columns `dist_eval.data.answers.logits_columns`.
+
+        Returns:
+            Predictions for these examples.
+        """
+        return cls.from_logits(index, label, answers["logits"], problem_of(label.dtype))
+
+    @classmethod
     def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:
         """Builds predictions of no example, with the usual dtypes and width."""
         label = np.empty(problem.label_shape(0, num_labels))
@@ -127,14 +114,13 @@ class Predictions:
         """
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
-    @classmethod
-    def unpacked(cls, columns: Mapping[str, np.ndarray]) -> Predictions:
-        """Restores predictions from the columns that `packed` returned."""
-        layout = _layout(0, 0, problem_of(columns["label"].dtype))
-        return cls(*(columns[name].astype(layout[name][1], copy=False) for name in _COLUMNS))
-
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The attributes by name."""
+        return {name: getattr(self, name) for name in _COLUMNS}
 
     @property
     def num_labels(self) -> int:
@@ -189,58 +175,10 @@ class Predictions:
         order = np.argsort(self.index, kind="stable")
         return self.at(order)
 
-    def packed(self) -> dict[str, np.ndarray]:
-        """Returns the columns for transfer to another rank, integers in the smallest dtype that holds them."""
-        return {name: _narrowed(getattr(self, name)) for name in _COLUMNS}
-
 
 def rows_of_a_piece(outputs: int) -> int:
     """Returns the number of predictions in a chunk, for a number of outputs."""
     return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
-
-
-class Collector:
-    """Preallocated columns that are filled chunk by chunk, so that predictions are never in memory twice.
-
-    Args:
-        rows: number of predictions to expect.
-        num_labels: width of the head.
-        problem: the problem type.
-    """
-
-    def __init__(self, rows: int, num_labels: int, problem: Problem = SINGLE_LABEL) -> None:
-        self._rows, self._filled = rows, 0
-        layout = _layout(rows, num_labels, problem)
-        self._columns = {name: np.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
-
-    def add(self, part: Predictions) -> None:
-        """Appends some predictions.
-
-        Raises:
-            ValueError: there are more than expected.
-        """
-        begin, end = self._filled, self._filled + len(part)
-        if end > self._rows:
-            raise ValueError(f"{end} predictions received, {self._rows} expected")
-        for name, column in self._columns.items():
-            column[begin:end] = getattr(part, name)
-        self._filled = end
-
-    def predictions(self) -> Predictions:
-        """Returns the predictions in the order in which they were added."""
-        return Predictions(**self._columns).rows(0, self._filled)
-
-    def in_dataset_order(self) -> Predictions:
-        """Returns the predictions sorted by position in the dataset; the collector cannot be used afterwards."""
-        order = np.argsort(self._columns["index"][: self._filled], kind="stable")
-        return Predictions(*(self._columns.pop(name)[order] for name in _COLUMNS))
-
-
-def _narrowed(column: np.ndarray) -> np.ndarray:
-    if column.dtype.kind != "i":
-        return column
-    limits = column.min(initial=0), column.max(initial=0)
-    return column.astype(np.result_type(*map(np.min_scalar_type, limits)))
 
 
 def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
@@ -57,6 +58,17 @@ class Classifier:
         """Requests that had to be repeated so far."""
         return self.backbone.retries
 
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text."""
+        return logits_columns(self.num_labels)
+
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Computes the columns for a batch (see `logits`)."""
+        return {"logits": self.logits(input_ids, lengths, routing)}
+
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Classifies a batch.
@@ -67,22 +79,15 @@ class Classifier:
             routing: records the route through a swarm.
 
         Returns:
-            Logits, float32 of shape [batch, num_labels], on the CPU.
+            Logits, float32 of shape [batch, num_labels], on the CPU; not checked for finite values.
 
         Raises:
-            ModelOutputError: the outputs have the wrong shape or are not finite.
+            ModelOutputError: the outputs have the wrong shape.
         """
-        logits = self.scores(input_ids, lengths, routing).cpu()
-        finite = torch.isfinite(logits).all(dim=1)
-        if not finite.all():
-            count = int((~finite).sum())
-            raise ModelOutputError(
-                f"The model answered with values that are not finite for {count} of {len(lengths)} texts."
-            )
-        return logits
+        return self.scores(input_ids, lengths, routing).to("cpu", torch.float32)
 
     def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
-        """Does the same for training: differentiable in the tuned tensors, and not checked for finite values.
+        """Does the same for training: differentiable in the tuned tensors.
 
         Returns:
             Logits, of shape [batch, num_labels], on the head's device; float32 without autocast.

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.problems import Problem
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
@@ -125,24 +126,25 @@ class FullClassifier:
         """Requests that had to be repeated so far: there are none."""
         return 0
 
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text."""
+        return logits_columns(self.num_labels)
+
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
         """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
 
         Raises:
-            ModelOutputError: the model failed, or its outputs have the wrong shape or are not finite.
+            ModelOutputError: the model failed, or its outputs have the wrong shape.
         """
         logits = torch.empty(len(lengths), self.num_labels)
         for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero().squeeze(1)
             logits[rows] = self._of_equal_length(input_ids[rows, :length].to(self._device)).cpu()
-        finite = torch.isfinite(logits).all(dim=1)
-        if not finite.all():
-            count = int((~finite).sum())
-            raise ModelOutputError(
-                f"The model answered with values that are not finite for {count} of {len(lengths)} texts."
-            )
-        return logits
+        return {"logits": logits}
 
     def _of_equal_length(self, input_ids: torch.Tensor) -> torch.Tensor:
         try:

@@ -20,11 +20,13 @@ from torch import nn
 
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError, ModelOutputError
+from dist_eval.inference.forward import checked_answers
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window, largest_window
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier, classifier_of
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
+from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -194,7 +196,7 @@ def logits_from_swarm(
     def ask(request: tuple[int, int, torch.Tensor, torch.Tensor]) -> tuple[int, int, torch.Tensor]:
         number, place, ids, ends = request
         try:
-            return number, place, classifier.logits(ids, ends)
+            return number, place, torch.from_numpy(checked_answers(classifier, ids, ends, Routing())["logits"])
         except EvaluationError as error:
             raise type(error)(f"{name(keys[number])}: {error}") from error
 

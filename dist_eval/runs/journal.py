@@ -6,14 +6,14 @@ Every rank of every start appends to its own file, and reads the files of all. A
     checksum    uint32, CRC-32 of everything that follows
     batch       uint32, its number in the plan
     rows        uint32, examples in the batch
-    labels      uint32, width of the head
+    width       uint32, size of a row of the answers, in 4 bytes each, rounded up
     notes       uint32, bytes of the notes
-    logits      float32 of shape [rows, labels], not finite where an example failed
+    answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
     notes       JSON, {"route": [[peer, first block, one past the last block], ...], "failed": {row: reason},
                 "audit": the findings of an audit}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
-the logits. The end of a file may be torn if its process died while writing; a record that fails its checksum is
+the answers. The end of a file may be torn if its process died while writing; a record that fails its checksum is
 ignored. So is a batch that was answered by a server which an audit found faulty: a file named after the server marks
 it. All file names begin with a hash of what the results depend on, because hosts may have separate folders, one of
 which may hold an older run.
@@ -37,8 +37,8 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.data.answers import AnswerColumns, BatchOutcome
 from dist_eval.errors import RunError
-from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.process.files import write_atomically
 
 FOLDER, FINGERPRINT = "journal", "fingerprint.json"
@@ -49,7 +49,7 @@ _SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
-_LOGITS = np.dtype("<f4")
+_WIDTH_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,15 @@ class Journal:
     Args:
         folder: the run's folder.
         sizes: examples in each batch of the plan, integers of shape [batches].
-        num_labels: width of the head.
+        columns: of the answers, as the model declares them.
         rank: this rank, for the name of its file.
         run: hash of what the results depend on; files of other runs are ignored.
     """
 
-    def __init__(self, folder: Path, sizes: np.ndarray, num_labels: int, *, rank: int = 0, run: str = "") -> None:
-        self._folder, self._sizes, self._num_labels = folder / FOLDER, sizes, num_labels
+    def __init__(
+        self, folder: Path, sizes: np.ndarray, columns: AnswerColumns, *, rank: int = 0, run: str = ""
+    ) -> None:
+        self._folder, self._sizes, self._columns = folder / FOLDER, sizes, columns.newbyteorder("<")
         self._run = f"run-{run[:12]}"
         self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
@@ -117,7 +119,7 @@ class Journal:
         self._places, self._faulty = {}, self.faulty_servers()
         with _readable(self._folder):
             for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
-                for offset, outcome in _records(path):
+                for offset, outcome in _records(path, self._columns):
                     self._index(path, offset, outcome)
         finished = np.zeros(len(self._sizes), dtype=bool)
         for batch, place in self._places.items():
@@ -131,7 +133,7 @@ class Journal:
             with _readable(self._folder), path.open("rb") as file:
                 for _, offset in of_file:
                     file.seek(offset)
-                    outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read)
+                    outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read, self._columns)
                     if outcome is None:
                         raise RunError(f"{path} changed under this run: does something else use its folder?")
                     yield outcome
@@ -146,7 +148,7 @@ class Journal:
             if self._file is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            offset, record = os.fstat(self._file).st_size, _packed(outcome)
+            offset, record = os.fstat(self._file).st_size, _packed(outcome, self._columns)
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
@@ -161,7 +163,7 @@ class Journal:
 
     def _index(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
         known = self._places.get(outcome.batch)
-        if outcome.batch >= len(self._sizes) or outcome.logits.shape != (self._sizes[outcome.batch], self._num_labels):
+        if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
             return  # not a batch of this plan
         servers = {peer for peer, _, _ in outcome.route}
         place = _Place(path, offset, outcome.is_whole, outcome.audit is not None)
@@ -189,40 +191,49 @@ def _writable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _packed(outcome: BatchOutcome) -> bytes:
+def _packed(outcome: BatchOutcome, columns: AnswerColumns) -> bytes:
     notes: dict[str, Any] = {"route": [list(segment) for segment in outcome.route]} if outcome.route else {}
     if outcome.failed:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
     if outcome.audit is not None:
         notes["audit"] = dict(outcome.audit)
     extra = json.dumps(notes).encode() if notes else b""
-    rows, labels = outcome.logits.shape
-    body = _FIELDS.pack(outcome.batch, rows, labels, len(extra))
-    body += outcome.logits.astype(_LOGITS).tobytes() + extra
+    body = _FIELDS.pack(outcome.batch, len(outcome.answers), _width(columns), len(extra))
+    body += outcome.answers.astype(columns).tobytes() + extra
     return _HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
 
-def _parse(head: bytes, read: Any) -> BatchOutcome | None:
-    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`; None if the checksum fails."""
+def _width(columns: AnswerColumns) -> int:
+    return -(-columns.itemsize // _WIDTH_BYTES)
+
+
+def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | None:
+    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`.
+
+    Returns:
+        None if the checksum fails, or the answers have other columns.
+    """
     if len(head) < _HEAD.size + _FIELDS.size or not head.startswith(_MAGIC):
         return None
     _, checksum = _HEAD.unpack_from(head)
-    batch, rows, labels, noted = _FIELDS.unpack_from(head, _HEAD.size)
-    size = rows * labels * _LOGITS.itemsize
+    batch, rows, width, noted = _FIELDS.unpack_from(head, _HEAD.size)
+    if width != _width(columns):
+        return None
+    size = rows * columns.itemsize
     rest = read(size + noted)
     if len(rest) < size + noted or zlib.crc32(rest, zlib.crc32(head[_HEAD.size :])) != checksum:
         return None
     notes = json.loads(rest[size:]) if noted else {}
     return BatchOutcome(
         batch=batch,
-        logits=np.frombuffer(rest, dtype=_LOGITS, count=rows * labels).reshape(rows, labels).astype(np.float32),
+        answers=np.frombuffer(rest, dtype=columns, count=rows).astype(columns.newbyteorder("=")),
         route=[(str(peer), int(start), int(end)) for peer, start, end in notes.get("route", [])],
         failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
         audit=notes.get("audit"),
     )
 
 
-def _records(path: Path) -> Iterator[tuple[int, BatchOutcome]]:
+def _records(path: Path, columns: AnswerColumns) -> Iterator[tuple[int, BatchOutcome]]:
     """Yields the offsets and outcomes of a file's intact records; anything else in it is skipped."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -231,12 +242,14 @@ def _records(path: Path) -> Iterator[tuple[int, BatchOutcome]]:
             position = content.find(_MAGIC)
             while position >= 0:
                 begin = position + _HEAD.size + _FIELDS.size
-                outcome = _parse(content[position:begin], lambda size, begin=begin: content[begin : begin + size])
+                outcome = _parse(
+                    content[position:begin], lambda size, begin=begin: content[begin : begin + size], columns
+                )
                 if outcome is None:
                     position = content.find(_MAGIC, position + 1)
                     continue
                 yield position, outcome
-                position = content.find(_MAGIC, position + len(_packed(outcome)))
+                position = content.find(_MAGIC, position + len(_packed(outcome, columns)))
 
 
 class Fingerprint:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dist_eval.swarm.requests import SwarmRequests, TooLarge, tokens_in
+from dist_eval.swarm.attempts import RoutePart, TooLarge
+from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.router import Span
 
 _BACKWARD_WORK = 3
@@ -101,7 +102,8 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
         return requests.transport.send(segment, inputs), work
 
     try:
-        segment, answer = await requests.send_with_retries(make_request, start, end, tokens, prefer_whole=True)
+        whole = RoutePart(start, end, tokens, prefer_whole=True)
+        segment, answer = await requests.send_with_retries(make_request, whole)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
         answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]

@@ -1,13 +1,12 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
 Petals' own client is made for training. This one is made for many forwards: routes by measured speed (`router.py`),
-small requests (`transport.py`), and a bounded number of retries.
+small requests (`transport.py`), and a bounded number of retries (`attempts.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -15,24 +14,28 @@ from typing import Any, TypeVar
 import torch
 
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import ModelOutputError, RefusedError, SwarmError, first_line
-from dist_eval.swarm.failures import Failure, classify
+from dist_eval.errors import RefusedError, SwarmError, first_line
+from dist_eval.swarm.attempts import (
+    Attempts,
+    Decision,
+    GiveUp,
+    Retry,
+    RoutePart,
+    Send,
+    Skip,
+    Split,
+    TooLarge,
+    WaitForServers,
+)
+from dist_eval.swarm.failures import classify
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
-from dist_eval.swarm.router import Router, RouteSegment, Routing, Span, without
+from dist_eval.swarm.router import Router, RouteSegment, Routing, Span
 from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Awaitable[Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
-
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
-_MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
-"""Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
-recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
-"""
-
-_FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
 
 
 class SwarmRequests:
@@ -209,30 +212,15 @@ class SwarmRequests:
         tokens = tokens_in(hidden)
         return await self.send_with_retries(
             lambda segment: (self.transport.send(segment, hidden), tokens * (segment.end - segment.start)),
-            block,
-            self.num_blocks,
-            tokens,
-            avoided,
+            RoutePart(block, self.num_blocks, tokens, avoided),
         )
 
-    async def send_with_retries(
-        self,
-        make_request: RequestFactory,
-        block: int,
-        end: int,
-        tokens: int,
-        avoided: Sequence[RouteSegment] = (),
-        prefer_whole: bool = False,
-    ) -> tuple[Span, Any]:
+    async def send_with_retries(self, make_request: RequestFactory, part: RoutePart) -> tuple[Span, Any]:
         """Sends a request to one server after another until one has answered.
 
         Args:
             make_request: builds the request for a server and its blocks, and returns its work.
-            block: where to start.
-            end: one past the last block of the route.
-            tokens: of the request, counting padding and prompts.
-            avoided: segments to avoid if there is another route.
-            prefer_whole: prefer servers that hold all blocks of the route.
+            part: the blocks that are to answer, from the first one on.
 
         Returns:
             The segment that answered, and its answer.
@@ -241,60 +229,31 @@ class SwarmRequests:
             TooLarge: servers accept smaller requests only.
             EvaluationError: see `forward`.
         """
-        attempts, outage_since = 0, None
-        messages: list[str] = []
-        failed_peers: dict[Failure, list[Any]] = {}
+        attempts = Attempts(self.router, part, self._attempts, self.timeout)
         while True:
-            now = time.monotonic()
-            spans: Sequence[Span] = without(self.spans(), avoided)
-            if prefer_whole:
-                spans = self._holding_all(spans, block, end, now)
-            segment = self.router.next_segment(spans, block, end, tokens, now)
             error: Exception | None = None
-            if segment is not None:
+            decision: Decision = attempts.next(self.spans(), time.monotonic())
+            if isinstance(decision, Send):
                 try:
-                    request, work = make_request(segment)
-                    stall_timeout = min(
-                        self.timeout, self._stall_timeout(segment, spans, now, bool(avoided)) * 2**attempts
-                    )
-                    return segment, await self._measured(request, segment, work, stall_timeout)
+                    request, work = make_request(decision.segment)
+                    answer = await self._measured(request, decision.segment, work, decision.stall_timeout)
+                    return decision.segment, answer
                 except Exception as reason:  # any of the daemon, the connection or the server
                     error = reason
+                    decision = attempts.after(decision, reason)
             self._require_node()
-            failure = Failure.UNREACHABLE if error is None else classify(error)
-            part = (
-                f"block {block}" if segment is None else f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
-            )
-            if failure is Failure.TOO_LARGE:
-                raise TooLarge(first_line(error or Exception())) from error
-            if avoided and failure in (Failure.UNREACHABLE, Failure.NO_ANSWER):
-                raise SwarmError(f"no second opinion for {part}") from error  # an audit is not worth waiting for
-            self.retries += segment is not None and not isinstance(error, PeerUnreachable)
+            if isinstance(decision, Split | Skip):
+                raise decision.error from error
+            self.retries += error is not None and not isinstance(error, PeerUnreachable)
             self._manager.update(wait=False)  # servers that left are dropped from the list, new ones are added
-            if failure is Failure.UNREACHABLE:
-                outage_since = outage_since or now
-                await self._wait_for_servers(part, error, outage_since, (block, end), tokens)
-                continue
-            messages.append(f"{part}: {first_line(error or Exception())}")
-            peers = failed_peers.setdefault(failure, [])
-            if segment is not None:
-                peers.append(segment.peer)
-            others = [span for span in spans if span.peer not in peers]
-            is_confirmed = len(peers) >= _FAILURES_TO_CONFIRM and (
-                len({*peers}) > 1 or self.router.next_segment(others, block, end, tokens, now) is None
-            )
-            if failure is Failure.WRONG and is_confirmed:
-                if len({*peers}) > 1:
-                    for peer in {*peers}:
-                        self.router.stats(peer).retract_wrong_answer()
-                raise ModelOutputError("servers answered with " + "; ".join(messages)) from error
-            if failure is Failure.REFUSED and is_confirmed:
-                raise RefusedError("servers refused it, " + "; ".join(messages)) from error
-            attempts += 1
-            if attempts >= self._attempts:
-                raise SwarmError(f"got no answer for {part} in {attempts} attempts: {messages[-1]}") from error
-            if attempts > 1:
-                await asyncio.sleep(min(_FIRST_DELAY * 2 ** (attempts - 2), _LONGEST_DELAY))
+            if isinstance(decision, GiveUp):
+                for peer in decision.exonerated:
+                    self.router.stats(peer).retract_wrong_answer()
+                raise decision.error from error
+            if isinstance(decision, Retry):
+                await asyncio.sleep(decision.delay)
+            elif not attempts.has_route(self.spans(), time.monotonic()):
+                await self._wait_for_servers(decision)
 
     def _require_node(self) -> None:
         """Checks that this process' DHT node is alive; without it all requests would time out one by one.
@@ -309,34 +268,11 @@ class SwarmRequests:
                 "if the host ran out of memory, start fewer ranks on it"
             )
 
-    async def _wait_for_servers(
-        self, part: str, error: Exception | None, since: float, blocks: tuple[int, int], tokens: int
-    ) -> None:
-        """Returns at once if there is a route of servers that are not banned, otherwise after a while."""
-        now = time.monotonic()
-        usable = [span for span in self.spans() if not self.router.stats(span.peer).is_banned(now)]
-        if self.router.next_segment(usable, *blocks, tokens, now) is not None:
-            return
-        why = "no server online holds it, or a block after it" if error is None else first_line(error)
+    async def _wait_for_servers(self, outage: WaitForServers) -> None:
+        why = outage.why
         if self.excluded:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found odd)"
-        await self.outage.wait(f"{part}: {why}", since)
-
-    def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float, is_optional: bool) -> float:
-        """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
-        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
-        if not latencies:
-            return self.timeout
-        others = [
-            span for span in spans if span.peer != segment.peer and not self.router.stats(span.peer).is_banned(now)
-        ]
-        if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
-            return self.timeout
-        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies))
-
-    def _holding_all(self, spans: Sequence[Span], block: int, end: int, now: float) -> Sequence[Span]:
-        found = [span for span in spans if span.start <= block and span.end >= end]
-        return [span for span in found if not self.router.stats(span.peer).is_banned(now)] or spans
+        await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
     async def _measured(self, request: Awaitable[Answer], segment: Span, work: int, stall_timeout: float) -> Answer:
         server, sent_at = self.router.stats(segment.peer), time.monotonic()
@@ -358,10 +294,6 @@ class SwarmRequests:
 def tokens_in(hidden: torch.Tensor) -> int:
     """Returns the tokens in hidden states of shape [batch, length, hidden], counting padding and prompts."""
     return hidden.shape[0] * hidden.shape[1]
-
-
-class TooLarge(Exception):
-    """A server accepts smaller requests only."""
 
 
 def _percentiles(latencies: Sequence[float]) -> dict[str, float | None]:

@@ -57,7 +57,7 @@ def evaluate_classifier(
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)
-        parts.append(Predictions.from_logits(rows, np.asarray(data.labels)[rows], outcome.logits))
+        parts.append(Predictions.from_answers(rows, np.asarray(data.labels)[rows], outcome.answers))
     require_no_stop(stop, "during an evaluation")
     local = Predictions.concatenate(parts)
     gathered = gather(local)

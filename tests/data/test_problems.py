@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dist_eval.data.collector import Collector, narrowed
 from dist_eval.data.problems import (
     MULTI_LABEL,
     PROBLEMS,
@@ -19,7 +20,7 @@ from dist_eval.data.problems import (
     problem_of,
 )
 from dist_eval.metrics.metric_loading import synthetic_predictions
-from dist_eval.metrics.predictions import Collector, Predictions
+from dist_eval.metrics.predictions import Predictions
 
 logits = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 8), st.integers(1, 5)), elements=st.floats(-1e4, 1e4, width=32)
@@ -54,10 +55,10 @@ def test_a_label_is_predicted_if_it_is_more_probable_than_not(values: np.ndarray
 def test_columns_survive_a_journey_and_a_collector(problem: Problem) -> None:
     predictions = synthetic_predictions(problem, 3)
     assert predictions.problem is problem
-    collector = Collector(len(predictions), 3, problem)
+    collector = Collector(len(predictions), Predictions.empty(3, problem).columns)
     for piece in (predictions.rows(4, len(predictions)), predictions.rows(0, 4), Predictions.empty(3, problem)):
-        collector.add(Predictions.unpacked(piece.packed()))
-    for name, column in vars(collector.in_dataset_order()).items():
+        collector.add(narrowed(piece.columns, 0, len(piece)))
+    for name, column in collector.sorted_by("index").items():
         np.testing.assert_array_equal(column, getattr(predictions, name))
         assert column.dtype == getattr(predictions, name).dtype
 

@@ -64,8 +64,8 @@ def test_a_rank_that_hangs_in_a_collective_is_named(launcher: Launcher, tmp_path
 
 @pytest.mark.parametrize(("ranks", "labels"), [(1, 2), (4, 2), (64, 2), (1000, 2), (4, 100_000), (1000, 1000)])
 def test_a_round_is_worth_its_time_and_fits_into_memory(ranks: int, labels: int) -> None:
-    rows = collectives._rows_of_a_rank(ranks, labels)
     in_a_row = 24 + 8 * labels
+    rows = collectives._rows_of_a_rank(ranks, in_a_row)
     assert rows >= 1
     assert rows == 1 or ranks * rows * in_a_row <= max(
         collectives._BYTES_IN_A_ROUND, ranks * collectives._BYTES_OF_A_RANK

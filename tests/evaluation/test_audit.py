@@ -128,7 +128,7 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     audit, found, number = Audit(classifier, excluded.append), [], 0
     while not excluded or number < 4:  # until it was asked
         routing = Routing(audited=True)
-        logits = audit.logits(*batch(number), routing)
+        logits = audit.answer(*batch(number), routing)["logits"]
         assert swarm.liar not in {peer for peer, _, _ in routing.route}
         assert [block for _, start, end in routing.route for block in range(start, end)] == [0, 1, 2, 3]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
@@ -154,7 +154,7 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     excluded: list[str] = []
     while not excluded:
         routing = Routing(audited=True)
-        logits = Audit(classifier, excluded.append).logits(ids, lengths, routing)
+        logits = Audit(classifier, excluded.append).answer(ids, lengths, routing)["logits"]
         assert torch.allclose(logits, truth, atol=1e-4)
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
@@ -186,7 +186,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
     audit = Audit(classifier)
     routing = Routing(audited=True)
-    audit.logits(*batch(0), routing)
+    audit.answer(*batch(0), routing)
     facts = routing.findings.to_dict(1.0)
     assert (facts["batches"], facts["disputes"]) == (1, 1)
     [dispute] = facts["first_disputes"]
@@ -196,7 +196,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
 
     requests.excluded |= {swarm.liar}
     routing = Routing(audited=True)
-    audit.logits(*batch(0), routing)
+    audit.answer(*batch(0), routing)
     assert routing.findings == Findings(alone=1)
 
 
@@ -207,6 +207,7 @@ def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar
     swarm.kill_server(LIAR)
     for number in range(3):
         routing = Routing(audited=True)
-        assert torch.allclose(Audit(classifier).logits(*batch(number), routing), local_logits(number), atol=1e-4)
+        logits = Audit(classifier).answer(*batch(number), routing)["logits"]
+        assert torch.allclose(logits, local_logits(number), atol=1e-4)
         assert {peer for peer, _, _ in routing.route} == {honest}
         assert routing.findings in (Findings(unanswered=1), Findings(alone=1))

@@ -14,12 +14,14 @@ from conftest import Launcher, results_of
 from samples import tokenized_digits
 
 from dist_eval import demo
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
-from dist_eval.metrics.predictions import BatchOutcome
+from dist_eval.inference.forward import checked_answers
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.router import Routing
 
 CLASSES = 3
 
@@ -27,10 +29,11 @@ CLASSES = 3
 class Local:
     """Answers by length and first token, as different for different texts."""
 
-    num_labels, retries = CLASSES, 0
+    columns, retries = logits_columns(CLASSES), 0
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Any = None) -> torch.Tensor:
-        return torch.stack([torch.sin(lengths * (number + 1.0) + input_ids[:, 1]) for number in range(CLASSES)], dim=1)
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Any = None) -> dict[str, torch.Tensor]:
+        waves = [torch.sin(lengths * (number + 1.0) + input_ids[:, 1]) for number in range(CLASSES)]
+        return {"logits": torch.stack(waves, dim=1)}
 
     def exclude(self, servers: Any) -> None:
         raise AssertionError("there are none")
@@ -38,12 +41,12 @@ class Local:
 
 def journaled(folder: Path, data: TokenizedDataset, plan: Plan, change: Any = lambda rows, logits: {}) -> Journal:
     """What a swarm with other answers would have left behind."""
-    journal = Journal(folder, plan.sizes, CLASSES)
+    journal = Journal(folder, plan.sizes, Local.columns)
     for number in range(len(plan)):
         rows = plan.batch(number)
-        logits = Local().logits(*map(torch.from_numpy, data.padded(rows))).numpy().copy()
-        failed = change(rows, logits)
-        journal.append(BatchOutcome(number, logits, failed=failed))
+        answers = checked_answers(Local(), *map(torch.from_numpy, data.padded(rows)), Routing())
+        failed = change(rows, answers["logits"])
+        journal.append(BatchOutcome(number, answers, failed=failed))
     return journal
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import tokenized_digits
 
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.distributed.collectives import process_group
@@ -23,7 +24,6 @@ from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import work
 from dist_eval.evaluation.work import BatchWorker, FailurePolicy, share_out
 from dist_eval.inference.window import Window
-from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 
@@ -39,7 +39,7 @@ class Classifier:
         verdict_at: the call in which the faulty server is found.
     """
 
-    num_labels = CLASSES
+    columns = logits_columns(CLASSES)
     retries = 0
 
     def __init__(self, journal: Journal, verdict_at: int) -> None:
@@ -47,13 +47,13 @@ class Classifier:
         self._distrusted: set[str] = set()
         self.calls = 0
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
         self.calls += 1
         server = "honest" if self.calls % 2 or FAULTY in self._distrusted else FAULTY
         if self.calls == self._verdict_at:
             self._journal.exclude(FAULTY)
         routing.route.append((server, 0, 4))
-        return torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)
+        return {"logits": torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)}
 
     def exclude(self, servers: Iterable[str]) -> None:
         self._distrusted |= set(servers)
@@ -83,11 +83,12 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     verdict_at: int, data: TokenizedDataset, plan: Plan, tmp_path: Path
 ) -> None:
     assert len(plan) > 8
-    journal = Journal(tmp_path, plan.sizes, CLASSES)
-    earlier = Journal(tmp_path, plan.sizes, CLASSES)
+    journal = Journal(tmp_path, plan.sizes, Classifier.columns)
+    earlier = Journal(tmp_path, plan.sizes, Classifier.columns)
     for batch, server in ((0, FAULTY), (1, "honest")):
-        logits = np.full((plan.sizes[batch], CLASSES), 666.0 if server == FAULTY else 1.0, dtype=np.float32)
-        earlier.append(BatchOutcome(batch, logits, [(server, 0, 4)]))
+        answers = np.empty(plan.sizes[batch], dtype=Classifier.columns)
+        answers["logits"] = 666.0 if server == FAULTY else 1.0
+        earlier.append(BatchOutcome(batch, answers, [(server, 0, 4)]))
     earlier.close()
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
     with process_group(ALONE, RankStore(ALONE), 60.0):
@@ -106,7 +107,7 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
 
 
 def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
-    journal, stop = Journal(tmp_path, plan.sizes, CLASSES), Stop()
+    journal, stop = Journal(tmp_path, plan.sizes, Classifier.columns), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
         work_of(Classifier(journal, 0), data, plan, journal, stop).run(ALONE, stall_timeout=60.0)

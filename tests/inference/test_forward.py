@@ -12,15 +12,16 @@ import pytest
 import torch
 from samples import tokenized_digits
 
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.window import FIRST_SIZE, Window
-from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.swarm.router import Routing
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
+LONG = 7
 
 
 class Classifier:
@@ -30,7 +31,7 @@ class Classifier:
         during: called within each call with the number of calls before it; what it returns replaces the answer.
     """
 
-    num_labels = CLASSES
+    columns = logits_columns(CLASSES)
     retries = 0
 
     def __init__(self, during: Callable[[int], torch.Tensor | None] = lambda call: None) -> None:
@@ -40,7 +41,7 @@ class Classifier:
         self.active = self.most_active = 0
         self._lock = threading.Lock()
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
         routing.route.append(("server", 0, len(lengths)))
         with self._lock:
             call = len(self.lengths)
@@ -50,7 +51,7 @@ class Classifier:
             self.most_active = max(self.most_active, self.active)
         try:
             answer = self.during(call)
-            return scores(input_ids, lengths) if answer is None else answer
+            return {"logits": scores(input_ids, lengths) if answer is None else answer}
         finally:
             with self._lock:
                 self.active -= 1
@@ -121,7 +122,7 @@ def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Pl
         for position, row in enumerate(plan.batch(number)):
             ids = torch.from_numpy(dataset.input_ids(row).astype(np.int64))[None]
             expected = scores(ids, torch.tensor([ids.shape[1]]))[0]
-            assert outcome.logits[position].tolist() == expected.tolist()
+            assert outcome.answers["logits"][position].tolist() == expected.tolist()
 
 
 def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: Plan) -> None:
@@ -250,6 +251,41 @@ def test_a_wrong_number_of_answers_is_an_error(dataset: TokenizedDataset, plan: 
         run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 1)
 
 
+def test_an_answer_that_the_head_did_not_declare_is_an_error(dataset: TokenizedDataset, plan: Plan) -> None:
+    for answer, message in (
+        (torch.zeros(2, CLASSES + 1), r"with shape \[2, 4\] instead of \[2, 3\]"),
+        (torch.zeros(2), r"with shape \[2\] instead of \[2, 3\]"),
+        (torch.zeros(2, CLASSES, dtype=torch.float64), "with dtype float64 instead of float32"),
+        (torch.tensor([[0.0, torch.inf, 0.0], [1.0, 2.0, 3.0]]), "with values that are not finite for 1 of 2 texts"),
+    ):
+        with pytest.raises(ModelOutputError, match=rf"rows {named(plan, 0)}\): The model answered {message}"):
+            run(Classifier(lambda call, answer=answer: answer), dataset, plan, 1)
+
+
+class Scorer(Classifier):
+    """Declares other columns than a classifier: a score of each text, and whether it is long."""
+
+    columns = np.dtype([("loglikelihood", np.float64), ("is_long", np.bool_)])
+
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+        scores = super().answer(input_ids, lengths, routing)["logits"][:, 0].double()
+        return {"loglikelihood": -scores, "is_long": lengths > LONG}
+
+
+def test_a_head_may_have_any_columns(dataset: TokenizedDataset, large_batches: Plan) -> None:
+    found = run(Scorer(), dataset, large_batches, 2)
+    by_classifier = run(Classifier(), dataset, large_batches, 2)
+    for number, outcome in found.items():
+        assert outcome.answers.dtype == Scorer.columns
+        scores = by_classifier[number].answers["logits"][:, 0]
+        assert outcome.answers["loglikelihood"].tolist() == (-scores.astype(np.float64)).tolist()
+        assert outcome.answers["is_long"].tolist() == (dataset.lengths[large_batches.batch(number)] > LONG).tolist()
+    refusing = Scorer(raising(RefusedError("not this one")))
+    salvaged = run(refusing, dataset, large_batches, 1, skip_failed=True)
+    for number, outcome in salvaged.items():
+        np.testing.assert_array_equal(outcome.answers, found[number].answers, err_msg="a part was sent again")
+
+
 def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Plan) -> None:
     under_way, failed = threading.Barrier(3), threading.Event()
 
@@ -298,9 +334,9 @@ def test_padding_is_on_the_right_and_lengths_are_true(dataset: TokenizedDataset,
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
-        def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
+        def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
             seen.append((input_ids, lengths))
-            return super().logits(input_ids, lengths, routing)
+            return super().answer(input_ids, lengths, routing)
 
     run(Recorder(), dataset, large_batches, 1)
 
@@ -326,11 +362,11 @@ class Picky(Classifier):
         super().__init__()
         self._refused, self._error = lengths, error
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> torch.Tensor:
-        logits = super().logits(input_ids, lengths, routing)
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+        answer = super().answer(input_ids, lengths, routing)
         if self._refused & set(lengths.tolist()):
             raise self._error
-        return logits
+        return answer
 
 
 @pytest.mark.parametrize("kind", [ModelOutputError, RefusedError])
@@ -348,9 +384,9 @@ def test_failed_examples_are_found_and_the_others_of_their_batch_are_kept(
             if position in failed:
                 expected = f"Batch {number} ({dataset.facts.source}, rows {row}): not this one"
                 assert outcome.failed[position] == expected
-                assert not np.isfinite(outcome.logits[position]).any()
+                assert not np.isfinite(outcome.answers["logits"][position]).any()
             else:
-                assert outcome.logits[position].tolist() == clean[number].logits[position].tolist()
+                assert outcome.answers[position] == clean[number].answers[position]
     assert sum(len(outcome.failed) for outcome in found.values()) >= 1
 
 

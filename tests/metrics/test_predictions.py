@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from dist_eval.data.problems import cross_entropy
 from dist_eval.errors import CoverageError, ExactnessError
-from dist_eval.metrics.predictions import Collector, Coverage, Predictions, prove_coverage
+from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
 
 quickly = settings(max_examples=100, deadline=None)
 
@@ -126,47 +126,6 @@ def test_pieces_are_all_rows_in_order_and_of_bounded_size(predictions: Predictio
         assert all(np.shares_memory(piece.logits, predictions.logits) for piece in pieces)
         columns = list(predictions.probabilities_of(range(predictions.num_labels)))
     np.testing.assert_array_equal(np.stack(columns, axis=1), predictions.probabilities)
-
-
-@quickly
-@given(records(), st.integers(-(2**40), 2**40))
-def test_predictions_survive_packing_for_any_positions(predictions: Predictions, offset: int) -> None:
-    moved = dataclasses.replace(predictions, index=predictions.index + offset)
-    assert_equal_records(Predictions.unpacked(moved.packed()), moved)
-
-
-def test_on_a_journey_integers_take_no_more_bytes_than_they_need() -> None:
-    packed = record([0, 70_000, 5]).packed()
-    assert {name: column.dtype for name, column in packed.items()} == {
-        "index": np.uint32,
-        "label": np.uint8,
-        "logits": np.float32,
-        "loss": np.float64,
-    }
-    assert_equal_records(Predictions.unpacked(Predictions.empty(4).packed()), Predictions.empty(4))
-
-
-@quickly
-@given(st.lists(st.lists(st.integers(0, 1000), max_size=8), min_size=1, max_size=6))
-def test_a_collector_holds_what_was_added_and_sorts_it(parts: list[list[int]]) -> None:
-    collector = Collector(sum(map(len, parts)), 3)
-    for part in parts:
-        collector.add(record(part))
-    whole = Predictions.concatenate([record(part) for part in parts])
-    assert_equal_records(collector.predictions(), whole)
-    assert_equal_records(collector.in_dataset_order(), whole.in_dataset_order())
-
-
-def test_a_collector_is_valid_before_it_is_full_and_rejects_more_than_expected() -> None:
-    collector = Collector(3, 3)
-    collector.add(record([4, 2]))
-    assert_equal_records(collector.predictions(), record([4, 2]))
-    with pytest.raises(ValueError, match="4 predictions received, 3 expected"):
-        collector.add(record([0, 1]))
-    collector.add(record([0]))
-    with pytest.raises(ValueError, match="3 expected"):
-        collector.add(record([1]))
-    assert collector.predictions().index.tolist() == [4, 2, 0]
 
 
 @pytest.mark.parametrize(

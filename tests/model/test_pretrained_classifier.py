@@ -11,9 +11,11 @@ from conftest import VOCABULARY
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
+from dist_eval.inference.forward import checked_answers
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.swarm.router import Routing
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -69,7 +71,7 @@ def test_the_logits_of_a_text_do_not_depend_on_its_batch(family: str, tmp_path: 
     expected = alone(folder, ids, lengths)
     for row, length in enumerate(lengths):
         ids[row, length:] = 0
-    logits = load_full_model(full(folder), CPU).logits(ids, torch.tensor(lengths))
+    logits = load_full_model(full(folder), CPU).answer(ids, torch.tensor(lengths))["logits"]
     torch.testing.assert_close(logits, expected)
     assert logits.dtype == torch.float32
     assert (logits.std(dim=0) > 1e-3).all(), "all texts get the same answer"
@@ -130,9 +132,9 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
         assert base.max_length > 10**5
         return
     assert base.max_length == longest
-    classifier.logits(torch.full((1, longest), 5), torch.tensor([longest]))
+    classifier.answer(torch.full((1, longest), 5), torch.tensor([longest]))
     with pytest.raises(ModelOutputError, match=f"failed on 1 texts of {longest + 1} tokens"):
-        classifier.logits(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
+        classifier.answer(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
         BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
 
@@ -141,7 +143,7 @@ def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     classifier = load_full_model(full(saved(tmp_path, "BertConfig")), CPU)
     classifier._model.classifier.bias.data[1] = float("nan")
     with pytest.raises(ModelOutputError, match="not finite for 2 of 2 texts"):
-        classifier.logits(torch.ones(2, 4).long(), torch.tensor([4, 2]))
+        checked_answers(classifier, torch.ones(2, 4).long(), torch.tensor([4, 2]), Routing())
 
 
 def test_ranks_get_the_gpus_of_their_host_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:

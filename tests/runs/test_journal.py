@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_eval.data.answers import BatchOutcome, logits_columns, unanswered
 from dist_eval.errors import RunError
-from dist_eval.metrics.predictions import BatchOutcome
 from dist_eval.runs.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
 
 BATCHES, LABELS = 12, 3
 SIZES = np.arange(1, BATCHES + 1)
+COLUMNS = logits_columns(LABELS)
 quickly = settings(max_examples=60, deadline=None)
 
 floats = st.floats(width=32, allow_nan=False)
@@ -36,11 +37,17 @@ def outcomes(draw: st.DrawFn) -> BatchOutcome:
     route = draw(st.lists(st.tuples(st.text(max_size=8), st.integers(0, 80), st.integers(0, 80)), max_size=3))
     failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
     audit = draw(st.none() | st.dictionaries(reasons, st.integers(), max_size=2))
-    return BatchOutcome(batch, logits.reshape(size, LABELS), route, failed, audit)
+    return BatchOutcome(batch, answers_of(logits.reshape(size, LABELS)), route, failed, audit)
+
+
+def answers_of(logits: np.ndarray) -> np.ndarray:
+    answers = np.empty(len(logits), dtype=COLUMNS)
+    answers["logits"] = logits
+    return answers
 
 
 def whole(batch: int, value: float = 0.0) -> BatchOutcome:
-    return BatchOutcome(batch, np.full((int(SIZES[batch]), LABELS), value, dtype=np.float32))
+    return BatchOutcome(batch, answers_of(np.full((int(SIZES[batch]), LABELS), value)))
 
 
 @contextmanager
@@ -53,7 +60,7 @@ def fresh_folder() -> Iterator[Path]:
 
 
 def write(folder: Path, *written: BatchOutcome, rank: int = 0) -> Path:
-    journal = Journal(folder, SIZES, LABELS, rank=rank)
+    journal = Journal(folder, SIZES, COLUMNS, rank=rank)
     for outcome in written:
         journal.append(outcome)
     journal.close()
@@ -61,7 +68,7 @@ def write(folder: Path, *written: BatchOutcome, rank: int = 0) -> Path:
 
 
 def found_in(folder: Path) -> tuple[list[int], Journal]:
-    journal = Journal(folder, SIZES, LABELS)
+    journal = Journal(folder, SIZES, COLUMNS)
     return np.flatnonzero(journal.read()).tolist(), journal
 
 
@@ -69,7 +76,7 @@ def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
         (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
         and [tuple(segment) for segment in one.route] == [tuple(segment) for segment in other.route]
-        and one.logits.tobytes() == other.logits.tobytes()
+        and one.answers.tobytes() == other.answers.tobytes()
     )
 
 
@@ -96,7 +103,7 @@ def test_of_each_batch_a_whole_record_is_found_to_the_last_bit(files: list[list[
 def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data: st.DataObject) -> None:
     with fresh_folder() as folder:
         ends = []
-        journal = Journal(folder, SIZES, LABELS)
+        journal = Journal(folder, SIZES, COLUMNS)
         for outcome in written:
             journal.append(outcome)
             [path] = (folder / FOLDER).glob("*.batches")
@@ -106,7 +113,7 @@ def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data
         os.truncate(path, cut)
         kept = [outcome for outcome, end in zip(written, ends, strict=True) if end <= cut]
         finished, _ = found_in(folder)
-        expected = Journal(folder, SIZES, LABELS)
+        expected = Journal(folder, SIZES, COLUMNS)
         for outcome in kept:
             expected._index(path, 0, outcome)
         assert finished == sorted(batch for batch, place in expected._places.items() if place.is_whole)
@@ -140,12 +147,12 @@ def test_rubbish_in_front_of_a_record_does_not_hide_it(rubbish: bytes, outcome: 
 
 def test_records_of_another_plan_are_passed_over(tmp_path: Path) -> None:
     write(tmp_path, whole(3), whole(11))
-    other = Journal(tmp_path, SIZES[:5][::-1].copy(), LABELS)  # batch 3 has another size there, 11 does not exist
+    other = Journal(tmp_path, SIZES[:5][::-1].copy(), COLUMNS)  # batch 3 has another size there, 11 does not exist
     assert not other.read().any()
 
 
 def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path: Path) -> None:
-    half = BatchOutcome(2, np.full((3, LABELS), np.nan, dtype=np.float32), failed={1: "refused"})
+    half = BatchOutcome(2, unanswered(3, COLUMNS), failed={1: "refused"})
     write(tmp_path, half)
     finished, journal = found_in(tmp_path)
     assert finished == []
@@ -157,7 +164,7 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
 def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> None:
     router = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
     for batch, route in router.items():
-        write(tmp_path, BatchOutcome(batch, whole(batch).logits, route))
+        write(tmp_path, BatchOutcome(batch, whole(batch).answers, route))
     _, journal = found_in(tmp_path)
     assert journal.faulty_servers() == frozenset()
     journal.exclude("b")
@@ -165,8 +172,8 @@ def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> Non
     finished, later = found_in(tmp_path)
     assert finished == [1, 4]
     assert later.faulty_servers() == {"b"}
-    journal.append(BatchOutcome(3, whole(3, 7.0).logits, [("a", 0, 4)]))  # done again by a rank that knew the old one
-    assert [float(outcome.logits[0, 0]) for outcome in journal.outcomes([3])] == [7.0]
+    journal.append(BatchOutcome(3, whole(3, 7.0).answers, [("a", 0, 4)]))  # done again by a rank that knew the old one
+    assert [float(outcome.answers["logits"][0, 0]) for outcome in journal.outcomes([3])] == [7.0]
     journal.close()
     assert found_in(tmp_path)[0] == [1, 3, 4]
     forget_journal(tmp_path)
@@ -174,29 +181,30 @@ def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> Non
 
 
 def test_batches_of_another_run_do_not_count(tmp_path: Path) -> None:
-    older = Journal(tmp_path, SIZES, LABELS, run="older")
+    older = Journal(tmp_path, SIZES, COLUMNS, run="older")
     older.append(whole(3))
     older.exclude("a")
     older.close()
-    assert not Journal(tmp_path, SIZES, LABELS, run="newer").read().any()
-    assert Journal(tmp_path, SIZES, LABELS, run="newer").faulty_servers() == frozenset()
-    assert Journal(tmp_path, SIZES, LABELS, run="older").read()[3]
+    assert not Journal(tmp_path, SIZES, COLUMNS, run="newer").read().any()
+    assert Journal(tmp_path, SIZES, COLUMNS, run="newer").faulty_servers() == frozenset()
+    assert Journal(tmp_path, SIZES, COLUMNS, run="older").read()[3]
 
 
 def test_a_batch_to_be_audited_is_finished_once_it_was(tmp_path: Path) -> None:
     write(tmp_path, whole(3), whole(4))
-    assert np.flatnonzero(Journal(tmp_path, SIZES, LABELS).read(audited={4})).tolist() == [3]
-    write(tmp_path, BatchOutcome(4, whole(4).logits, audit={"batches": 1}), rank=1)
-    journal = Journal(tmp_path, SIZES, LABELS)
+    assert np.flatnonzero(Journal(tmp_path, SIZES, COLUMNS).read(audited={4})).tolist() == [3]
+    write(tmp_path, BatchOutcome(4, whole(4).answers, audit={"batches": 1}), rank=1)
+    journal = Journal(tmp_path, SIZES, COLUMNS)
     assert np.flatnonzero(journal.read(audited={4})).tolist() == [3, 4]
     assert [outcome.audit for outcome in journal.outcomes([3, 4])] == [None, {"batches": 1}]
 
 
 def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, SIZES, LABELS)
+    journal = Journal(tmp_path, SIZES, COLUMNS)
     for batch in (4, 1):
         journal.append(whole(batch, batch))
-    assert {outcome.batch: float(outcome.logits[0, 0]) for outcome in journal.outcomes([1, 4])} == {1: 1.0, 4: 4.0}
+    found = {outcome.batch: float(outcome.answers["logits"][0, 0]) for outcome in journal.outcomes([1, 4])}
+    assert found == {1: 1.0, 4: 4.0}
     journal.close()
 
 
@@ -207,7 +215,7 @@ def test_ranks_and_starts_never_write_into_the_same_file(tmp_path: Path) -> None
 
 
 def test_every_batch_is_forced_to_the_disk(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, SIZES, LABELS)
+    journal = Journal(tmp_path, SIZES, COLUMNS)
     with mock.patch("os.fdatasync", wraps=os.fdatasync) as sync:
         journal.append(whole(0))
         journal.append(whole(1))
@@ -216,7 +224,7 @@ def test_every_batch_is_forced_to_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_clear_message_and_what_was_written_is_kept(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, SIZES, LABELS)
+    journal = Journal(tmp_path, SIZES, COLUMNS)
     journal.append(whole(0))
     with (
         mock.patch("os.write", side_effect=OSError(errno.ENOSPC, "No space left on device")),
@@ -229,6 +237,42 @@ def test_a_full_disk_is_one_clear_message_and_what_was_written_is_kept(tmp_path:
 
 def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
     assert write(tmp_path, whole(0)).stat().st_mode & 0o077 == 0
+
+
+def test_a_classifiers_file_is_that_of_earlier_versions(tmp_path: Path) -> None:
+    logits = np.array([[0.5, -1.25, 3.0], [np.nan] * 3])
+    first = BatchOutcome(2, answers_of(np.arange(9).reshape(3, 3) / 4), [("peer", 0, 4)], audit={"batches": 1})
+    second = BatchOutcome(1, answers_of(logits), failed={1: "refused"})
+    content = bytes.fromhex(
+        "64654231940e114c02000000030000000300000034000000000000000000803e0000003f0000403f0000803f0000a03f0000c03f0000e03f"
+        "000000407b22726f757465223a205b5b2270656572222c20302c20345d5d2c20226175646974223a207b2262617463686573223a20317d7d"
+        "64654231a7ea75970100000002000000030000001c0000000000003f0000a0bf000040400000c07f0000c07f0000c07f7b226661696c6564"
+        "223a207b2231223a202272656675736564227d7d"
+    )
+    path = write(tmp_path, first, second)
+    assert path.read_bytes() == content
+    _, journal = found_in(tmp_path)
+    assert all(same(*pair) for pair in zip(journal.outcomes([2, 1]), (first, second), strict=True))
+
+
+def test_answers_of_any_columns_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+    columns = np.dtype([("loglikelihood", np.float64), ("is_greedy", np.bool_), ("options", np.float32, (2, 2))])
+    answers = np.zeros(3, dtype=columns)
+    answers["loglikelihood"] = [-1.5, -1e300, 0.1]
+    answers["is_greedy"] = [True, False, True]
+    answers["options"][1] = [[1, 2], [3, 4]]
+    journal = Journal(tmp_path, SIZES, columns)
+    journal.append(BatchOutcome(2, answers))
+    journal.append(BatchOutcome(0, unanswered(1, columns), failed={0: "refused"}))
+    journal.close()
+    later = Journal(tmp_path, SIZES, columns)
+    assert np.flatnonzero(later.read()).tolist() == [2]
+    kept, failed = later.outcomes([2, 0])
+    assert kept.answers.dtype == columns
+    np.testing.assert_array_equal(kept.answers, answers)
+    assert np.isnan(failed.answers["loglikelihood"]).all()
+    assert np.isnan(failed.answers["options"]).all()
+    assert found_in(tmp_path)[0] == [], "a head of other columns reads no answers of this one"
 
 
 def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:

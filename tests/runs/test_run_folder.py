@@ -16,9 +16,10 @@ from conftest import results_of
 from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.predictions import BatchOutcome, Predictions
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.runs.journal import Fingerprint, Journal
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.schema import SCHEMA_VERSION
@@ -99,8 +100,8 @@ def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     run = RunFolder(config_for(folder, **options))
     run.open()
     assert run.claim(FINGERPRINT)
-    journal = Journal(folder, np.array([1]), 2)
-    journal.append(BatchOutcome(0, np.zeros((1, 2), dtype=np.float32)))
+    journal = Journal(folder, np.array([1]), logits_columns(2))
+    journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     if complete:
         run.complete(PREDICTIONS, METRICS, FACTS)

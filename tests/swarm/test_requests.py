@@ -18,9 +18,10 @@ from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmE
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm
+from dist_eval.swarm.attempts import _MIN_STALL_SECONDS
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.requests import _MIN_STALL_SECONDS, SwarmRequests
+from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Routing, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5

@@ -1,0 +1,59 @@
+"""What a model answers to a batch: one row for each example, with the columns that the model's head declares.
+
+The columns are the fields of a structured dtype. A classification head has one, `logits`; another head may have a
+score, several, or numbers of another type. Only what interprets the answers knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+AnswerColumns = np.dtype[np.void]
+"""A structured dtype: name, dtype and shape of each column of one example."""
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """The result of a batch.
+
+    Attributes:
+        batch: number of the batch in the plan.
+        answers: of shape [rows], of the dtype that the model declares; see `unanswered` for failed examples.
+        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
+        failed: the reasons of examples without an answer, by row in the batch.
+        audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
+    """
+
+    batch: int
+    answers: np.ndarray
+    route: Sequence[tuple[str, int, int]] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+    audit: Mapping[str, Any] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all examples have an answer."""
+        return not self.failed
+
+
+def logits_columns(num_labels: int) -> AnswerColumns:
+    """Returns the columns of a classification head: `logits`, float32 of shape [num_labels]."""
+    return np.dtype([("logits", np.float32, (num_labels,))])
+
+
+def column_names(columns: AnswerColumns) -> tuple[str, ...]:
+    """Returns the names of columns."""
+    return columns.names or ()
+
+
+def unanswered(rows: int, columns: AnswerColumns) -> np.ndarray:
+    """Returns answers to be filled in: NaN, and 0 where a column has no NaN."""
+    answers = np.zeros(rows, dtype=columns)
+    for name in column_names(columns):
+        if answers[name].dtype.kind == "f":
+            answers[name] = np.nan
+    return answers

@@ -1,0 +1,231 @@
+"""The attempts to have a part of a route answered: decides what to do next. Sends nothing, and does not wait.
+
+`SwarmRequests.send_with_retries` acts on the decisions. Each is one of the classes below:
+
+- `Send` to a server;
+- `WaitForServers`, as none can be reached: this costs no attempt;
+- `Retry` after a delay, with another server if there is one;
+- `Split` the request in halves, which servers may accept;
+- `Skip` it: it was optional;
+- `GiveUp`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dist_eval.errors import EvaluationError, ModelOutputError, RefusedError, SwarmError, first_line
+from dist_eval.swarm.failures import Failure, classify
+from dist_eval.swarm.router import Router, RouteSegment, Span, without
+
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
+_MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
+"""Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
+recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
+"""
+
+_FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
+
+
+class TooLarge(Exception):
+    """A server accepts smaller requests only."""
+
+
+@dataclass(frozen=True)
+class RoutePart:
+    """A part of a route that is to be answered.
+
+    Attributes:
+        block: where to start.
+        end: one past the last block of the route.
+        tokens: of the request, counting padding and prompts.
+        avoided: segments to avoid if there is another route; the request is then optional.
+        prefer_whole: prefer servers that hold all blocks of the route.
+    """
+
+    block: int
+    end: int
+    tokens: int
+    avoided: Sequence[RouteSegment] = ()
+    prefer_whole: bool = False
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send the request.
+
+    Attributes:
+        segment: the server, and the blocks that it should run.
+        stall_timeout: seconds to wait for its answer.
+        spans: the blocks that were online, from which the server was chosen.
+        at: when it was chosen, in seconds of `time.monotonic()`.
+    """
+
+    segment: Span
+    stall_timeout: float
+    spans: Sequence[Span]
+    at: float
+
+
+@dataclass(frozen=True)
+class WaitForServers:
+    """Wait until there is a route of servers that can be reached.
+
+    Attributes:
+        what: the blocks that have no server.
+        why: the error of the server that was asked, or that there is none.
+        since: when the outage began, in seconds of `time.monotonic()`.
+    """
+
+    what: str
+    why: str
+    since: float
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Choose a server again, after some seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """Split the request in halves: it is too large."""
+
+    error: TooLarge
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Do without an optional request: it is not worth waiting for."""
+
+    error: SwarmError
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Raise an error.
+
+    Attributes:
+        error: the error.
+        exonerated: servers whose wrong answers do not count against them, because others gave one too.
+    """
+
+    error: EvaluationError
+    exonerated: frozenset[Any] = frozenset()
+
+
+Decision = Send | WaitForServers | Retry | Split | Skip | GiveUp
+
+
+@dataclass
+class Attempts:
+    """The attempts for one part of a route.
+
+    Attributes:
+        router: chooses servers, and knows their statistics.
+        part: what is to be answered.
+        limit: failed attempts after which to give up.
+        timeout: longest time to wait for a server's answer, in seconds.
+    """
+
+    router: Router
+    part: RoutePart
+    limit: int
+    timeout: float
+    _failed: int = 0
+    _outage_since: float | None = None
+    _messages: list[str] = field(default_factory=list)
+    _peers: dict[Failure, list[Any]] = field(default_factory=dict)
+    """The servers that failed in each way."""
+
+    def next(self, online: Sequence[Span], now: float) -> Send | WaitForServers | Skip:
+        """Decides whom to ask.
+
+        Args:
+            online: the blocks that are online.
+            now: current time, in seconds of `time.monotonic()`.
+        """
+        spans: Sequence[Span] = without(online, self.part.avoided)
+        if self.part.prefer_whole:
+            spans = self._holding_all(spans, now)
+        segment = self._route(spans, now)
+        if segment is None:
+            why = "no server online holds it, or a block after it"
+            return self._unreachable(f"block {self.part.block}", why, now)
+        stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed
+        return Send(segment, min(self.timeout, stall_timeout), spans, now)
+
+    def after(self, sent: Send, error: Exception) -> WaitForServers | Retry | Split | Skip | GiveUp:
+        """Decides what to do about a request that failed.
+
+        Args:
+            sent: the decision that it followed.
+            error: any of the daemon, the connection or the server.
+        """
+        segment, failure = sent.segment, classify(error)
+        what = f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
+        if failure is Failure.TOO_LARGE:
+            return Split(TooLarge(first_line(error)))
+        if failure is Failure.UNREACHABLE:
+            return self._unreachable(what, first_line(error), sent.at)
+        if self.part.avoided and failure is Failure.NO_ANSWER:
+            return self._no_second_opinion(what)
+        self._messages.append(f"{what}: {first_line(error)}")
+        peers = self._peers.setdefault(failure, [])
+        peers.append(segment.peer)
+        if failure in (Failure.WRONG, Failure.REFUSED) and self._is_confirmed(peers, sent):
+            messages = "; ".join(self._messages)
+            if failure is Failure.REFUSED:
+                return GiveUp(RefusedError(f"servers refused it, {messages}"))
+            several = frozenset(peers) if len({*peers}) > 1 else frozenset()
+            return GiveUp(ModelOutputError(f"servers answered with {messages}"), several)
+        self._failed += 1
+        if self._failed >= self.limit:
+            return GiveUp(SwarmError(f"got no answer for {what} in {self._failed} attempts: {self._messages[-1]}"))
+        return Retry(0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY))
+
+    def has_route(self, online: Sequence[Span], now: float) -> bool:
+        """Whether there is a route of servers that are not banned."""
+        return self._route(self._not_banned(online, now), now) is not None
+
+    def _unreachable(self, what: str, why: str, now: float) -> WaitForServers | Skip:
+        if self.part.avoided:
+            return self._no_second_opinion(what)
+        self._outage_since = self._outage_since or now
+        return WaitForServers(what, why, self._outage_since)
+
+    def _no_second_opinion(self, what: str) -> Skip:
+        return Skip(SwarmError(f"no second opinion for {what}"))
+
+    def _is_confirmed(self, peers: Sequence[Any], sent: Send) -> bool:
+        """Whether several servers failed in the same way, or one several times and there is no other."""
+        if len(peers) < _FAILURES_TO_CONFIRM:
+            return False
+        others = [span for span in sent.spans if span.peer not in peers]
+        return len({*peers}) > 1 or self._route(others, sent.at) is None
+
+    def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
+        """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
+        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
+        if not latencies:
+            return self.timeout
+        others = [span for span in self._not_banned(spans, now) if span.peer != segment.peer]
+        is_optional = bool(self.part.avoided)
+        if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
+            return self.timeout
+        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies))
+
+    def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]
+        return self._not_banned(whole, now) or spans
+
+    def _not_banned(self, spans: Sequence[Span], now: float) -> list[Span]:
+        return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]
+
+    def _route(self, spans: Sequence[Span], now: float) -> Span | None:
+        return self.router.next_segment(spans, self.part.block, self.part.end, self.part.tokens, now)

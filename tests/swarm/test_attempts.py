@@ -1,0 +1,178 @@
+"""What is decided about a request that a server did not answer, without a swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from dist_eval.errors import ModelOutputError, RefusedError, SwarmError
+from dist_eval.swarm.attempts import (
+    _MIN_STALL_SECONDS,
+    Attempts,
+    GiveUp,
+    Retry,
+    RoutePart,
+    Send,
+    Skip,
+    Split,
+    WaitForServers,
+)
+from dist_eval.swarm.failures import Failure, WrongAnswer
+from dist_eval.swarm.router import Router, RouteSegment, Span
+
+BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
+REPLICAS = [Span(peer, 0, BLOCKS) for peer in ("a", "b", "c")]
+LATE, GONE = asyncio.TimeoutError("late"), ConnectionError("gone")
+
+
+class P2PHandlerError(Exception):
+    """Named like the error with which hivemind passes on a server's."""
+
+
+REFUSED = P2PHandlerError("shapes differ")
+
+
+def attempts_of(
+    avoided: list[RouteSegment] | None = None, *, prefer_whole: bool = False, router: Router | None = None
+) -> Attempts:
+    part = RoutePart(0, BLOCKS, TOKENS, avoided or (), prefer_whole)
+    return Attempts(router or Router(), part, limit=LIMIT, timeout=TIMEOUT)
+
+
+def sent(attempts: Attempts, online: list[Span], now: float = 0.0) -> Send:
+    decision = attempts.next(online, now)
+    assert isinstance(decision, Send)
+    return decision
+
+
+def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> object:
+    """Asks one of the servers, which fails and is banned."""
+    decision, server = sent(attempts, online, now), attempts.router
+    server.stats(decision.segment.peer).sent(1)
+    failure = Failure.WRONG if isinstance(error, WrongAnswer) else Failure.NO_ANSWER
+    server.stats(decision.segment.peer).failed(1, now, failure)
+    return attempts.after(decision, error)
+
+
+def test_each_failed_attempt_is_followed_by_one_on_another_server_with_more_time_between_them() -> None:
+    attempts, delays = attempts_of(), []
+    for _ in range(LIMIT - 1):
+        decision = fails(attempts, LATE, REPLICAS)
+        assert isinstance(decision, Retry)
+        delays.append(decision.delay)
+    assert delays == [0.0, 1.0, 2.0]
+    assert {peer: server.failures for peer, server in attempts.router.servers.items()} == {"a": 1, "b": 1, "c": 1}
+    last = fails(attempts, LATE, REPLICAS)
+    assert isinstance(last, GiveUp) and isinstance(last.error, SwarmError)
+    words = rf"got no answer for blocks 0:4 \(peer (\w)\) in {LIMIT} attempts: blocks 0:4 \(peer \1\): late"
+    assert re.fullmatch(words, str(last.error))
+
+
+def test_the_delay_is_bounded() -> None:
+    attempts = attempts_of()
+    attempts.limit = 20
+    delays = [fails(attempts, LATE, REPLICAS) for _ in range(10)]
+    assert max(decision.delay for decision in delays if isinstance(decision, Retry)) == 5.0
+
+
+def test_without_a_server_requests_wait_from_the_first_moment_on_and_no_attempt_is_counted() -> None:
+    attempts = attempts_of()
+    first = attempts.next([Span("a", 1, BLOCKS)], 7.0)
+    assert first == WaitForServers("block 0", "no server online holds it, or a block after it", 7.0)
+    unreachable = [attempts.after(sent(attempts, REPLICAS, 8.0), GONE) for _ in range(2 * LIMIT)]
+    for decision in unreachable:
+        assert isinstance(decision, WaitForServers)
+        assert (decision.why, decision.since) == ("gone", 7.0)
+    assert fails(attempts, LATE, REPLICAS) == Retry(0.0)
+
+
+def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
+    attempts = attempts_of()
+    assert attempts.has_route(REPLICAS[:1], 0.0)
+    fails(attempts, LATE, REPLICAS[:1])
+    assert not attempts.has_route(REPLICAS[:1], 0.0)
+    assert attempts.has_route(REPLICAS[:1], 3600.0)
+    assert not attempts.has_route([], 0.0)
+
+
+def test_a_request_that_is_too_large_is_split_at_once() -> None:
+    attempts = attempts_of()
+    decision = attempts.after(sent(attempts, REPLICAS), P2PHandlerError("12 is greater than max_batch_size (8)"))
+    assert isinstance(decision, Split)
+    assert str(decision.error) == "12 is greater than max_batch_size (8)"
+
+
+@pytest.mark.parametrize(("error", "kind"), [(REFUSED, RefusedError), (WrongAnswer("nan"), ModelOutputError)])
+def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Exception]) -> None:
+    attempts = attempts_of()
+    assert isinstance(fails(attempts, error, REPLICAS), Retry)
+    decision = fails(attempts, error, REPLICAS)
+    assert isinstance(decision, GiveUp) and isinstance(decision.error, kind)
+    assert str(decision.error).count(str(error)) == 2, "both are named"
+    peers = {span.peer for span in REPLICAS if f"(peer {span.peer})" in str(decision.error)}
+    assert len(peers) == 2
+    assert decision.exonerated == (peers if kind is ModelOutputError else frozenset())
+
+
+def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
+    attempts = attempts_of()
+    assert isinstance(fails(attempts, WrongAnswer("nan"), REPLICAS[:1]), Retry)
+    decision = fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
+    assert isinstance(decision, GiveUp) and isinstance(decision.error, ModelOutputError)
+    assert decision.exonerated == frozenset()
+
+
+def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> None:
+    attempts = attempts_of()
+    first = Send(REPLICAS[0], TIMEOUT, REPLICAS, 0.0)
+    assert [type(attempts.after(first, REFUSED)) for _ in range(LIMIT)] == [Retry, Retry, Retry, GiveUp]
+
+
+@pytest.mark.parametrize("error", [LATE, GONE])
+def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
+    avoided = [("a", 0, BLOCKS)]
+    attempts = attempts_of(avoided)
+    decision = sent(attempts, REPLICAS[:2])
+    assert decision.segment.peer == "b"
+    after = attempts.after(decision, error)
+    assert isinstance(after, Skip)
+    assert str(after.error) == "no second opinion for blocks 0:4 (peer b)"
+    without_servers = attempts_of(avoided).next([], 0.0)
+    assert isinstance(without_servers, Skip)
+    assert str(without_servers.error) == "no second opinion for block 0"
+
+
+def router_with_latency(seconds: float) -> Router:
+    router = Router()
+    for span in REPLICAS:
+        router.stats(span.peer).sent(TOKENS)
+        router.stats(span.peer).answered(TOKENS, 0.0, seconds)
+    return router
+
+
+def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_with_each_attempt() -> None:
+    router = router_with_latency(0.01)
+    attempts = attempts_of(router=router)
+    assert sent(attempts, REPLICAS).stall_timeout == _MIN_STALL_SECONDS
+    assert sent(attempts, REPLICAS[:1]).stall_timeout == TIMEOUT, "nobody else could answer"
+    assert sent(attempts_of([("c", 0, 4)], router=router), REPLICAS[:1]).stall_timeout == _MIN_STALL_SECONDS, "optional"
+    attempts.after(sent(attempts, REPLICAS), LATE)
+    assert sent(attempts, REPLICAS).stall_timeout == 2 * _MIN_STALL_SECONDS
+    assert sent(attempts_of(router=router_with_latency(2.0)), REPLICAS).stall_timeout == 20.0
+    assert sent(attempts_of(router=router_with_latency(30.0)), REPLICAS).stall_timeout == TIMEOUT
+    assert sent(attempts_of(), REPLICAS).stall_timeout == TIMEOUT, "no latency is known"
+
+
+def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
+    router = router_with_latency(10.0)  # the others look much faster
+    halves = [Span("x", 0, 2), Span("y", 2, BLOCKS)]
+    for peer in ("x", "y"):
+        router.stats(peer).sent(TOKENS)
+        router.stats(peer).answered(TOKENS, 0.0, 1e-3)
+    attempts = attempts_of(prefer_whole=True, router=router)
+    assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "a"
+    assert sent(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"
+    fails(attempts, LATE, REPLICAS[:1], 11.0)
+    assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "x"
