@@ -89,6 +89,7 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 FACTS: dict[str, Any] = {
     **analyse(PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
+    "failures": [],
     "data": {
         "source": "test.csv",
         "is_path": True,
@@ -103,7 +104,6 @@ FACTS: dict[str, Any] = {
         "text_digest": "t",
         "tokenizer_digest": "k",
     },
-    "failures": [],
     "model": {
         "base": "some/base",
         "base_is_path": False,
@@ -133,10 +133,10 @@ FACTS: dict[str, Any] = {
         }
     ],
     "spread": None,
-    "audit": None,
-    "backends": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
     "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
+    "audit": None,
+    "backends": None,
 }
 
 

@@ -1,7 +1,7 @@
 """A run's folder: who uses it, and `results.json`.
 
 `results.json` is written first with status "running", and replaced atomically whenever something changes, so that a
-reader always sees a complete and current file. Its schema is `results.schema.json` (see `dist_eval.schema`).
+reader always sees a complete and current file. Its content is a record of `dist_eval.results.run`.
 
 `timeline.json` has for each rank {rank, host, batches, servers}: when its batches, and its requests to each server,
 were in flight during the last start (see `dist_eval.distributed.timeline.Timeline.to_dict`).
