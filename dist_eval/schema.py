@@ -10,7 +10,7 @@ import dataclasses
 import json
 from typing import Any, Literal, get_type_hints
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 """Version of `results.json`, incremented by every incompatible change."""
 
 

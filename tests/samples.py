@@ -13,9 +13,11 @@ from dist_eval import demo
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.results.run import EvaluationResults
 from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
@@ -87,7 +89,9 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 
 
 FACTS: dict[str, Any] = {
-    **analyse(PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
+    **analyse(
+        PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])
+    ).to_json(),
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
     "failures": [],
     "data": {
@@ -138,6 +142,11 @@ FACTS: dict[str, Any] = {
     "audit": None,
     "backends": None,
 }
+
+
+def sections(metrics: Metrics = METRICS, **changes: Any) -> EvaluationResults:
+    """All sections of a complete run: metrics, and the small evaluation's with some changes."""
+    return EvaluationResults.model_validate({**dict(scores_of(metrics)), **FACTS, **changes})
 
 
 def watch(path: Path, change: Callable[[], None]) -> list[bytes]:

@@ -22,6 +22,7 @@ from dist_eval.data.plan import Plan
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, problem_of
 from dist_eval.inference.forward import TextClassifier
 from dist_eval.process.files import write_atomically
+from dist_eval.results.work import Answer, BackendComparison, ChangedPrediction
 from dist_eval.runs.files import CHANGES
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
@@ -43,7 +44,7 @@ class Comparison:
 
     compared: int = 0
     largest_difference: float = 0.0
-    changed: list[dict[str, Any]] | None = field(default_factory=list)
+    changed: list[ChangedPrediction] | None = field(default_factory=list)
     left: int = 0
 
     @classmethod
@@ -53,11 +54,11 @@ class Comparison:
         return cls(
             compared=sum(part.compared for part in parts),
             largest_difference=max(part.largest_difference for part in parts),
-            changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change["index"]),
+            changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change.index),
             left=sum(part.left for part in parts),
         )
 
-    def to_dict(self, folder: Path) -> dict[str, Any]:
+    def summary(self, folder: Path) -> BackendComparison:
         """Returns the section `backends` of `results.json`; changes that do not fit there are written to a file.
 
         Args:
@@ -66,14 +67,16 @@ class Comparison:
         changed = self.changed or []
         is_long = len(changed) > _LISTED
         if is_long:
-            write_atomically(folder / CHANGES, "".join(json.dumps(change) + "\n" for change in changed).encode())
-        return {
-            "compared": self.compared,
-            "largest_difference": self.largest_difference,
-            "changed": None if self.changed is None else len(changed),
-            "examples": changed[:_LISTED],
-            "file": CHANGES if is_long else None,
-        }
+            write_atomically(
+                folder / CHANGES, "".join(json.dumps(change.to_json()) + "\n" for change in changed).encode()
+            )
+        return BackendComparison(
+            compared=self.compared,
+            largest_difference=self.largest_difference,
+            changed=None if self.changed is None else len(changed),
+            examples=changed[:_LISTED],
+            file=CHANGES if is_long else None,
+        )
 
 
 def compare_backends(
@@ -123,11 +126,11 @@ def _compare(found: Comparison, problem: Problem, index: np.ndarray, theirs: np.
     predictions = problem.predict(theirs), problem.predict(ours)
     differs = predictions[0] != predictions[1]
     for row in np.flatnonzero(differs.any(axis=1) if problem.is_wide else differs):
-        answers = {
-            name: {"prediction": _listed(problem, prediction[row]), "logits": logits[row].tolist()}
-            for name, prediction, logits in zip(("swarm", "local"), predictions, (theirs, ours), strict=True)
-        }
-        found.changed.append({"index": int(index[row]), **answers})
+        swarm, local = (
+            Answer(prediction=_listed(problem, prediction[row]), logits=logits[row].tolist())
+            for prediction, logits in zip(predictions, (theirs, ours), strict=True)
+        )
+        found.changed.append(ChangedPrediction(index=int(index[row]), swarm=swarm, local=local))
 
 
 def _listed(problem: Problem, prediction: Any) -> int | list[int]:

@@ -6,9 +6,8 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import torch
@@ -25,11 +24,10 @@ from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.combination import (
     combine,
     compare_all,
-    spread,
-    throughput,
     with_custom_metrics,
 )
 from dist_eval.evaluation.completed import rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.work import BatchWorker, FailurePolicy
 from dist_eval.inference.window import Window, largest_window
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
@@ -61,7 +59,7 @@ def evaluate_run(
     scratch_dir: Path,
     stop: Stop | None = None,
     folder: RunFolder | None = None,
-) -> dict[str, Any] | None:
+) -> dict[str, float | None] | None:
     """Evaluates a classifier on a dataset; every rank calls it.
 
     Args:
@@ -103,7 +101,8 @@ def evaluate_run(
         prepared = open_plan(base, target, topology, rank_store) if topology.is_leader else None
         if prepared is not None:
             is_new = folder.claim(fingerprint_of(config, base, target, *prepared))
-            is_new = is_new or (config.compare_backends and not folder.results().get("backends"))
+            complete = folder.results()
+            is_new = is_new or (config.compare_backends and not (complete and complete.backends))
             rank_store.publish(_CLAIM, _TO_DO if is_new else _COMPLETE)
         classifier, swarm = load_classifier(config, base, target, peers, scratch_dir, check, topology=topology)
         stack.callback(classifier.close)
@@ -163,25 +162,23 @@ def evaluate_run(
         extra_statistics = statistics_of_functions(
             custom_metrics, combined.predictions, analysis_options.units(combined.predictions)
         )
-        facts = {
-            **analyse(combined.predictions, metrics, analysis_options, extra_statistics),
-            "coverage": asdict(coverage),
-            "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
-            "data": asdict(data.facts),
-            "model": base.to_dict(target),
-            "plan": plan.to_dict(),
-            "ranks": combined.ranks,
-            "spread": spread(combined.ranks, metrics),
-            "throughput": throughput(combined.ranks),
-            "swarm": swarm,
-            "audit": combined.audit.to_dict(config.audit) if config.audit or combined.audit else None,
-            "backends": backends.to_dict(folder.path) if backends else None,
-        }
+        results = results_of(
+            combined,
+            metrics,
+            analyse(combined.predictions, metrics, analysis_options, extra_statistics),
+            coverage=coverage,
+            data=data.facts,
+            model=base.summary(target),
+            plan=plan.summary(),
+            swarm=swarm,
+            audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
+            backends=backends.summary(folder.path) if backends else None,
+        )
         folder.save_timelines(combined.timelines)
-        folder.complete(combined.predictions, metrics, facts, analysis_options.groups(combined.predictions))
+        folder.complete(combined.predictions, metrics, results, analysis_options.groups(combined.predictions))
         rank_store.publish(_REPORTED, "")
         report_on(folder.path, config.report)
-        print(format_results(metrics, facts, folder.path), flush=True)
+        print(format_results(metrics, results.to_json(), folder.path), flush=True)
         return metrics.values
 
 

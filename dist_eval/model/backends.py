@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ConfigError, SwarmError
@@ -13,6 +12,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import RunConfig
+from dist_eval.results.work import Swarm
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def load_classifier(
     check: Callable[[], None] = lambda: None,
     *,
     topology: Topology,
-) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
+) -> tuple[Classifier | FullClassifier, Swarm | None]:
     """Builds the classifier; on a swarm, waits first until all blocks have a server.
 
     Returns:
@@ -109,7 +109,7 @@ def load_classifier(
     except BaseException:
         leave_swarm(dht)
         raise
-    return classifier, coverage.to_dict()
+    return classifier, coverage.summary()
 
 
 def load_on_host(base: BaseModelSpec, tuned: EvalTarget, topology: Topology) -> Classifier | FullClassifier:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_eval.results.record import Count, Record
+from dist_eval.results.record import Count, Record, UnknownEarlier
 
 
 class Coverage(Record):
@@ -39,7 +39,7 @@ class DatasetSummary(Record):
 
     source: str
     """Name of the dataset."""
-    is_path: bool
+    is_path: bool | UnknownEarlier = None
     """Whether the name is a file or folder, not a hub name."""
     examples: Count
     """Number of rows."""
@@ -68,7 +68,7 @@ class ModelSummary(Record):
 
     base: str
     """Name of the base model."""
-    base_is_path: bool
+    base_is_path: bool | UnknownEarlier = None
     """Whether the base was a folder, not a hub name."""
     checkpoint: str | None
     """Folder of the tuned checkpoint, null for a complete classifier."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 
 class Record(BaseModel):
@@ -33,6 +34,9 @@ Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """ISO 8601, in UTC."""
+
+UnknownEarlier = SkipJsonSchema[None]
+"""None in the results of earlier versions, which did not write it; every run writes it now."""
 
 Figures = dict[str, float | None]
 """Metric by name, null where undefined."""

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from dist_eval.results.record import Count, Figures, Reasons, Record, Share
+from dist_eval.results.record import Count, Figures, Reasons, Record, Share, UnknownEarlier
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
-_METHODS = ("wilson", "bca", "percentile", "jackknife")
+IntervalMethod = Literal["wilson", "bca", "percentile", "jackknife", "symmetric", "bonett-price"]
+"""How an interval is computed (see `dist_eval.statistics.intervals`); the last two are of a difference of two runs."""
+
 _HAS_ENDS = {"low": {"type": "number"}, "high": {"type": "number"}, "method": {"type": "string"}}
 _HAS_NO_ENDS = {name: {"type": "null"} for name in _HAS_ENDS}
 
@@ -33,8 +35,7 @@ class Interval(
     high: float | None = None
     """Upper limit."""
     method: Annotated[
-        Literal["wilson", "bca", "percentile", "jackknife", "symmetric", "bonett-price"] | None,
-        WithJsonSchema({"enum": [*_METHODS, None]}),  # the others are those of a difference of two runs
+        IntervalMethod | None, WithJsonSchema({"enum": ["wilson", "bca", "percentile", "jackknife", None]})
     ] = None
     """How it was computed (see dist_eval/statistics/intervals.py)."""
     resamples: Annotated[int, Field(ge=1)] | None = None
@@ -108,7 +109,7 @@ class ClassResults(Record):
     """Harmonic mean of precision and recall."""
     support: Count
     """Examples."""
-    intervals: ClassIntervals
+    intervals: ClassIntervals | UnknownEarlier = None
     """Of these metrics."""
 
 
@@ -146,7 +147,7 @@ class OutputResults(Record):
     """Pearson's correlation."""
     spearman: float | None
     """Spearman's correlation of ranks."""
-    intervals: OutputIntervals
+    intervals: OutputIntervals | UnknownEarlier = None
     """Of these metrics."""
 
 
@@ -221,6 +222,9 @@ class ConfidentMistake(Record):
     """Of the wrong prediction; with several labels each, of the surest wrong answer, yes or no."""
 
 
+SliceKind = Literal["value", "missing", "range", "rest"]
+
+
 class Slice(Record):
     """A part of the data.
 
@@ -229,7 +233,7 @@ class Slice(Record):
 
     by: str
     """The column, or length for the number of tokens."""
-    kind: Literal["value", "missing", "range", "rest"]
+    kind: SliceKind
     """A value of the column, a missing one, a range of numbers, or all values that have no slice of their own."""
     value: str | None
     """The value, or what it is in words; null where it is missing."""

@@ -199,8 +199,8 @@ class Audit(Record):
 class Answer(Record):
     """An answer of one of two backends."""
 
-    prediction: int | list[Number]
-    """Class number, or the numbers of several labels; numbers of a regression."""
+    prediction: int | list[int]
+    """Class number, or the numbers of several labels."""
     logits: list[float]
     """The model's outputs."""
 

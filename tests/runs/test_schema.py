@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for
+from samples import FACTS, METRICS, PREDICTIONS, config_for, sections
 
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.runs.run_folder import RunFolder
@@ -33,7 +33,7 @@ VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 def complete(tmp_path: Path) -> dict[str, Any]:
     run = RunFolder(config_for(tmp_path))
     run.open()
-    run.complete(PREDICTIONS, METRICS, FACTS)
+    run.complete(PREDICTIONS, METRICS, sections())
     return results_of(tmp_path)
 
 
