@@ -129,13 +129,15 @@ def _round(report: harness.Report, group: str, swarm: PrivateSwarm, model: Model
         before = processor_seconds(swarm)
         load = drive(remote.logits, batches, Window(), prompt_tokens=PROMPT_TOKENS)
         spent = {part: seconds - before[part] for part, seconds in processor_seconds(swarm).items()}
-        traffic = remote.backbone.traffic() or {}
+        traffic = remote.backbone.traffic()
     finally:
         remote.close()
     for part in PARTS:
         report.add(group, part, spent[part])
     kept = ("round_trips", "bytes_sent", "bytes_received")
-    report.add(group, ALL, sum(spent.values()), {"seconds": load.seconds, **{name: traffic[name] for name in kept}})
+    report.add(
+        group, ALL, sum(spent.values()), {"seconds": load.seconds, **{name: getattr(traffic, name) for name in kept}}
+    )
 
 
 def main() -> None:

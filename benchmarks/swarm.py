@@ -17,6 +17,7 @@ from benchmarks.load import drive, random_batches, random_checkpoint
 from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.inference.window import Window
+from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.router import Router, Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
@@ -90,7 +91,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             classifier.close()
     _, sentence, requests = best
     report.note(f"{coverage.describe()}\n\n{sentence}")
-    report.note(describe_servers(requests.to_dict()["servers"], spans, requests.router))
+    report.note(describe_servers(requests.traffic().servers, spans, requests.router))
     report.note(f"{describe_bottleneck(spans, requests.router, blocks)} Retries in all: {retries}.")
     report.finish()
 
@@ -108,11 +109,11 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
         yield swarm.initial_peers
 
 
-def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], router: Router) -> str:
+def describe_servers(servers: Sequence[ServerTraffic], spans: Sequence[Span], router: Router) -> str:
     """Returns a table of the servers' requests and speeds.
 
     Args:
-        servers: the list `servers` of `SwarmRequests.to_dict`.
+        servers: what each of them was sent.
         spans: the servers' blocks.
         router: the router with its measurements.
     """
@@ -120,12 +121,12 @@ def describe_servers(servers: Sequence[dict[str, Any]], spans: Sequence[Span], r
     speeds = {str(peer): server.seconds_per_work for peer, server in router.servers.items()}
     lines = ["server       blocks    requests  failures   p50 s   p95 s  tokens/s through its blocks"]
     for server in servers:
-        peer = server["peer"]
-        span, speed, p50, p95 = blocks.get(peer), speeds.get(peer), server["latency_p50"], server["latency_p95"]
+        peer = server.peer
+        span, speed, p50, p95 = blocks.get(peer), speeds.get(peer), server.latency_p50, server.latency_p95
         where = f"{span.start}:{span.end}" if span else "gone"
         rate = f"{1 / (speed * (span.end - span.start)):.0f}" if span and speed else "?"
         times = "      ?       ?" if p50 is None else f"{p50:7.3f} {p95:7.3f}"
-        lines.append(f"...{peer[-8:]}  {where:<8}  {server['requests']:>8}  {server['failures']:>8} {times}  {rate:>8}")
+        lines.append(f"...{peer[-8:]}  {where:<8}  {server.requests:>8}  {server.failures:>8} {times}  {rate:>8}")
     return "\n".join(lines)
 
 

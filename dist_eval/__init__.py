@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from dist_eval.api.pipeline import PetalsPipeline
     from dist_eval.errors import EvaluationError
     from dist_eval.metrics.computing import Metrics, compute_metrics
-    from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
+    from dist_eval.metrics.predictions import Predictions, prove_coverage
     from dist_eval.model.checkpoint import TunedCheckpoint
     from dist_eval.options.config import EvaluationConfig
+    from dist_eval.results.inputs import Coverage
     from dist_eval.swarm.private import PrivateSwarm
 
 # Petals pins a transformers that uses names which torch has since deprecated: users cannot do anything about that
@@ -32,7 +33,7 @@ for _name in ("utils._pytree._register_pytree_node", "jit.script"):
     warnings.filterwarnings("ignore", f"`torch.{_name}` is deprecated", FutureWarning)
 
 _MODULES = {
-    "Coverage": "metrics.predictions",
+    "Coverage": "results.inputs",
     "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
     "Metrics": "metrics.computing",

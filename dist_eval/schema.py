@@ -1,34 +1,65 @@
 """`dist-eval schema`: prints the JSON Schema of `results.json` (draft 2020-12).
 
-The schema is the file `results.schema.json` of the package. It is strict: additional properties are not allowed.
+It is made from the records of `dist_eval.results`, and strict: additional properties are not allowed.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import sys
-from importlib import resources
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 """Version of `results.json`, incremented by every incompatible change."""
-
-_FILE = "results.schema.json"
 
 
 def results_schema() -> dict[str, Any]:
     """Returns the schema, for a JSON Schema validator.
 
     Examples:
-        >>> results_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+        >>> schema = results_schema()
+        >>> list(schema["discriminator"]["mapping"])
+        ['complete', 'failed', 'incomplete', 'running']
+        >>> schema["$defs"]["CompleteRun"]["properties"]["schema_version"]["const"] == SCHEMA_VERSION
         True
     """
-    return json.loads(_text())
+    from dist_eval.results.json_schema import SchemaGenerator
+    from dist_eval.results.run import RUN
+
+    schema = RUN.json_schema(mode="serialization", schema_generator=SchemaGenerator)
+    definitions = schema["$defs"]
+    definitions["Config"] = _config_schema()
+    for record in definitions.values():
+        if "config" in record["properties"]:
+            record["properties"]["config"] = {"$ref": "#/$defs/Config", "description": "All options."}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"results.json of dist_eval, schema version {SCHEMA_VERSION}",
+        "description": "Written first with status running, and replaced as a whole whenever something changes, so that "
+        "whoever looks sees a complete and true file.",
+        **schema,
+    }
 
 
-def _text() -> str:
-    return resources.files("dist_eval").joinpath(_FILE).read_text(encoding="utf-8")
+def _config_schema() -> dict[str, Any]:
+    """Returns the schema of the section `config`: all options of an evaluation."""
+    from pydantic import Field, create_model
+
+    from dist_eval.options.config import EvaluationConfig
+    from dist_eval.results.json_schema import SchemaGenerator
+    from dist_eval.results.record import Record
+
+    hints, options = get_type_hints(EvaluationConfig), dict[str, Any]()
+    for option in dataclasses.fields(EvaluationConfig):
+        hint, choices = hints[option.name], option.metadata["extra"].get("choices")
+        if choices:
+            hint = Literal.__getitem__((*choices, None) if option.default is None else choices)
+        options[option.name] = hint, Field(description=option.metadata["help"])
+    options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
+    described = "All options, as in dist_eval/options/config.py and in --help."
+    config = create_model("Config", __base__=Record, __doc__=described, **options)
+    return config.model_json_schema(schema_generator=SchemaGenerator)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,4 +73,4 @@ def build_parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     build_parser().parse_args()
-    sys.stdout.write(_text())
+    print(json.dumps(results_schema(), indent=2, ensure_ascii=False))

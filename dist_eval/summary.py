@@ -66,7 +66,7 @@ def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) 
     for name in asked or ():
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    problems = [outcome.results.get("problem_type", "") for outcome in complete]
+    problems = [outcome.as_dict.get("problem_type", "") for outcome in complete]
     usual = [name for problem in problems for name in metric_names(problem, "compared")]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
 
@@ -83,21 +83,21 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
     rows, first = [], next((outcome for outcome in outcomes if outcome.status == "complete"), None)
     for outcome in outcomes:
         complete = outcome.status == "complete"
-        coverage = outcome.results.get("coverage") or {}
+        coverage = outcome.as_dict.get("coverage") or {}
         row: dict[str, Any] = {
             "run": str(outcome.folder),
             "status": outcome.status,
             "exit_status": outcome.exit_status,
             "reason": outcome.reason,
-            "problem_type": outcome.results.get("problem_type"),
+            "problem_type": outcome.as_dict.get("problem_type"),
             "examples": coverage.get("expected"),
             "missing": coverage.get("missing"),
             "failed": coverage.get("failed"),
-            "seconds": (outcome.results.get("throughput") or {}).get("seconds"),
+            "seconds": (outcome.as_dict.get("throughput") or {}).get("seconds"),
             "other_data_than": str(first.folder) if first and complete and _data(outcome) != _data(first) else None,
         }
         for name in figures:
-            interval = (outcome.results.get("intervals") or {}).get(name) or {}
+            interval = (outcome.as_dict.get("intervals") or {}).get(name) or {}
             row[name] = _metrics(outcome).get(name) if complete else None
             row[f"{name}_low"], row[f"{name}_high"] = (
                 interval.get(end) if complete else None for end in ("low", "high")
@@ -107,11 +107,11 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
 
 
 def _metrics(outcome: Outcome) -> dict[str, float | None]:
-    return outcome.results.get("metrics") or {}
+    return outcome.as_dict.get("metrics") or {}
 
 
 def _data(outcome: Outcome) -> str | None:
-    return (outcome.results.get("data") or {}).get("text_digest")
+    return (outcome.as_dict.get("data") or {}).get("text_digest")
 
 
 def _table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> list[list[str]]:

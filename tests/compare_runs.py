@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from samples import FACTS, config_for
+from samples import FACTS, config_for, sections
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
@@ -56,15 +56,15 @@ def run_of(
     extra_statistics = statistics_of_functions(custom, found, units)
     whole = metric_intervals(found, metrics, resamples=99, extra_statistics=extra_statistics)
     rows = [
-        {**row, "intervals": {name: one.to_dict() for name, one in of_class.items()}}
+        {**row, "intervals": of_class}
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
     run = RunFolder(config_for(folder))
     run.open()
-    intervals = {name: one.to_dict() for name, one in whole.items()}
-    facts = {"data": {**FACTS["data"], "text_digest": "texts", **data}, "intervals": intervals, "per_class": rows}
+    changes: dict[str, Any] = {"intervals": whole, "per_class": rows, "groups": of_groups or None}
+    changes["data"] = {**FACTS["data"], "text_digest": "texts", **data}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
-    run.complete(found, metrics, {**FACTS, **facts, **of_classes, "groups": of_groups or None}, groups)
+    run.complete(found, metrics, sections(metrics, **changes, **of_classes), groups)
     run.close()
     return folder

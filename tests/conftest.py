@@ -345,8 +345,13 @@ def run_here(*command: str) -> int:
 def results_of(folder: Path) -> dict[str, Any]:
     """Reads the `results.json` of a run's folder, which has to fit the published schema."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(results_schema()).validate(results)
+    _validator().validate(results)
     return results
+
+
+@functools.cache
+def _validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(results_schema())
 
 
 @pytest.fixture(autouse=True)

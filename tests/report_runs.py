@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from conftest import results_of
-from samples import FACTS, PEER_ID, config_for
+from samples import FACTS, PEER_ID, config_for, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem
@@ -38,7 +38,7 @@ def timelines(ranks: int) -> list[dict[str, Any]]:
     ]
 
 
-def rank_facts(ranks: int) -> list[dict[str, Any]]:
+def rank_results(ranks: int) -> list[dict[str, Any]]:
     answers = {"requests": 9, "failures": 1, "wrong_answers": 0, "token_blocks": 900}
     server = {"peer": PEER_ID, **answers, "latency_p50": 0.1, "latency_p95": 0.2}
     counts = {"round_trips": 9, "retries": 1, "halved": 0, "bytes_sent": 4096, "bytes_received": 4096}
@@ -75,13 +75,8 @@ def synthetic_run(
     run.open()
     run.save_timelines(timelines(ranks))
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
-    facts = {
-        **FACTS,
-        **analyse(found, metrics, analysis_options or AnalysisOptions()),
-        "ranks": rank_facts(ranks),
-        "coverage": coverage,
-    }
-    run.complete(found, metrics, facts)
+    analysis = analyse(found, metrics, analysis_options or AnalysisOptions())
+    run.complete(found, metrics, sections(metrics, **dict(analysis), ranks=rank_results(ranks), coverage=coverage))
     run.close()
     results_of(folder)
     return folder

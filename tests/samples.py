@@ -13,9 +13,11 @@ from dist_eval import demo
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.results.run import EvaluationResults
 from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
@@ -87,8 +89,11 @@ METRICS = compute_metrics(PREDICTIONS, ["neg", "pos"])
 
 
 FACTS: dict[str, Any] = {
-    **analyse(PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])),
+    **analyse(
+        PREDICTIONS, METRICS, AnalysisOptions(slicings=[Slicing.of_lengths(np.array([3, 3, 4, 5, 9]))])
+    ).to_json(),
     "coverage": {"expected": 5, "seen": 5, "duplicates": 0, "missing": 0, "failed": 0},
+    "failures": [],
     "data": {
         "source": "test.csv",
         "is_path": True,
@@ -103,7 +108,6 @@ FACTS: dict[str, Any] = {
         "text_digest": "t",
         "tokenizer_digest": "k",
     },
-    "failures": [],
     "model": {
         "base": "some/base",
         "base_is_path": False,
@@ -133,11 +137,16 @@ FACTS: dict[str, Any] = {
         }
     ],
     "spread": None,
-    "audit": None,
-    "backends": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
     "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
+    "audit": None,
+    "backends": None,
 }
+
+
+def sections(metrics: Metrics = METRICS, **changes: Any) -> EvaluationResults:
+    """All sections of a complete run: metrics, and the small evaluation's with some changes."""
+    return EvaluationResults.model_validate({**dict(scores_of(metrics)), **FACTS, **changes})
 
 
 def watch(path: Path, change: Callable[[], None]) -> list[bytes]:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from samples import FACTS, METRICS, PREDICTIONS, config_for
+from samples import FACTS, METRICS, PREDICTIONS, config_for, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
@@ -28,7 +28,7 @@ def run(folder: Path) -> RunFolder:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    run(tmp_path / "good").complete(PREDICTIONS, METRICS, FACTS)
+    run(tmp_path / "good").complete(PREDICTIONS, METRICS, sections())
     counts = {"expected": 5, "seen": 3, "duplicates": 0, "missing": 2, "failed": 0}
     run(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here", coverage=counts)
     run(tmp_path / "wrong").fail("no column 'a|b'", rank=0, host="here")
@@ -122,7 +122,7 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
 
 
 def on_data(folder: Path, digest: str) -> str:
-    run(folder).complete(PREDICTIONS, METRICS, {**FACTS, "data": {**FACTS["data"], "text_digest": digest}})
+    run(folder).complete(PREDICTIONS, METRICS, sections(data={**FACTS["data"], "text_digest": digest}))
     return str(folder)
 
 
@@ -154,9 +154,9 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
 ) -> None:
     predictions = synthetic_predictions(REGRESSION, 1)
     metrics = compute_metrics(predictions, ["score"])
-    facts = {**FACTS, **analyse(predictions, metrics, AnalysisOptions())}
+    results = sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions())))
     for name in ("a", "b"):
-        run(tmp_path / name).complete(predictions, metrics, facts)
+        run(tmp_path / name).complete(predictions, metrics, results)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
     assert capsys.readouterr().out.endswith(f"for tests of the differences: {command}\n")

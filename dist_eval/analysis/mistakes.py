@@ -10,6 +10,7 @@ import numpy as np
 
 from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.scores import ConfidentMistake
 
 MOST = 20
 """Maximum number listed in `results.json`."""
@@ -79,7 +80,7 @@ def worst_mistakes(
 
 def confident_mistakes(
     predictions: PredictionsLike, label_names: Sequence[str], most: int = MOST
-) -> list[dict[str, Any]] | None:
+) -> list[ConfidentMistake] | None:
     """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`).
 
     Args:
@@ -94,12 +95,12 @@ def confident_mistakes(
     if predictions.problem is REGRESSION:
         return None
     return [
-        {
-            "index": one.index,
-            "label": _names(one.label, label_names),
-            "prediction": _names(one.prediction, label_names),
-            "probability": one.score,
-        }
+        ConfidentMistake(
+            index=one.index,
+            label=_names(one.label, label_names),
+            prediction=_names(one.prediction, label_names),
+            probability=one.score,
+        )
         for one in worst_mistakes(predictions.pieces(), most).worst
     ]
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from dist_eval.analysis.mistakes import confident_mistakes
-from dist_eval.analysis.slices import LENGTH, Slicing, slice_facts
+from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.statistics import Statistic, Units, calibration_facts, class_intervals, metric_intervals
+from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
+from dist_eval.statistics import Statistic, Units, class_intervals, compute_calibration, metric_intervals
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,8 @@ def analyse(
     metrics: Metrics,
     options: AnalysisOptions,
     extra_statistics: Sequence[Statistic] = (),
-) -> dict[str, Any]:
+) -> Analysis:
     """Computes the sections of `results.json` that depend on the options of the analysis.
-
-    They are `intervals`, `per_class`, `groups`, `calibration`, `confident_mistakes` and `slices`.
 
     Args:
         predictions: predictions in dataset order, at least one.
@@ -93,33 +92,25 @@ def analyse(
         extra_statistics: statistics of metrics that `metric_intervals` does not cover.
     """
     groups, names = options.groups(predictions), metrics.label_names
-    intervals = metric_intervals(
-        predictions, metrics, confidence=options.confidence, groups=groups, extra_statistics=extra_statistics
+    level: dict[str, Any] = {"confidence": options.confidence, "groups": groups}
+    intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)
+    is_regression = metrics.problem == REGRESSION.name
+    of_classes = class_intervals(predictions, metrics, intervals, **level)
+    rows = [{**row, "intervals": of_row} for row, of_row in zip(metrics.per_class, of_classes, strict=True)]
+    return Analysis(
+        intervals=intervals,
+        per_class=[OutputResults(**row) for row in rows] if is_regression else [ClassResults(**row) for row in rows],
+        groups=_groups(options, groups),
+        calibration=None if is_regression else compute_calibration(predictions, names, **level),
+        confident_mistakes=confident_mistakes(predictions, names),
+        slices=[
+            entry for slicing in options.slicings for entry in compute_slices(predictions, slicing, names, **level)
+        ],
     )
-    of_classes = class_intervals(predictions, metrics, intervals, confidence=options.confidence, groups=groups)
-    calibration = None
-    if metrics.problem != REGRESSION.name:
-        bins = calibration_facts(predictions, names, confidence=options.confidence, groups=groups)
-        calibration = {**{name: metrics.values[name] for name in ("ece", "brier")}, **bins}
-    return {
-        "intervals": {name: interval.to_dict() for name, interval in intervals.items()},
-        "per_class": [
-            {**row, "intervals": {name: interval.to_dict() for name, interval in of_row.items()}}
-            for row, of_row in zip(metrics.per_class, of_classes, strict=True)
-        ],
-        "groups": _group_facts(options, groups),
-        "calibration": calibration,
-        "confident_mistakes": confident_mistakes(predictions, names),
-        "slices": [
-            entry
-            for slicing in options.slicings
-            for entry in slice_facts(predictions, slicing, names, confidence=options.confidence, groups=groups)
-        ],
-    }
 
 
-def _group_facts(options: AnalysisOptions, groups: np.ndarray | None) -> dict[str, Any] | None:
-    if groups is None:
+def _groups(options: AnalysisOptions, groups: np.ndarray | None) -> Groups | None:
+    if options.group_column is None or groups is None:
         return None
     sizes = np.unique(groups, return_counts=True)[1]
-    return {"column": options.group_column, "count": len(sizes), "largest": int(sizes.max())}
+    return Groups(column=options.group_column, count=len(sizes), largest=int(sizes.max()))

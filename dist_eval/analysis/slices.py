@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.statistics.resampling import FEW_UNITS
 
@@ -43,7 +45,7 @@ class Part:
         high: largest number of a range.
     """
 
-    kind: str
+    kind: SliceKind
     value: str | None
     low: float | None = None
     high: float | None = None
@@ -160,14 +162,14 @@ def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -
     return parts, part_of
 
 
-def slice_facts(
+def compute_slices(
     predictions: PredictionsLike,
     slicing: Slicing,
     label_names: Sequence[str],
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Slice]:
     """Computes the entries of a slicing in the section `slices` of `results.json`.
 
     Args:
@@ -185,9 +187,20 @@ def slice_facts(
     needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        figures = _figures(predictions, places, label_names, needed, confidence, groups)
-        what = {"kind": part.kind, "value": part.value, "low": part.low, "high": part.high}
-        entries.append({"by": slicing.by, **what, "n": len(places), **figures})
+        values, undefined, intervals = _figures(predictions, places, label_names, needed, confidence, groups)
+        entries.append(
+            Slice(
+                by=slicing.by,
+                kind=part.kind,
+                value=part.value,
+                low=part.low,
+                high=part.high,
+                n=len(places),
+                metrics=values,
+                undefined=undefined,
+                intervals=intervals,
+            )
+        )
     return entries
 
 
@@ -198,25 +211,18 @@ def _figures(
     needed: np.ndarray,
     confidence: float,
     groups: np.ndarray | None,
-) -> dict[str, Any]:
+) -> tuple[Figures, Reasons, Intervals]:
+    """Returns the metrics of a slice, the reasons of undefined ones, and intervals."""
     names = metric_names(predictions.problem.name, "slices")
     if not len(places):
         why = "no example of it has a prediction"
-        nothing = Interval(confidence, reason=why).to_dict()
-        return {
-            "metrics": dict.fromkeys(names),
-            "undefined": dict.fromkeys(names, why),
-            "intervals": dict.fromkeys(names, nothing),
-        }
+        nothing = Interval(confidence=confidence, reason=why)
+        return dict.fromkeys(names), dict.fromkeys(names, why), dict.fromkeys(names, nothing)
     inside = predictions.at(places)
     metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
     slice_groups = None if groups is None else groups[places]
     intervals = metric_intervals(inside, metrics, confidence=confidence, groups=slice_groups, most=_RESAMPLES)
-    return {
-        "metrics": metrics.values,
-        "undefined": metrics.undefined,
-        "intervals": {name: one.to_dict() for name, one in intervals.items()},
-    }
+    return metrics.values, metrics.undefined, intervals
 
 
 def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -> Metrics:

@@ -112,7 +112,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     except (EvaluationError, RuntimeError):  # the store ended with torchrun: better report twice than not at all
         reports, first = True, reason
     if reports:
-        if folder.is_ours and folder.is_resumable and folder.results().get("status") == "running":
+        if folder.is_ours and folder.is_resumable and folder.is_running:
             print_error(f"What was finished before is in {folder.resume_source}: the same command resumes from there.")
         print_error(details + message)
         _report_to_torchrun(message)

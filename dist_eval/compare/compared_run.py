@@ -51,7 +51,7 @@ class Run:
         from dist_eval.runs.reading import read_results
         from dist_eval.runs.saved_predictions import GROUP, SavedPredictions, read_predictions
 
-        results = read_results(folder)
+        results = read_results(folder).to_json()
         try:
             columns = read_predictions(folder / PREDICTIONS)
             predictions = SavedPredictions.of_columns(columns)
@@ -89,7 +89,7 @@ class Run:
             values = {name: found.values[name] for name in statistic.names}
             defined = {name: value for name, value in values.items() if value is not None}
             evidence = gather_evidence(statistic, defined)
-            intervals.update({name: one.interval(confidence).to_dict() for name, one in evidence.items()})
+            intervals.update({name: one.interval(confidence).to_json() for name, one in evidence.items()})
         sections: dict[str, dict[str, Any]] = {
             "metrics": found.values,
             "undefined": found.undefined,

@@ -226,7 +226,7 @@ def _differences(
         if interval.get("reason") == BY_BATCH:
             reason = BY_BATCH
         value = None if before is None or after is None else after - before
-        found[name] = PairedDifference(value, Interval(confidence, reason=reason), None)
+        found[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
     return found
 
 

@@ -164,7 +164,11 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "mcnemar": None if isinstance(one.test, GroupedTest) else _test_facts(one),
                 "paired_bootstrap_of_groups": _test_facts(one) if isinstance(one.test, GroupedTest) else None,
                 "differences": {
-                    name: {**asdict(difference), "p_value_holm": one.corrected[name]}
+                    name: {
+                        **asdict(difference),
+                        "interval": difference.interval.model_dump(),
+                        "p_value_holm": one.corrected[name],
+                    }
                     for name, difference in one.differences.items()
                 },
             }

@@ -10,7 +10,6 @@ import hashlib
 import json
 import mmap
 from collections.abc import Container, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,43 +21,11 @@ from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problems import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
 from dist_eval.errors import DataError
+from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_KEPT_MAPPED = 128
 """The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """Facts about a tokenized dataset.
-
-    Attributes:
-        source: name of the dataset.
-        is_path: whether the name is a file or folder, not a hub name.
-        examples: number of rows.
-        truncated: rows whose text was truncated to `max_length` tokens.
-        longest: tokens of the longest text, before truncation.
-        multiline: rows with a text of several lines; an unbalanced quote in a CSV file merges rows into such a text.
-        blank: rows whose text has no tokens except those that the tokenizer adds to every text.
-        unknown: rows whose tokens are all unknown to the tokenizer.
-        max_length: maximum number of tokens of a text.
-        digest: hash of the token ids and labels.
-        text_digest: hash of the texts and labels, independent of the tokenizer.
-        tokenizer_digest: hash of the tokenizer.
-    """
-
-    source: str
-    is_path: bool
-    examples: int
-    truncated: int
-    longest: int
-    multiline: int
-    blank: int
-    unknown: int
-    max_length: int
-    digest: str
-    text_digest: str
-    tokenizer_digest: str
 
 
 class TokenizedDataset:
@@ -68,14 +35,14 @@ class TokenizedDataset:
         folder: the folder that `tokenize_dataset` wrote.
 
     Attributes:
-        facts: facts about the dataset.
+        facts: summary of the dataset.
         lengths: number of tokens of each example, int32 of shape [examples].
         labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problems`).
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.facts = DataFacts(**json.loads((folder / _FACTS_FILE).read_text(encoding="utf-8")))
+        self.facts = DatasetSummary.model_validate_json((folder / _FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
         with (folder / _TOKENS_FILE).open("rb") as file:
@@ -226,21 +193,21 @@ def tokenize_dataset(
         one.update(label_ids.tobytes())
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _LABELS_FILE, label_ids)
-    facts = DataFacts(
-        source.name,
-        source.is_path,
-        row,
-        truncated,
-        longest,
-        multiline,
-        int(wordless[0]),
-        int(wordless[1]),
-        max_length,
-        digest.hexdigest(),
-        of_texts.hexdigest(),
-        tokenizer_digest(tokenizer),
+    facts = DatasetSummary(
+        source=source.name,
+        is_path=source.is_path,
+        examples=row,
+        truncated=truncated,
+        longest=longest,
+        multiline=multiline,
+        blank=int(wordless[0]),
+        unknown=int(wordless[1]),
+        max_length=max_length,
+        digest=digest.hexdigest(),
+        text_digest=of_texts.hexdigest(),
+        tokenizer_digest=tokenizer_digest(tokenizer),
     )
-    (folder / _FACTS_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+    (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
     return TokenizedDataset(folder)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
+from dist_eval.results.inputs import PlanSummary
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -44,14 +46,14 @@ class Plan:
         """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
-        return {
-            "batches": len(self),
-            "padded_tokens": int(self.tokens.sum()),
-            "real_tokens": int(self.real_tokens.sum()),
-            "digest": self.digest(),
-        }
+        return PlanSummary(
+            batches=len(self),
+            padded_tokens=int(self.tokens.sum()),
+            real_tokens=int(self.real_tokens.sum()),
+            digest=self.digest(),
+        )
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Any
+
+from dist_eval.results.work import TimelineBins
 
 _MOST_BINS, _FIRST_WIDTH = 128, 2.0**-4
 _EPOCH = time.time() - time.monotonic()
@@ -51,25 +52,20 @@ class Timeline:
             cell[1] += done
             cell[2] += failed
 
-    def to_dict(self) -> dict[str, Any] | None:
-        """Returns the timeline, ready for JSON; None if no call was recorded.
-
-        Returns:
-            `began` (seconds since 1970 in UTC) and `bin_seconds` locate the bins; for each bin, `busy` has the average
-            number of calls in flight, `done` and `failed` the items that ended in it.
-        """
+    def bins(self) -> TimelineBins | None:
+        """Returns the timeline, None if no call was recorded."""
         with self._lock:
             if not self._bins:
                 return None
             first, last = min(self._bins), max(self._bins)
             cells = [self._bins.get(number, [0.0, 0, 0]) for number in range(first, last + 1)]
-            return {
-                "began": first * self._width,
-                "bin_seconds": self._width,
-                "busy": [round(seconds / self._width, 3) for seconds, _, _ in cells],
-                "done": [int(done) for _, done, _ in cells],
-                "failed": [int(failed) for _, _, failed in cells],
-            }
+            return TimelineBins(
+                began=first * self._width,
+                bin_seconds=self._width,
+                busy=[round(seconds / self._width, 3) for seconds, _, _ in cells],
+                done=[int(done) for _, done, _ in cells],
+                failed=[int(failed) for _, _, failed in cells],
+            )
 
     def _widen(self) -> None:
         self._width *= 2

@@ -54,7 +54,7 @@ def collect_versions(facts: RankFacts) -> None:
     from dist_eval.runs.environment import environment
 
     found = environment()
-    facts.versions = {"python": found["python"], **found["packages"], "dist_eval source": source_digest()}
+    facts.versions = {"python": found.python, **found.packages, "dist_eval source": source_digest()}
 
 
 def source_digest() -> str:

@@ -22,7 +22,8 @@ from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier
-from dist_eval.swarm.findings import Dispute, Findings
+from dist_eval.results.work import Dispute
+from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.router import RouteSegment, Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
@@ -174,7 +175,8 @@ class Audit:
                 answer = self._ask(spans, one, start, end, hidden)
                 opposite = answer if one == another else self._ask(spans, another, start, end, hidden)
             except SwarmError as error:
-                return faulty, Dispute((one, another), (start, end), difference, f"one did not answer again: {error}")
+                why = f"one did not answer again: {error}"
+                return faulty, Dispute(peers=(one, another), blocks=(start, end), difference=difference, why=why)
             apart, tolerated = largest_difference(answer, opposite), self._tolerated((one, another))
             if apart <= tolerated:
                 hidden = answer
@@ -183,15 +185,15 @@ class Audit:
                 spans, start, end, hidden, {one: answer, another: opposite}, tolerated
             )
             if judge is None:
-                return faulty, Dispute(
-                    (one, another), (start, end), apart, "no third server agrees with only one of them"
-                )
+                why = "no third server agrees with only one of them"
+                return faulty, Dispute(peers=(one, another), blocks=(start, end), difference=apart, why=why)
             faulty.add(another if confirmed == one else one)
             hidden = judge
         if faulty:
             return faulty, None
         peers = tuple(_differing_servers(route, other))
-        return faulty, Dispute(peers, (cuts[0], cuts[-1]), difference, "asked again part by part, they agreed")
+        why = "asked again part by part, they agreed"
+        return faulty, Dispute(peers=peers, blocks=(cuts[0], cuts[-1]), difference=difference, why=why)
 
     def _third_opinion(
         self,

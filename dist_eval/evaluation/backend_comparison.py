@@ -24,6 +24,7 @@ from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, exact_matc
 from dist_eval.inference.forward import TextModel, checked_answers
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import write_atomically
+from dist_eval.results.work import Answer, BackendComparison, ChangedPrediction
 from dist_eval.runs.files import CHANGES
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
@@ -45,7 +46,7 @@ class Comparison:
 
     compared: int = 0
     largest_difference: float = 0.0
-    changed: list[dict[str, Any]] | None = field(default_factory=list)
+    changed: list[ChangedPrediction] | None = field(default_factory=list)
     left: int = 0
 
     @classmethod
@@ -55,11 +56,11 @@ class Comparison:
         return cls(
             compared=sum(part.compared for part in parts),
             largest_difference=max(part.largest_difference for part in parts),
-            changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change["index"]),
+            changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change.index),
             left=sum(part.left for part in parts),
         )
 
-    def to_dict(self, folder: Path) -> dict[str, Any]:
+    def summary(self, folder: Path) -> BackendComparison:
         """Returns the section `backends` of `results.json`; changes that do not fit there are written to a file.
 
         Args:
@@ -68,14 +69,16 @@ class Comparison:
         changed = self.changed or []
         is_long = len(changed) > _LISTED
         if is_long:
-            write_atomically(folder / CHANGES, "".join(json.dumps(change) + "\n" for change in changed).encode())
-        return {
-            "compared": self.compared,
-            "largest_difference": self.largest_difference,
-            "changed": None if self.changed is None else len(changed),
-            "examples": changed[:_LISTED],
-            "file": CHANGES if is_long else None,
-        }
+            write_atomically(
+                folder / CHANGES, "".join(json.dumps(change.to_json()) + "\n" for change in changed).encode()
+            )
+        return BackendComparison(
+            compared=self.compared,
+            largest_difference=self.largest_difference,
+            changed=None if self.changed is None else len(changed),
+            examples=changed[:_LISTED],
+            file=CHANGES if is_long else None,
+        )
 
 
 def compare_backends(
@@ -124,13 +127,12 @@ def _compare(found: Comparison, index: np.ndarray, label: np.ndarray, theirs: np
     if found.changed is None:
         return
     both = [Predictions.from_answers(index, label, answers) for answers in (theirs, ours)]
-    predicted = [one.prediction for one in both]
-    for row in np.flatnonzero(~exact_matches(*predicted)):
-        answers = {
-            name: {"prediction": _listed(one.problem, prediction[row]), "logits": one.logits[row].tolist()}
-            for name, one, prediction in zip(("swarm", "local"), both, predicted, strict=True)
-        }
-        found.changed.append({"index": int(index[row]), **answers})
+    for row in np.flatnonzero(~exact_matches(*(one.prediction for one in both))):
+        swarm, local = (
+            Answer(prediction=_listed(one.problem, one.prediction[row]), logits=one.logits[row].tolist())
+            for one in both
+        )
+        found.changed.append(ChangedPrediction(index=int(index[row]), swarm=swarm, local=local))
 
 
 def _listed(problem: Problem, prediction: Any) -> int | list[int]:

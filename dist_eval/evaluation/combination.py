@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.results.work import RankResults, RankTimeline, Spread, Throughput
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
@@ -48,9 +48,9 @@ class Combined:
 
     gathered: Gathered
     failed: list[tuple[int, str]]
-    ranks: list[dict[str, Any]]
+    ranks: list[RankResults]
     audit: Findings
-    timelines: list[dict[str, Any]]
+    timelines: list[RankTimeline]
     metrics: CombinedMetrics
 
 
@@ -64,13 +64,12 @@ def combine(
 ) -> Combined:
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
     local, failed, findings = work.collect(batches)
-    facts = {**work.to_dict(topology), "traffic": classifier.traffic(), **Totals.of(local).to_dict(local.problem)}
-    timelines = {
-        "rank": topology.rank,
-        "host": topology.host,
-        "batches": work.timeline.to_dict(),
-        "servers": {peer: timeline.to_dict() for peer, timeline in classifier.timelines().items()},
-    }
+    timeline = RankTimeline(
+        rank=topology.rank,
+        host=topology.host,
+        batches=work.timeline.bins(),
+        servers={peer: timeline.bins() for peer, timeline in classifier.timelines().items()},
+    )
     reduced: CombinedMetrics = {}
     if any(metric.reduction for metric in custom_metrics):
         ordered = local.in_dataset_order()
@@ -86,9 +85,9 @@ def combine(
     return Combined(
         gathered=gather(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        ranks=all_gather(facts),
+        ranks=all_gather(work.results(topology, classifier.traffic(), Totals.of(local))),
         audit=Findings.merged(all_gather(findings)),
-        timelines=all_gather(timelines),
+        timelines=all_gather(timeline),
         metrics=reduced,
     )
 
@@ -127,28 +126,29 @@ def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric]
     )
 
 
-def spread(ranks: list[dict[str, Any]], metrics: Metrics) -> dict[str, Any] | None:
+def spread(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
     """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
-    figure = "loss" if metrics.problem == REGRESSION.name else "accuracy"
-    own = [(rank[figure], rank["rank"]) for rank in ranks if rank[figure] is not None]
+    is_regression = metrics.problem == REGRESSION.name
+    values = [(rank.loss if is_regression else rank.accuracy, rank.rank) for rank in ranks]
+    own = [(value, number) for value, number in values if value is not None]
     if len(own) < 2:
         return None
     (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
-    return {
-        "figure": figure,
-        "lowest": lowest,
-        "lowest_rank": lowest_rank,
-        "highest": highest,
-        "highest_rank": highest_rank,
-        "mean": sum(value for value, _ in own) / len(own),
-    }
+    return Spread(
+        figure="loss" if is_regression else "accuracy",
+        lowest=lowest,
+        lowest_rank=lowest_rank,
+        highest=highest,
+        highest_rank=highest_rank,
+        mean=sum(value for value, _ in own) / len(own),
+    )
 
 
-def throughput(ranks: list[dict[str, Any]]) -> dict[str, float]:
+def throughput(ranks: Sequence[RankResults]) -> Throughput:
     """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
-    seconds = max(max(work["seconds"] for work in ranks), _SHORTEST_SECONDS)
-    return {
-        "seconds": seconds,
-        "examples_per_second": sum(work["samples"] for work in ranks) / seconds,
-        "tokens_per_second": sum(work["tokens"] for work in ranks) / seconds,
-    }
+    seconds = max(max(work.seconds for work in ranks), _SHORTEST_SECONDS)
+    return Throughput(
+        seconds=seconds,
+        examples_per_second=sum(work.samples for work in ranks) / seconds,
+        tokens_per_second=sum(work.tokens for work in ranks) / seconds,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,16 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
 from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
+from dist_eval.results.run import CompleteRun
+from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.files import PREDICTIONS
+from dist_eval.runs.reading import read_results
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
-from dist_eval.statistics import Interval, Statistic, metric_intervals
+from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
+
+_Value = TypeVar("_Value")
 
 _OPTIONS = ("confidence", "group_column", "slice_by")
 """Options of the analysis: they change how predictions are analysed, not the predictions."""
@@ -34,7 +39,7 @@ def rescore_complete(
     custom_metrics: Sequence[CustomMetric],
     data: TokenizedDataset,
     plan: Plan,
-) -> dict[str, Any]:
+) -> dict[str, float | None]:
     """Reports that the run is complete, and computes newly requested metrics from its predictions.
 
     Custom metrics are always computed again: they, or the code behind them, may be new. Intervals, groups and slices
@@ -54,53 +59,60 @@ def rescore_complete(
         RunError: the predictions cannot be read.
         DataError: a row names no group.
     """
-    results = folder.results()
-    name, figure = headline(results["metrics"], results["problem_type"])
+    results = read_results(folder.path)
+    name, figure = headline(results.metrics, results.problem_type)
     print(
-        f"{folder.path} holds the complete results of this very run, finished {results['finished']}: {name} "
-        f"{'undefined' if figure is None else figure_words(name, figure)} on {results['coverage']['seen']} examples. "
+        f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
+        f"{'undefined' if figure is None else figure_words(name, figure)} on {results.coverage.seen} examples. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
-    is_new_analysis = any(results["config"][name] != getattr(config, name) for name in _OPTIONS)
+    is_new_analysis = any(results.config[name] != getattr(config, name) for name in _OPTIONS)
     if custom_metrics or is_new_analysis:
         predictions = _predictions(folder)
         options = analysis_of(config, data)
-        metrics, custom = compute_metrics(predictions, [row["label"] for row in results["per_class"]]), CustomResults()
+        metrics, custom = compute_metrics(predictions, [row.label for row in results.per_class]), CustomResults()
         extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
-        intervals: dict[str, Any] = {}
+        intervals: Intervals = {}
         if custom_metrics:
             inputs = Inputs.of(predictions)
             reduced = reduce_batches(custom_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
             custom = custom_results(custom_metrics, inputs, reduced)
             intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
-            _revise_metrics(folder, config, custom_metrics, custom, intervals)
+            results = _revise_metrics(results, config, custom_metrics, custom, intervals)
+            folder.revise(results)
         shown, lines = dict(custom.values), []
         if is_new_analysis:
-            facts = analyse(predictions, metrics, options)
-            results = _merge_analysis(folder.results(), facts, config, custom.values)
+            analysis = analyse(predictions, metrics, options)
+            results = _merge_analysis(results, analysis, config, custom.values)
             folder.revise(results, predictions, options.groups(predictions))
-            lines = [*format_slices(facts["slices"], metrics.problem), *group_lines(facts["groups"])]
-            intervals = results["intervals"]
+            as_dict = analysis.to_json()  # until the tables read records
+            lines = [*format_slices(as_dict["slices"], metrics.problem), *group_lines(as_dict["groups"])]
+            intervals = results.intervals
             names = figures_shown(metrics.problem, metrics.values, custom.values)
             shown = {name: {**metrics.values, **custom.values}[name] for name in names}
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
-        print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)
+        print(
+            "\n".join(
+                [*format_figures(shown, notes, {name: one.to_json() for name, one in intervals.items()}), *lines]
+            ),
+            flush=True,
+        )
         report_on(folder.path, config.report)
-    return folder.results()["metrics"]
+    return results.metrics
 
 
-def with_recorded_analysis(config: EvaluationConfig, results: Mapping[str, Any]) -> EvaluationConfig:
+def with_recorded_analysis(config: EvaluationConfig, results: CompleteRun | None) -> EvaluationConfig:
     """Takes over the slices and groups of a complete run where the options name none, so that it keeps them.
 
     Args:
         config: the options now.
-        results: content of the folder's `results.json`.
+        results: of the folder's run; None if it is not complete.
     """
-    if config.overwrite or results.get("status") != "complete":
+    if config.overwrite or results is None:
         return config
-    recorded = results["config"]
+    recorded: dict[str, Any] = results.config
     return replace(
         config,
         slice_by=config.slice_by or recorded["slice_by"],
@@ -119,54 +131,67 @@ def _intervals_of(
     predictions: PredictionsLike,
     options: AnalysisOptions,
     extra_statistics: Sequence[Statistic],
-) -> dict[str, Any]:
+) -> Intervals:
     alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
     groups = options.groups(predictions)
-    found = metric_intervals(
+    return metric_intervals(
         predictions, alone, confidence=options.confidence, groups=groups, extra_statistics=extra_statistics
     )
-    return {name: interval.to_dict() for name, interval in found.items()}
 
 
 def _revise_metrics(
-    folder: RunFolder,
+    results: CompleteRun,
     config: EvaluationConfig,
     custom_metrics: Sequence[CustomMetric],
     custom: CustomResults,
-    intervals: dict[str, Any],
-) -> None:
-    """Adds the values of custom metrics to the results, replacing earlier ones."""
-    results, names = folder.results(), {metric.name for metric in custom_metrics}
-    old = [name for name in results["custom_metrics"] if name.split("/")[0] in names]
-    for section, new in (("metrics", custom.values), ("undefined", custom.undefined), ("intervals", intervals)):
-        results[section] = {**{name: value for name, value in results[section].items() if name not in old}, **new}
-    results["custom_metrics"] = [*(name for name in results["custom_metrics"] if name not in old), *custom.values]
-    results["config"]["metric"] = list(dict.fromkeys([*results["config"]["metric"], *config.metric]))
-    folder.revise(results)
+    intervals: Intervals,
+) -> CompleteRun:
+    """Returns results with the values of custom metrics, in place of earlier ones."""
+    names = {metric.name for metric in custom_metrics}
+    old = [name for name in results.custom_metrics if name.split("/")[0] in names]
+    recorded: dict[str, Any] = results.config
+    return results.model_copy(
+        update={
+            "metrics": {**_others(results.metrics, old), **custom.values},
+            "undefined": {**_others(results.undefined, old), **custom.undefined},
+            "intervals": {**_others(results.intervals, old), **intervals},
+            "custom_metrics": [*(name for name in results.custom_metrics if name not in old), *custom.values],
+            "config": {**recorded, "metric": list(dict.fromkeys([*recorded["metric"], *config.metric]))},
+        }
+    )
+
+
+def _others(section: Mapping[str, _Value], names: Collection[str]) -> dict[str, _Value]:
+    return {name: value for name, value in section.items() if name not in names}
 
 
 def _merge_analysis(
-    results: dict[str, Any], facts: dict[str, Any], config: EvaluationConfig, revised: Collection[str]
-) -> dict[str, Any]:
+    results: CompleteRun, analysis: Analysis, config: EvaluationConfig, revised: Collection[str]
+) -> CompleteRun:
     """Returns results with intervals, calibration and slices replaced by those of the new analysis.
 
     Args:
         results: of a complete run.
-        facts: sections of `results.json` (see `dist_eval.analysis`).
+        analysis: the new analysis.
         config: the options now.
         revised: custom metrics whose intervals already follow these options.
     """
     options = {name: getattr(config, name) for name in _OPTIONS}
-    same = all(results["config"][name] == options[name] for name in ("confidence", "group_column"))
+    same = all(results.config[name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
-    unknown = Interval(config.confidence, reason=later).to_dict()
+    unknown = Interval(confidence=config.confidence, reason=later)
     of_custom = {
         name: interval if same or name in revised else unknown
-        for name, interval in results["intervals"].items()
-        if name in results["custom_metrics"]
+        for name, interval in results.intervals.items()
+        if name in results.custom_metrics
     }
-    intervals = {**facts["intervals"], **of_custom}
-    return {**results, **facts, "intervals": intervals, "config": {**results["config"], **options}}
+    return results.model_copy(
+        update={
+            **dict(analysis),
+            "intervals": {**analysis.intervals, **of_custom},
+            "config": {**results.config, **options},
+        }
+    )
 
 
 def _predictions(folder: RunFolder) -> SavedPredictions:

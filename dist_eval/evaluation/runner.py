@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -18,8 +17,9 @@ from dist_eval.distributed.collectives import require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.backend_comparison import Comparison
-from dist_eval.evaluation.combination import Combined, combine, compare_all, spread, throughput, with_custom_metrics
+from dist_eval.evaluation.combination import Combined, combine, compare_all, with_custom_metrics
 from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
@@ -38,7 +38,7 @@ from dist_eval.statistics.custom import statistics_of_functions
 EvalSession = Session[EvaluationConfig, RunFolder]
 
 
-def evaluate_run(session: EvalSession) -> dict[str, Any] | None:
+def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
     """Evaluates a classifier on a dataset; every rank calls it.
 
     Args:
@@ -141,7 +141,7 @@ class Evaluation:
         stop, rank_store = self.session.stop, self.session.rank_store
         return compare_all(local, self.data, self.plan, self.journal, batches, stop, rank_store)
 
-    def finish(self, combined: Combined, comparison: Comparison | None) -> dict[str, Any]:
+    def finish(self, combined: Combined, comparison: Comparison | None) -> dict[str, float | None]:
         """Computes the metrics, and writes and prints the results; on the leader.
 
         Returns:
@@ -161,25 +161,23 @@ class Evaluation:
         if task.custom_metrics:
             metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
         extra_statistics = statistics_of_functions(task.custom_metrics, predictions, self.analysis.units(predictions))
-        facts = {
-            **analyse(predictions, metrics, self.analysis, extra_statistics),
-            "coverage": asdict(coverage),
-            "failures": [{"index": index, "reason": reason} for index, reason in combined.failed],
-            "data": asdict(self.data.facts),
-            "model": task.base.to_dict(task.target),
-            "plan": self.plan.to_dict(),
-            "ranks": combined.ranks,
-            "spread": spread(combined.ranks, metrics),
-            "throughput": throughput(combined.ranks),
-            "swarm": self.session.swarm,
-            "audit": combined.audit.to_dict(config.audit) if config.audit or combined.audit else None,
-            "backends": comparison.to_dict(folder.path) if comparison else None,
-        }
+        results = results_of(
+            combined,
+            metrics,
+            analyse(predictions, metrics, self.analysis, extra_statistics),
+            coverage=coverage,
+            data=self.data.facts,
+            model=task.base.summary(task.target),
+            plan=self.plan.summary(),
+            swarm=self.session.swarm,
+            audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
+            backends=comparison.summary(folder.path) if comparison else None,
+        )
         folder.save_timelines(combined.timelines)
-        folder.complete(predictions, metrics, facts, self.analysis.groups(predictions))
+        folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
         self.session.publish_as_leader("reported", str)
         report_on(folder.path, config.report)
-        print(format_results(metrics, facts, folder.path), flush=True)
+        print(format_results(metrics, results.to_json(), folder.path), flush=True)
         return metrics.values
 
     def wait_for_results(self) -> None:
@@ -213,4 +211,5 @@ def is_new_run(session: EvalSession, task: EvalTask, data: TokenizedDataset, pla
     """
     config, folder = session.config, session.folder
     is_new = folder.claim(task.fingerprint(config, data, plan))
-    return is_new or (config.compare_backends and not folder.results().get("backends"))
+    complete = folder.results()
+    return is_new or (config.compare_backends and not (complete and complete.backends))

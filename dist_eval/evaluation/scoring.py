@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from dist_eval.distributed.collectives import gather_predictions, sum_over_ranks
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
-from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
+from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.results.inputs import Coverage
 
 
 @dataclass(frozen=True)

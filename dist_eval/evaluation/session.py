@@ -26,6 +26,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.results.work import Swarm
 from dist_eval.runs.run_folder import RunFolder
 
 _OPENING_SECONDS = 120.0
@@ -63,7 +64,7 @@ class Session(Generic[Config, Folder]):
     scratch_dir: Path
     folder: Folder
     stop: Stop = field(default_factory=Stop)
-    swarm: dict[str, Any] | None = None
+    swarm: Swarm | None = None
 
     def __enter__(self) -> Session[Config, Folder]:
         """Opens the run's folder, on the leader.

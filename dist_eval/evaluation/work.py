@@ -9,13 +9,13 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 import numpy as np
 
 from dist_eval.data.collector import Collector
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.data.problems import REGRESSION, problem_of
 from dist_eval.distributed.collectives import all_gather, least_over_ranks
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
@@ -24,7 +24,10 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, predict_batches
 from dist_eval.inference.window import Window
-from dist_eval.metrics.predictions import Coverage, Predictions
+from dist_eval.metrics.computing import Totals
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.inputs import Coverage
+from dist_eval.results.work import RankResults, Traffic
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
@@ -109,7 +112,7 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         raise RunStopped(
             f"Stopped, because {why}: {seen} of {examples} examples are in the journal. Start the same command "
             "again to resume.",
-            Coverage(examples, seen, duplicates=0, missing=examples - seen, failed=given_up),
+            Coverage(expected=examples, seen=seen, duplicates=0, missing=examples - seen, failed=given_up),
         )
 
 
@@ -233,20 +236,30 @@ class BatchWorker:
         self._seconds += time.monotonic() - start
         return left
 
-    def to_dict(self, topology: Topology) -> dict[str, Any]:
-        """Returns the part of this rank's entry in the section `ranks` of `results.json` that is known here."""
-        return {
-            "rank": topology.rank,
-            "host": topology.host,
-            "began": self._began.isoformat(timespec="milliseconds"),
-            "batches": len(self._done),
-            "samples": int(self._plan.sizes[self._done].sum()),
-            "resumed": self._resumed,
-            "tokens": int(self._plan.real_tokens[self._done].sum()),
-            "padded_tokens": int(self._plan.tokens[self._done].sum()),
-            "seconds": self._seconds,
-            "in_flight": self._window.size,
-        }
+    def results(self, topology: Topology, traffic: Traffic | None, totals: Totals) -> RankResults:
+        """Returns this rank's entry in the section `ranks` of `results.json`.
+
+        Args:
+            topology: this process's place among the ranks.
+            traffic: what it sent to a swarm, None without one.
+            totals: of the examples that it brings to the combination.
+        """
+        return RankResults(
+            rank=topology.rank,
+            host=topology.host,
+            began=self._began.isoformat(timespec="milliseconds"),
+            batches=len(self._done),
+            samples=int(self._plan.sizes[self._done].sum()),
+            resumed=self._resumed,
+            tokens=int(self._plan.real_tokens[self._done].sum()),
+            padded_tokens=int(self._plan.tokens[self._done].sum()),
+            seconds=self._seconds,
+            in_flight=self._window.size,
+            traffic=traffic,
+            combined=totals.samples,
+            accuracy=None if problem_of(self._data.labels.dtype) is REGRESSION else totals.accuracy,
+            loss=totals.mean_loss,
+        )
 
     def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]], Findings]:
         """Reads batches back from the journal.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, named
+from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_figures
 from dist_eval.metrics.multilabel import label_confusion, multi_label_figures
@@ -75,19 +75,20 @@ class Totals:
             errors=errors,
         )
 
-    def to_dict(self, problem: Problem) -> dict[str, float | int | None]:
-        """Returns one rank's entry in the section `ranks` of `results.json`."""
-        samples, correct = self.counts.tolist()
-        return {
-            "combined": samples,
-            "accuracy": correct / samples if samples and problem is not REGRESSION else None,
-            "loss": float(self.loss[0]) / samples if samples else None,
-        }
-
     @property
     def samples(self) -> int:
         """Number of examples."""
         return int(self.counts[0])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of correct examples, None without any; meaningless in a regression."""
+        return int(self.counts[1]) / self.samples if self.samples else None
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean of the losses, None without examples."""
+        return float(self.loss[0]) / self.samples if self.samples else None
 
 
 def require_same_totals(reduced: Totals, gathered: Totals) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem, log_sums, problem_of, shifted, sigmoid
 from dist_eval.errors import CoverageError
+from dist_eval.results.inputs import Coverage
 
 _COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
@@ -191,30 +192,6 @@ def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[
     }
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How many examples of a dataset have a prediction.
-
-    Attributes:
-        expected: number of examples in the dataset.
-        seen: distinct examples of the dataset with a prediction.
-        duplicates: predictions beyond the first one of their example.
-        missing: examples without a prediction.
-        failed: examples that failed with a reason (part of `missing`).
-    """
-
-    expected: int
-    seen: int
-    duplicates: int
-    missing: int
-    failed: int = 0
-
-    @property
-    def exact(self) -> bool:
-        """Whether every example has exactly one prediction."""
-        return self.seen == self.expected and self.duplicates == 0 and self.missing == 0
-
-
 def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:
     """Proves that the positions are exactly 0..expected-1 except the failed ones, each once, in any order.
 
@@ -247,7 +224,9 @@ def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ())
     missing = np.flatnonzero(~is_seen)
     # counting takes eight times the memory of marking, and is only needed to name the repeated positions
     repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
-    coverage = Coverage(expected, seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up))
+    coverage = Coverage(
+        expected=expected, seen=seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up)
+    )
     problems = [
         f"{len(rows)} {what} ({', '.join(map(str, rows[:_NAMED_AT_MOST]))}"
         + (", ...)" if len(rows) > _NAMED_AT_MOST else ")")

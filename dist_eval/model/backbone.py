@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dist_eval.distributed.timeline import Timeline
+from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Backbone(Protocol):
         """The embeddings of the vocabulary."""
         ...
 
-    def traffic(self) -> dict[str, Any] | None:
+    def traffic(self) -> Traffic | None:
         """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
         ...
 
@@ -121,9 +122,9 @@ class SwarmBackbone:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
         return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
 
-    def traffic(self) -> dict[str, Any]:
+    def traffic(self) -> Traffic:
         """See `Backbone.traffic`."""
-        return self.requests.to_dict()
+        return self.requests.traffic()
 
     def timelines(self) -> dict[str, Timeline]:
         """See `Backbone.timelines`."""
@@ -193,7 +194,7 @@ class LocalBackbone:
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
-    def traffic(self) -> dict[str, Any] | None:
+    def traffic(self) -> Traffic | None:
         """See `Backbone.traffic`: None."""
         return None
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ConfigError, SwarmError
@@ -14,6 +13,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.results.work import Swarm
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def load_classifier(
     sockets: Path,
     *,
     compression: str = "none",
-) -> tuple[Classifier | FullClassifier, dict[str, Any] | None]:
+) -> tuple[Classifier | FullClassifier, Swarm | None]:
     """Builds the classifier; on a swarm, waits first until all blocks have a server.
 
     Args:
@@ -135,7 +135,7 @@ def load_classifier(
     except BaseException:
         leave_swarm(dht)
         raise
-    return classifier, coverage.to_dict()
+    return classifier, coverage.summary()
 
 
 def load_on_host(base: BaseModelSpec, target: EvalTarget, topology: Topology) -> Classifier | FullClassifier:

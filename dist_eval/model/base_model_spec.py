@@ -13,6 +13,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
+from dist_eval.results.inputs import ModelSummary
 from dist_eval.swarm.families import default_dht_prefix, max_request_tokens, read_base_config, read_config
 
 _LONGEST_TEXT = 1 << 20
@@ -104,17 +105,17 @@ class BaseModelSpec:
                 digest.update(sample)
         return digest.hexdigest()
 
-    def to_dict(self, tuned: EvalTarget) -> dict[str, Any]:
+    def summary(self, tuned: EvalTarget) -> ModelSummary:
         """Returns the section `model` of `results.json`."""
-        return {
-            "base": self.name,
-            "base_is_path": Path(self.name).is_dir(),
-            "checkpoint": str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
-            "tuning_mode": tuned.tuning_mode,
-            "pre_seq_len": tuned.pre_seq_len,
-            "num_labels": tuned.num_labels,
-            "weights_digest": tuned.digest(),
-        }
+        return ModelSummary(
+            base=self.name,
+            base_is_path=Path(self.name).is_dir(),
+            checkpoint=str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
+            tuning_mode=tuned.tuning_mode,
+            pre_seq_len=tuned.pre_seq_len,
+            num_labels=tuned.num_labels,
+            weights_digest=tuned.digest(),
+        )
 
 
 def _max_length(asked: int | None, tuned: EvalTarget, base: Any, accepted: int | None) -> int:

@@ -23,6 +23,7 @@ from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
+from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Classifier:
         last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
 
-    def traffic(self) -> dict[str, Any] | None:
+    def traffic(self) -> Traffic | None:
         """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
         return self.backbone.traffic()
 

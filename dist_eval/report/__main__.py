@@ -75,14 +75,16 @@ def _show(options: argparse.Namespace) -> None:
     if options.markdown:
         from dist_eval.report.markdown import summary
 
-        print(summary(read_results(options.run), options.run.resolve().name), end="")
+        print(summary(read_results(options.run).to_json(), options.run.resolve().name), end="")
     elif options.model_index:
         from dist_eval.report.model_card import model_index
 
-        print(model_index(read_results(options.run), options.model_name or options.run.resolve().name), end="")
+        print(
+            model_index(read_results(options.run).to_json(), options.model_name or options.run.resolve().name), end=""
+        )
     elif options.tracker:
         require_trackers(options.tracker)
-        _log(read_results(options.run), options.run, options.tracker)
+        _log(read_results(options.run).to_json(), options.run, options.tracker)
     else:
         from dist_eval.report.page import Contents, write_report
 

@@ -92,7 +92,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
     )
     # the source, not a template: the hash must be that of the text in the page
     style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
-    results = run.results
+    results = run.as_dict
     confusion = sections.confusion(results)
     pairs = confusion["pairs"] if confusion else []
     of_each_pair = contents.most // (2 * max(1, len(pairs)))
@@ -114,7 +114,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
         calibration=sections.calibration(results),
         slices=sections.slices(results),
         ranks=sections.ranks(results, with_hosts=contents.texts),
-        strips=strips(run.timelines),
+        strips=strips([timeline.to_json() for timeline in run.timelines]),
         **_scatters(run),
         mistakes_title="Largest errors" if run.problem == REGRESSION.name else "Mistakes",
         mistakes_note=_note(run, found, contents, of_each_pair if pairs else 0),
@@ -181,7 +181,7 @@ def _scatters(run: FinishedRun) -> dict[str, Any]:
 
 
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
-    results = run.results
+    results = run.as_dict
     data, config, environment = results["data"], results["config"], results.get("environment", {})
     counts = {
         "of several lines": data["multiline"],

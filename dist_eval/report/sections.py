@@ -158,7 +158,7 @@ def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | 
 
 def _row_in_words(row: Mapping[str, Any], notes: Footnotes) -> dict[str, Any]:
     """Returns the metrics of a class as text, and in `ends` the interval of each or the number of its footnote."""
-    intervals = row.get("intervals", {})  # runs of earlier versions have none
+    intervals = row.get("intervals") or {}  # runs of earlier versions have none
     words = {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
     return {**words, "ends": {name: interval_words(name, one, notes) for name, one in intervals.items()}}
 

@@ -6,7 +6,8 @@ import platform
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
-from typing import Any
+
+from dist_eval.results.inputs import Environment
 
 _PACKAGES = ("dist_eval", "petals", "hivemind", "torch", "transformers", "datasets", "numpy", "scikit-learn")
 
@@ -16,7 +17,7 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Returns the software versions that results depend on."""
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:
@@ -24,12 +25,9 @@ def environment() -> dict[str, Any]:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             packages[name] = None
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": packages,
-        "git_commit": _git_commit(),
-    }
+    return Environment(
+        python=platform.python_version(), platform=platform.platform(), packages=packages, git_commit=_git_commit()
+    )
 
 
 def _git_commit() -> str | None:

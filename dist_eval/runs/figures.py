@@ -11,6 +11,7 @@ import numpy as np
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.scores import Calibration, CalibrationBin
 
 CONFUSION_MATRIX, LABEL_CONFUSION, SCATTER = "confusion_matrix.png", "label_confusion.png", "predictions.png"
 RELIABILITY = "reliability_diagram.png"
@@ -100,7 +101,7 @@ def draw_scatter(path: Path, metrics: Metrics, predictions: Predictions) -> None
     _save(figure, path)
 
 
-def draw_reliability(path: Path, calibration: dict[str, Any]) -> None:
+def draw_reliability(path: Path, calibration: Calibration) -> None:
     """Draws a reliability diagram as a PNG, in a multi-label problem one for each of the first labels.
 
     Each bin with examples has a dot at its mean confidence and accuracy, with an interval; bars show the bins' sizes.
@@ -109,33 +110,34 @@ def draw_reliability(path: Path, calibration: dict[str, Any]) -> None:
         path: the file.
         calibration: the section of `results.json`.
     """
-    per_label = calibration["per_label"]
-    if per_label is None:
-        title = f"expected calibration error {calibration['ece']:.4f}, Brier score {calibration['brier']:.4f}"
+    if calibration.bins is not None:
+        title = f"expected calibration error {calibration.ece:.4f}, Brier score {calibration.brier:.4f}"
         figure, panels = _panels(1, 5.0)
-        _draw_bins(panels[0], calibration["bins"], title)
+        _draw_bins(panels[0], calibration.bins, title)
         panels[0].set(xlabel="confidence", ylabel="accuracy")
     else:
+        per_label = calibration.per_label or []
         figure, panels = _panels(len(per_label), 3.2)
         for axes, row in zip(panels, per_label, strict=False):
-            _draw_bins(axes, row["bins"], f"{row['label']} ({row['ece']:.3f})")
+            _draw_bins(axes, row.bins, f"{row.label} ({row.ece:.3f})")
             axes.set(xlabel="probability", ylabel="share of positives")
     _save(figure, path)
 
 
-def _draw_bins(axes: Any, bins: list[dict[str, Any]], title: str) -> None:
-    filled = [one for one in bins if one["n"]]
-    means, shares = [one["mean_confidence"] for one in filled], [one["accuracy"] for one in filled]
-    ends = [(one["interval"]["low"], one["interval"]["high"]) for one in filled]
+def _draw_bins(axes: Any, bins: list[CalibrationBin], title: str) -> None:
+    filled = [one for one in bins if one.n]
+    means, shares = [one.mean_confidence for one in filled], [one.accuracy or 0.0 for one in filled]
     around = [
-        (0.0, 0.0) if low is None else (max(0.0, share - low), max(0.0, high - share))
-        for share, (low, high) in zip(shares, ends, strict=True)
+        (0.0, 0.0)
+        if one.interval.low is None or one.interval.high is None
+        else (max(0.0, share - one.interval.low), max(0.0, one.interval.high - share))
+        for share, one in zip(shares, filled, strict=True)
     ]
-    most = max(one["n"] for one in filled)
+    most = max(one.n for one in filled)
     axes.bar(
-        [one["low"] for one in filled],
-        [_TALLEST_SIZE * one["n"] / most for one in filled],
-        width=bins[0]["high"] - bins[0]["low"],
+        [one.low for one in filled],
+        [_TALLEST_SIZE * one.n / most for one in filled],
+        width=bins[0].high - bins[0].low,
         align="edge",
         color="0.85",
         label=f"examples (at most {most})",

@@ -11,9 +11,12 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
+
+if TYPE_CHECKING:
+    from dist_eval.results.run import RunHeader
 
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")
@@ -31,7 +34,7 @@ class Outcome:
         transient: whether the same command may get further although nothing is changed.
         version: changes whenever `results.json` is written.
         progress: changes whenever something is finished that a resumed run skips.
-        results: content of `results.json`.
+        as_dict: content of `results.json` or `tuning.json`, of whatever format.
     """
 
     folder: Path
@@ -40,7 +43,17 @@ class Outcome:
     transient: bool = True
     version: tuple[int, ...] = ()
     progress: frozenset[tuple[str, int, int]] = frozenset()
-    results: dict[str, Any] = field(default_factory=dict, repr=False)
+    as_dict: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def results(self) -> RunHeader | None:
+        """The content of `results.json` as its record; None for a tuning, or if it has another format."""
+        from dist_eval.results.run import RUN
+
+        try:
+            return RUN.validate_python(self.as_dict)
+        except ValueError:
+            return None
 
     @property
     def exit_status(self) -> int:
@@ -71,7 +84,7 @@ def read_outcome(folder: Path) -> Outcome:
         transient=failure.get("transient", results["status"] != "failed"),
         version=(stat.st_ino, stat.st_mtime_ns, stat.st_size),
         progress=_progress(folder),
-        results=results,
+        as_dict=results,
     )
 
 

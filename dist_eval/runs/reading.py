@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from dist_eval.errors import DataError, RunError
+from dist_eval.results.run import CompleteRun
+from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from dist_eval.runs.saved_predictions import SavedPredictions
 
 
-def read_results(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> CompleteRun:
     """Reads `results.json` of a complete run.
 
     Raises:
@@ -35,7 +40,14 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
-    return results
+    try:
+        return CompleteRun.model_validate(results)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(
+            f"{folder / RESULTS} has another format than this version writes "
+            f"({'.'.join(map(str, first['loc']))}: {first['msg']}): run it again."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,8 @@ class FinishedRun:
     """
 
     folder: Path
-    results: dict[str, Any]
-    timelines: list[dict[str, Any]]
+    results: CompleteRun
+    timelines: list[RankTimeline]
 
     @classmethod
     def load(cls, folder: Path) -> FinishedRun:
@@ -61,22 +73,27 @@ class FinishedRun:
         """
         results = read_results(folder)
         try:
-            timelines = json.loads((folder / TIMELINE).read_text(encoding="utf-8"))["ranks"]
+            timelines = Timelines.model_validate_json((folder / TIMELINE).read_bytes()).ranks
         except FileNotFoundError:
             timelines = []
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
         return cls(folder, results, timelines)
+
+    @cached_property
+    def as_dict(self) -> dict[str, Any]:
+        """The results as JSON values, for what does not yet read the record."""
+        return self.results.to_json()
 
     @property
     def problem(self) -> str:
         """Name of the problem type."""
-        return self.results["problem_type"]
+        return self.results.problem_type
 
     @property
     def label_names(self) -> list[str]:
         """Names of the classes, labels or outputs."""
-        return [row["label"] for row in self.results["per_class"]]
+        return [row.label for row in self.results.per_class]
 
     def predictions(self) -> Iterator[SavedPredictions]:
         """Yields the predictions, in pieces of bounded size and in dataset order.
@@ -107,7 +124,7 @@ class FinishedRun:
         """
         import numpy as np
 
-        rows, row, pairs = self.results["coverage"]["seen"], 0, []
+        rows, row, pairs = self.results.coverage.seen, 0, []
         wanted = np.unique(np.linspace(0, rows - 1, min(most, rows)).astype(np.int64))
         for piece in self.predictions():
             here = piece.at(wanted[(wanted >= row) & (wanted < row + len(piece))] - row)
@@ -132,7 +149,7 @@ class FinishedRun:
         from dist_eval.data.dataset import read_texts
         from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 
-        config = self.results["config"]
+        config: dict[str, Any] = self.results.config
         place = dataset or config["dataset"]
         found, digest = read_texts(
             place,
@@ -147,7 +164,7 @@ class FinishedRun:
             subset=config["subset"],
             split=config["split"],
         )
-        if digest != self.results["data"]["text_digest"]:
+        if digest != self.results.data.text_digest:
             raise DataError(
                 f"{place} is not what {self.folder} was evaluated on: its texts or labels differ. Name the right data "
                 "with --dataset, or leave out the texts."

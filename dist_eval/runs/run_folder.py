@@ -1,10 +1,10 @@
 """A run's folder: who uses it, and `results.json`.
 
 `results.json` is written first with status "running", and replaced atomically whenever something changes, so that a
-reader always sees a complete and current file. Its schema is `results.schema.json` (see `dist_eval.schema`).
+reader always sees a complete and current file. Its content is a record of `dist_eval.results.run`.
 
 `timeline.json` has for each rank {rank, host, batches, servers}: when its batches, and its requests to each server,
-were in flight during the last start (see `dist_eval.distributed.timeline.Timeline.to_dict`).
+were in flight during the last start (see `dist_eval.results.work.Timelines`).
 """
 
 from __future__ import annotations
@@ -12,26 +12,38 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
 from dist_eval.errors import RunError, RunStopped, print_error
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Coverage, Predictions, PredictionsLike
+from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.options.config import RunConfig
 from dist_eval.process.files import write_atomically
+from dist_eval.results.inputs import Coverage
+from dist_eval.results.run import (
+    RUN,
+    CompleteRun,
+    EndedRun,
+    EvaluationResults,
+    Options,
+    RunFailure,
+    RunHeader,
+    RunningRun,
+)
+from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.environment import environment, now
 from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
 from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
 from dist_eval.runs.folder_lock import take_lock
 from dist_eval.runs.journal import FOLDER as JOURNAL
 from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
+from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -61,7 +73,7 @@ class RunFolder:
         self.path = config.output_folder
         self.config = config
         self._lock: int | None = None
-        self._before: dict[str, Any] = {}
+        self._before: RunHeader | None = None
         self.is_ours = False
 
     def open(self, attempt: int = 0) -> None:
@@ -84,7 +96,8 @@ class RunFolder:
                 self._forget()
             else:
                 self._before = self._read()
-            if self._before.get("status") != "complete":
+                self._require_known_format()
+            if self._before is None or self._before.status != "complete":
                 self._begin()
         except OSError as error:
             raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
@@ -94,6 +107,13 @@ class RunFolder:
         if found and not (self.path / self.results_name).exists():
             raise RunError(
                 f"The output folder {self.path} holds {', '.join(found)} of something else. Choose another --output."
+            )
+
+    def _require_known_format(self) -> None:
+        if self._before is None and read_outcome(self.path).status == "complete":
+            raise RunError(
+                f"{self.path / self.results_name} is that of a complete run, but has another format than this version "
+                "writes. Choose another --output, or replace it with --overwrite."
             )
 
     def claim(self, fingerprint: Fingerprint) -> bool:
@@ -109,7 +129,8 @@ class RunFolder:
             RunError: the folder holds another run; the message names what differs.
         """
         try:
-            status, earlier = self._before.get("status"), Fingerprint.load(self.path)
+            before, earlier = self._before, Fingerprint.load(self.path)
+            status = before.status if before else None
             if earlier is None and status == "complete":
                 raise RunError(
                     f"{self.path} holds the results of a complete run, but no {JOURNAL} that identifies it. Choose "
@@ -119,14 +140,15 @@ class RunFolder:
                 self._forget()
             changed = fingerprint.changed(earlier) if earlier else []
             if changed:
-                if status is not None and status != "complete":
-                    self._write(self._before)
+                if before and status != "complete":
+                    self._write(before)
                 raise RunError(
                     f"{self.path} holds {'the results' if status == 'complete' else 'a part'} of another run: what "
                     f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
                     "--overwrite."
                 )
-            if status == "complete" and earlier and not self._before.get("coverage", {}).get("failed"):
+            has_failed = isinstance(before, CompleteRun) and before.coverage.failed
+            if status == "complete" and earlier and not has_failed:
                 return False
             if status == "complete":
                 self._begin()
@@ -146,9 +168,16 @@ class RunFolder:
         """Whether a new start would find finished batches."""
         return has_batches(self.path)
 
-    def results(self) -> dict[str, Any]:
-        """Returns the content of `results.json`; an empty dict if it cannot be read."""
-        return self._read()
+    @property
+    def is_running(self) -> bool:
+        """Whether `results.json` says that the run has not ended."""
+        results = self._read()
+        return results is not None and results.status == "running"
+
+    def results(self) -> CompleteRun | None:
+        """Returns the content of `results.json` if the run is complete."""
+        results = self._read()
+        return results if isinstance(results, CompleteRun) else None
 
     def _forget(self) -> None:
         """Removes what a resumed run would continue from."""
@@ -157,19 +186,25 @@ class RunFolder:
     def _begin(self) -> None:
         for name in (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES):
             (self.path / name).unlink(missing_ok=True)
-        self._write(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "status": "running",
-                "error": None,
-                "started": now(),
-                "finished": None,
-                "config": self._options(),
-                "environment": environment(),
-            }
+        self._write(self._started())
+
+    def _started(self) -> RunHeader:
+        """Returns the results of a run that begins now."""
+        return RunningRun(
+            schema_version=SCHEMA_VERSION,
+            status="running",
+            error=None,
+            started=now(),
+            finished=None,
+            config=self._options(),
+            environment=environment(),
         )
 
-    def _options(self) -> dict[str, Any]:
+    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
+        """Returns the results of a run that has ended without being complete."""
+        return EndedRun(**{**dict(run), **changes})
+
+    def _options(self) -> Options:
         options = self.config.to_dict()
         return {**options, "initial_peers": f"{len(self.config.initial_peers)} addresses, not recorded"}
 
@@ -179,7 +214,7 @@ class RunFolder:
         *,
         rank: int,
         host: str,
-        coverage: dict[str, int] | None = None,
+        coverage: Mapping[str, int] | None = None,
         transient: bool = False,
     ) -> bool:
         """Marks the run as failed, on the rank that has the root cause.
@@ -197,39 +232,44 @@ class RunFolder:
         Raises:
             OSError: the folder cannot be written any more.
         """
-        error = {"message": message, "rank": rank, "host": host, "transient": transient}
-        return self._end("failed", error, coverage)
+        failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
+        return self._end("failed", failure, coverage)
 
     def stop(
-        self, message: str, *, rank: int, host: str, coverage: dict[str, int] | None = None, transient: bool = True
+        self, message: str, *, rank: int, host: str, coverage: Mapping[str, int] | None = None, transient: bool = True
     ) -> bool:
         """Marks the run as incomplete, and keeps torchrun's restarts from resuming it; all else is as with `fail`."""
         (self.path / STOP_FILE).touch()
         transient = transient and not asked_by_a_person(message)
-        error = {"message": message, "rank": rank, "host": host, "transient": transient}
-        return self._end("incomplete", error, coverage)
+        failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
+        return self._end("incomplete", failure, coverage)
 
-    def _end(self, status: str, error: dict[str, Any], coverage: dict[str, int] | None) -> bool:
+    def _without_peers(self, message: str) -> str:
+        for address in self.config.initial_peers:
+            message = message.replace(address, "(peer, not recorded)")
+        return _PEER.sub("(peer, not recorded)", message)
+
+    def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
         results = self._read()
-        if self.is_ours and results.get("status") == "running":  # never change the results of a complete run
-            message = error["message"]
-            for address in self.config.initial_peers:
-                message = message.replace(address, "(peer, not recorded)")
-            error = {**error, "message": _PEER.sub("(peer, not recorded)", message)}
-            ended = {**results, "status": status, "error": error, "finished": now()}
-            self._write(ended if coverage is None else {**ended, "coverage": coverage})
-            return True
-        return False
+        if not self.is_ours or results is None or results.status != "running":
+            return False  # never change the results of a complete run
+        counts = {} if coverage is None else {"coverage": Coverage.model_validate(coverage)}
+        self._write(self._ended(results, status=status, error=error, finished=now(), **counts))
+        return True
 
     def complete(
-        self, predictions: Predictions, metrics: Metrics, facts: dict[str, Any], groups: np.ndarray | None = None
+        self,
+        predictions: Predictions,
+        metrics: Metrics,
+        results: EvaluationResults,
+        groups: np.ndarray | None = None,
     ) -> None:
         """Writes all files of a complete run; the figures come last, because no result depends on them.
 
         Args:
             predictions: one for each example, in dataset order.
             metrics: their metrics.
-            facts: the other sections of `results.json`.
+            results: the sections of `results.json`.
             groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
 
         Raises:
@@ -237,31 +277,22 @@ class RunFolder:
         """
         try:
             write_predictions(self.path / PREDICTIONS, predictions, groups)
-            self._write(
-                {
-                    **self._read(),
-                    "status": "complete",
-                    "finished": now(),
-                    "config": self._options(),
-                    "problem_type": metrics.problem,
-                    "metrics": metrics.values,
-                    "undefined": metrics.undefined,
-                    "custom_metrics": metrics.custom,
-                    "majority_share": metrics.majority_share,
-                    "confusion_matrix": {"labels": metrics.label_names, "matrix": metrics.confusion.tolist()}
-                    if metrics.confusion.size
-                    else None,
-                    **facts,
-                }
-            )
+            started = self._read() or self._started()
+            header = {name: getattr(started, name) for name in RunHeader.model_fields}
+            changes = {"status": "complete", "error": None, "finished": now(), "config": self._options()}
+            self._write(CompleteRun(**{**header, **changes, **dict(results)}))
         except OSError as error:
             raise RunError(
                 f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
                 "in its journal: start the same command again once that is fixed."
             ) from error
         self._draw(figure_name(metrics), lambda path: draw_figure(path, metrics, predictions))
-        if facts["calibration"]:
-            self._draw(RELIABILITY, lambda path: draw_reliability(path, facts["calibration"]))
+        self._draw_reliability(results)
+
+    def _draw_reliability(self, results: EvaluationResults) -> None:
+        calibration = results.calibration
+        if calibration is not None:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, calibration))
 
     def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
         try:
@@ -269,19 +300,19 @@ class RunFolder:
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
-    def save_timelines(self, timelines: list[dict[str, Any]]) -> None:
+    def save_timelines(self, timelines: list[RankTimeline]) -> None:
         """Writes `timeline.json`.
 
         Raises:
             RunError: it cannot be written.
         """
         try:
-            write_atomically(self.path / TIMELINE, (json.dumps({"ranks": timelines}) + "\n").encode())
+            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
         except OSError as error:
             raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
 
     def revise(
-        self, results: dict[str, Any], predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
+        self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
     ) -> None:
         """Replaces the results of a complete run.
 
@@ -299,8 +330,8 @@ class RunFolder:
             self._write(results)
         except OSError as error:
             raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error
-        if predictions is not None and results["calibration"]:
-            self._draw(RELIABILITY, lambda path: draw_reliability(path, results["calibration"]))
+        if predictions is not None:
+            self._draw_reliability(results)
 
     @contextmanager
     def recording_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
@@ -309,18 +340,21 @@ class RunFolder:
             yield
         except RunStopped as error:
             if is_leader:
-                coverage = None if error.coverage is None else asdict(cast(Coverage, error.coverage))
+                coverage = error.coverage.model_dump() if isinstance(error.coverage, Coverage) else None
                 with suppress(OSError):  # a full disk: finished batches are in the journal
                     self.stop(str(error), rank=rank, host=host, coverage=coverage)
             raise
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> RunHeader | None:
+        """Returns the content of `results.json`; None if it cannot be read."""
         try:
-            content = json.loads((self.path / self.results_name).read_text(encoding="utf-8"))
+            return self._parse((self.path / self.results_name).read_bytes())
         except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+            return None
 
-    def _write(self, results: dict[str, Any]) -> None:
-        text = json.dumps(results, indent=2, allow_nan=False) + "\n"
+    def _parse(self, content: bytes) -> RunHeader:
+        return RUN.validate_json(content)
+
+    def _write(self, results: RunHeader) -> None:
+        text = json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())

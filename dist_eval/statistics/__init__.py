@@ -8,10 +8,11 @@ each class. Any other metric can be added as a `Statistic`: as `Sums` if it depe
 from __future__ import annotations
 
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.by_class import class_intervals
-from dist_eval.statistics.calibration import calibration_facts
+from dist_eval.statistics.calibration import compute_calibration
 from dist_eval.statistics.evidence import Evidence, gather_evidence
-from dist_eval.statistics.intervals import Interval, bca, percentile, wilson
+from dist_eval.statistics.intervals import bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
@@ -34,8 +35,8 @@ __all__ = [
     "Units",
     "bca",
     "bonett_price",
-    "calibration_facts",
     "class_intervals",
+    "compute_calibration",
     "gather_evidence",
     "holm",
     "mcnemar",

@@ -17,8 +17,9 @@ from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.regression import why_undefined
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import Interval, too_few, wilson
+from dist_eval.statistics.intervals import too_few, wilson
 from dist_eval.statistics.regression import statistic_of_outputs
 from dist_eval.statistics.resampling import FEW_UNITS, SEED, Sums, Units
 
@@ -79,7 +80,9 @@ def class_intervals(
         return _of_outputs(predictions, metrics, whole, confidence, units, seed)
     found = []
     for row, (counts, sizes) in zip(metrics.per_class, _kinds(predictions, metrics, units), strict=True):
-        intervals = {name: Interval(confidence, reason=_UNDEFINED[name]) for name in _NEEDS if row[name] is None}
+        intervals = {
+            name: Interval(confidence=confidence, reason=_UNDEFINED[name]) for name in _NEEDS if row[name] is None
+        }
         if units is None:
             intervals = {**_proportions(counts @ sizes, confidence), **intervals}
         values = {name: row[name] for name in _NEEDS if name not in intervals}
@@ -101,7 +104,8 @@ def _proportions(counts: np.ndarray, confidence: float) -> dict[str, Interval]:
     found = {}
     for name, trials in (("precision", counts[_PREDICTIONS]), ("recall", counts[_EXAMPLES])):
         if trials:
-            found[name] = Interval(confidence, *wilson(int(counts[_HITS]), int(trials), confidence), "wilson")
+            low, high = wilson(int(counts[_HITS]), int(trials), confidence)
+            found[name] = Interval(confidence=confidence, low=low, high=high, method="wilson")
     return found
 
 
@@ -159,7 +163,7 @@ def _of_outputs(
     found, values = [], {}
     for number, row in enumerate(metrics.per_class):
         reasons = {"spearman": _ONLY_THE_MEAN, **why_undefined(label[:, number], prediction[:, number])}
-        found.append({name: Interval(confidence, reason=reason) for name, reason in reasons.items()})
+        found.append({name: Interval(confidence=confidence, reason=reason) for name, reason in reasons.items()})
         values.update({f"{number}/{name}": row[name] for name in OF_OUTPUT if name not in reasons})
     statistic = statistic_of_outputs(predictions, units or Units.single(len(label)))
     for name, evidence in gather_evidence(statistic, values, most=_RESAMPLES, seed=seed).items():

@@ -15,8 +15,9 @@ import numpy as np
 
 from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.scores import Calibration, CalibrationBin, Interval, LabelCalibration
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import Interval, too_few, wilson
+from dist_eval.statistics.intervals import too_few, wilson
 from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
 
 _PARTS_OF_A_BIN = 16
@@ -82,14 +83,14 @@ def _brier(sums: np.ndarray) -> dict[str, np.ndarray]:
     return {"brier": sums[0] / sums[1]}
 
 
-def calibration_facts(
+def compute_calibration(
     predictions: PredictionsLike,
     label_names: Sequence[str],
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
-) -> dict[str, Any]:
-    """Returns the section `calibration` of `results.json`, without the overall `ece` and `brier`.
+) -> Calibration:
+    """Returns the section `calibration` of `results.json`.
 
     Args:
         predictions: a classifier's predictions, at least one example.
@@ -99,36 +100,33 @@ def calibration_facts(
         groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
 
     Returns:
-        `bins` in a single-label problem, `per_label` with the metrics and bins of each label in a multi-label one; the
-        other of the two is None.
+        The calibration, with `bins` in a single-label problem and `per_label` in a multi-label one.
     """
     units = None if groups is None else Units.groups(groups)
     if predictions.label.ndim == 1:
-        return {"bins": _bin_facts(Confidences.of_classes(predictions), confidence, units), "per_label": None}
-    rows = [
-        {
-            "label": name,
-            "ece": one.ece(),
-            "brier": float(one.brier.mean()),
-            "bins": _bin_facts(one, confidence, units),
-        }
+        one = Confidences.of_classes(predictions)
+        bins = _bins(one, confidence, units)
+        return Calibration(ece=one.ece(), brier=float(one.brier.mean()), bins=bins, per_label=None)
+    per_label = [
+        LabelCalibration(label=name, ece=one.ece(), brier=float(one.brier.mean()), bins=_bins(one, confidence, units))
         for name, one in zip(label_names, Confidences.of_labels(predictions), strict=True)
     ]
-    return {"bins": None, "per_label": rows}
+    ece, brier = (float(np.mean(values)) for values in zip(*((row.ece, row.brier) for row in per_label), strict=True))
+    return Calibration(ece=ece, brier=brier, bins=None, per_label=per_label)
 
 
-def _bin_facts(confidences: Confidences, confidence: float, units: Units | None) -> list[dict[str, Any]]:
+def _bins(confidences: Confidences, confidence: float, units: Units | None) -> list[CalibrationBin]:
     bins = Bins.of(confidences)
     intervals = _intervals(confidences, bins, confidence, units)
     return [
-        {
-            "low": float(EDGES[number]),
-            "high": float(EDGES[number + 1]),
-            "n": int(bins.count[number]),
-            "mean_confidence": float(bins.confidence[number] / bins.count[number]) if bins.count[number] else None,
-            "accuracy": float(bins.hits[number] / bins.count[number]) if bins.count[number] else None,
-            "interval": intervals[number].to_dict(),
-        }
+        CalibrationBin(
+            low=float(EDGES[number]),
+            high=float(EDGES[number + 1]),
+            n=int(bins.count[number]),
+            mean_confidence=float(bins.confidence[number] / bins.count[number]) if bins.count[number] else None,
+            accuracy=float(bins.hits[number] / bins.count[number]) if bins.count[number] else None,
+            interval=intervals[number],
+        )
         for number in range(BINS)
     ]
 
@@ -137,12 +135,12 @@ def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: U
     """Returns an interval for the accuracy of each bin."""
     from scipy import sparse
 
-    found = [Interval(confidence, reason="no examples")] * BINS
+    found = [Interval(confidence=confidence, reason="no examples")] * BINS
     filled = np.flatnonzero(bins.count)
     if units is None:
         for number in filled:
             low, high = wilson(int(bins.hits[number]), int(bins.count[number]), confidence)
-            found[number] = Interval(confidence, low, high, "wilson")
+            found[number] = Interval(confidence=confidence, low=low, high=high, method="wilson")
         return found
     statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.correct), _in_bins(confidences)]), _shares)
     values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}

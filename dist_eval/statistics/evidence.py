@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.intervals import (
     SAME,
-    Interval,
     bca,
+    enclosing,
     jackknife,
     percentile,
     standard_error,
@@ -89,27 +90,27 @@ class Evidence:
     def interval(self, confidence: float = 0.95) -> Interval:
         """Returns the BCa interval (of a difference the symmetric one), or the best that the data support."""
         if self.no_interval is not None:
-            return Interval(confidence, reason=self.no_interval)
+            return Interval(confidence=confidence, reason=self.no_interval)
         if self._has_few_units:
             return too_few(confidence, self.are_groups)
         if self._undefined > _MOST_UNDEFINED:
-            return Interval(confidence, reason=_TOO_RARE)
+            return Interval(confidence=confidence, reason=_TOO_RARE)
         if self._has_no_spread:
-            return Interval(confidence, reason=_NO_SPREAD)
+            return Interval(confidence=confidence, reason=_NO_SPREAD)
         if self.distribution is None:
             ends = jackknife(self.value, self._error, self.bounds, confidence)
-            return Interval(confidence, *ends, "jackknife").around(self.value)
-        defined = self.distribution[~np.isnan(self.distribution)]
+            return enclosing(self.value, ends, "jackknife", confidence=confidence)
+        defined, resamples = self.distribution[~np.isnan(self.distribution)], len(self.distribution)
         if self.is_difference:
             ends = symmetric(defined, self.value, confidence)
             ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])
-            return Interval(confidence, *ends, "symmetric", len(self.distribution)).around(self.value)
-        method, ends = "bca", (np.nan, np.nan)
+            return enclosing(self.value, ends, "symmetric", confidence=confidence, resamples=resamples)
         if self.influence is not None:
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
-        if np.isnan(ends).any():
-            method, ends = "percentile", percentile(defined, confidence)
-        return Interval(confidence, *ends, method, len(self.distribution)).around(self.value)
+            if not np.isnan(ends).any():
+                return enclosing(self.value, ends, "bca", confidence=confidence, resamples=resamples)
+        ends = percentile(defined, confidence)
+        return enclosing(self.value, ends, "percentile", confidence=confidence, resamples=resamples)
 
     def p_value(self) -> float | None:
         """Returns the two-sided p-value of the hypothesis that the true value is 0; None if unknown.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
-
 import numpy as np
 
+from dist_eval.results.scores import Interval, IntervalMethod
 from dist_eval.statistics.resampling import FEW_UNITS
 
 SAME = 1e-12
@@ -15,45 +13,36 @@ SAME = 1e-12
 _EXCLUDED = "the resamples are so biased that an interval would not contain the value itself"
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval of a metric.
+def enclosing(
+    value: float,
+    limits: tuple[float, float],
+    method: IntervalMethod,
+    *,
+    confidence: float = 0.95,
+    resamples: int | None = None,
+) -> Interval:
+    """Returns the interval of a value, or the reason why there is none if the limits do not enclose it.
 
-    Attributes:
-        confidence: nominal coverage (confidence level), such as 0.95.
-        low: lower limit, None if there is no interval.
-        high: upper limit.
-        method: "wilson", "bca", "percentile" or "jackknife", the functions of this module; for a difference also
-            "symmetric" or "bonett-price" (see `dist_eval.statistics.paired`).
-        resamples: number of resamples it is based on, None if not on resamples.
-        reason: why there is no interval.
+    Args:
+        value: the metric on the data.
+        limits: lower and upper limit.
+        method: how they were computed.
+        confidence: confidence level.
+        resamples: number of resamples they are based on, None if not on resamples.
     """
-
-    confidence: float
-    low: float | None = None
-    high: float | None = None
-    method: str | None = None
-    resamples: int | None = None
-    reason: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the attributes by name, for `results.json`."""
-        return asdict(self)
-
-    def around(self, value: float) -> Interval:
-        """Returns this interval if it contains a value, else an interval with the reason why there is none."""
-        if self.low is None or self.high is None:
-            return self
-        rounding = SAME * max(abs(value), abs(self.low), abs(self.high))
-        if not self.low - rounding <= value <= self.high + rounding:
-            return Interval(self.confidence, reason=_EXCLUDED)
-        return replace(self, low=min(self.low, value), high=max(self.high, value))
+    low, high = limits
+    rounding = SAME * max(abs(value), abs(low), abs(high))
+    if not low - rounding <= value <= high + rounding:
+        return Interval(confidence=confidence, reason=_EXCLUDED)
+    return Interval(
+        confidence=confidence, low=min(low, value), high=max(high, value), method=method, resamples=resamples
+    )
 
 
 def too_few(confidence: float, are_groups: bool) -> Interval:
     """Returns the reason in place of an interval for fewer than `FEW_UNITS` examples or groups."""
     what = "groups" if are_groups else "examples"
-    return Interval(confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
+    return Interval(confidence=confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 
 
 def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

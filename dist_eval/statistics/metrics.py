@@ -10,9 +10,10 @@ from dist_eval.data.problems import REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.classification import statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import Interval, wilson
+from dist_eval.statistics.intervals import wilson
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 from dist_eval.statistics.resampling import SEED, Statistic, Units
@@ -81,13 +82,13 @@ def metric_intervals(
         f1_macro 0.859 0.940 bca
     """
     values = {name: value for name, value in metrics.values.items() if value is not None}
-    found = {name: Interval(confidence, reason=reason) for name, reason in metrics.undefined.items()}
+    found = {name: Interval(confidence=confidence, reason=reason) for name, reason in metrics.undefined.items()}
     if groups is None:
         for name in accuracy_names(metrics.problem):
             if name in values:
                 trials = len(predictions.label)
                 low, high = wilson(round(values[name] * trials), trials, confidence)
-                found[name] = Interval(confidence, low, high, "wilson")
+                found[name] = Interval(confidence=confidence, low=low, high=high, method="wilson")
     drawn = None if groups is None else Units.groups(groups)
     for statistic in (*statistics_of(predictions, drawn), *extra_statistics):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
@@ -95,4 +96,4 @@ def metric_intervals(
             evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
             found.update({name: one.interval(confidence) for name, one in evidence.items()})
     reasons = {name: BY_BATCH if name in metrics.custom else UNKNOWN for name in metrics.values}
-    return {name: found.get(name) or Interval(confidence, reason=why) for name, why in reasons.items()}
+    return {name: found.get(name) or Interval(confidence=confidence, reason=why) for name, why in reasons.items()}

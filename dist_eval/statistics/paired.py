@@ -14,9 +14,10 @@ import numpy as np
 from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import Interval
+from dist_eval.statistics.intervals import enclosing
 from dist_eval.statistics.metrics import statistics_of
 from dist_eval.statistics.resampling import SEED, Difference, Statistic, Units
 
@@ -181,7 +182,7 @@ def paired_differences(
     """
     if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
-    undefined = Interval(confidence, reason="the metric is undefined for one of the two")
+    undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the two")
     found: dict[str, PairedDifference] = {}
     for pair in (*_statistics_of_both(first, second, groups), *extra_statistics):
         difference = Difference(*pair)
@@ -199,12 +200,12 @@ def paired_differences(
     proportions = found.keys() & set(accuracy_names(problem_of(first.label.dtype).name))
     if groups is None and proportions:
         test = mcnemar(*(exact_matches(one.label, one.prediction) for one in (first, second)))
-        low, high = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
-        interval = Interval(confidence, low, high, "bonett-price")
+        limits = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
         for name in proportions:
             value = found[name].value
             if value is not None:
-                found[name] = PairedDifference(value, interval.around(value), test.p_value)
+                interval = enclosing(value, limits, "bonett-price", confidence=confidence)
+                found[name] = PairedDifference(value, interval, test.p_value)
     return found
 
 

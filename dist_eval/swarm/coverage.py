@@ -8,40 +8,14 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dist_eval.errors import SwarmError
+from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.tables import text_table
 
 _POLL_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class ServerSpan:
-    """A server and the consecutive blocks that it holds.
-
-    Attributes:
-        peer_id: the server's identity.
-        start: first block.
-        end: one past the last block.
-        state: "online", "joining" or "offline".
-        dtype: dtype of the weights.
-        quantization: how the weights are quantized, "none" if they are not.
-        throughput: requests per second that the server announces.
-        version: version of Petals.
-        name: public name, if any.
-    """
-
-    peer_id: str
-    start: int
-    end: int
-    state: str
-    dtype: str | None
-    quantization: str | None
-    throughput: float
-    version: str | None
-    name: str | None
 
 
 @dataclass(frozen=True)
@@ -69,15 +43,15 @@ class SwarmCoverage:
         """Blocks without an online server."""
         return [block for block, count in enumerate(self.replicas) if count == 0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the coverage as JSON values."""
-        return {
-            "dht_prefix": self.dht_prefix,
-            "num_blocks": self.num_blocks,
-            "missing_blocks": self.missing,
-            "replicas_per_block": self.replicas,
-            "servers": [asdict(server) for server in self.servers],
-        }
+    def summary(self) -> Swarm:
+        """Returns the section `swarm` of `results.json`."""
+        return Swarm(
+            dht_prefix=self.dht_prefix,
+            num_blocks=self.num_blocks,
+            missing_blocks=self.missing,
+            replicas_per_block=self.replicas,
+            servers=list(self.servers),
+        )
 
     def describe(self) -> str:
         """Returns a text table of the servers, the replicas per block and the missing blocks."""

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from dist_eval.results.work import Audit, AuditedServer, Dispute
+
 _DISPUTES_LISTED = 20
-
-
-@dataclass(frozen=True)
-class Dispute:
-    """A difference between servers that no third server could decide.
-
-    Attributes:
-        peers: the servers' peer IDs.
-        blocks: first block, and one past the last block.
-        difference: between their answers (see `largest_difference`).
-        why: why it could not be decided.
-    """
-
-    peers: tuple[str, ...]
-    blocks: tuple[int, int]
-    difference: float
-    why: str
 
 
 @dataclass
@@ -70,41 +55,37 @@ class Findings:
 
     def to_record(self) -> dict[str, Any]:
         """Returns all but the faulty servers for a record of the journal, ready for JSON."""
-        record = {**asdict(self), "agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
+        disputes = [dispute.model_dump() for dispute in self.disputes]
+        counts = {"agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
+        record = {**vars(self), **counts, "disputes": disputes}
         del record["faulty"]
         return record
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Findings:
         """Builds findings from what `to_record` returned."""
-        disputes = [
-            Dispute(tuple(dispute["peers"]), tuple(dispute["blocks"]), dispute["difference"], dispute["why"])
-            for dispute in record["disputes"]
-        ]
+        disputes = [Dispute(**dispute) for dispute in record["disputes"]]
         counts = {name: Counter(record[name]) for name in ("agreed", "disagreed")}
         return cls(**{**record, **counts, "disputes": disputes})
 
-    def to_dict(self, fraction: float) -> dict[str, Any]:
+    def summary(self, fraction: float) -> Audit:
         """Returns the section `audit` of `results.json`.
 
         Args:
             fraction: share of the batches that were to be audited, 0 to 1.
         """
-        return {
-            "fraction": fraction,
-            "batches": self.batches,
-            "alone": self.alone,
-            "unanswered": self.unanswered,
-            "largest_difference": self.largest_difference,
-            "servers": [
-                {
-                    "peer": peer,
-                    "agreed": self.agreed[peer],
-                    "disagreed": self.disagreed[peer],
-                    "odd": peer in self.faulty,
-                }
+        return Audit(
+            fraction=fraction,
+            batches=self.batches,
+            alone=self.alone,
+            unanswered=self.unanswered,
+            largest_difference=self.largest_difference,
+            servers=[
+                AuditedServer(
+                    peer=peer, agreed=self.agreed[peer], disagreed=self.disagreed[peer], odd=peer in self.faulty
+                )
                 for peer in sorted({*self.agreed, *self.disagreed, *self.faulty})
             ],
-            "disputes": len(self.disputes),
-            "first_disputes": [asdict(dispute) for dispute in self.disputes[:_DISPUTES_LISTED]],
-        }
+            disputes=len(self.disputes),
+            first_disputes=self.disputes[:_DISPUTES_LISTED],
+        )

@@ -15,6 +15,7 @@ import torch
 
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, first_line
+from dist_eval.results.work import ServerTraffic, Traffic
 from dist_eval.swarm.attempts import (
     Attempts,
     Decision,
@@ -30,7 +31,7 @@ from dist_eval.swarm.attempts import (
 from dist_eval.swarm.failures import classify
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
-from dist_eval.swarm.router import Router, RouteSegment, Routing, Span
+from dist_eval.swarm.router import Router, RouteSegment, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
@@ -146,27 +147,17 @@ class SwarmRequests:
         spans = [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
         return [span for span in spans if str(span.peer) not in self.excluded]
 
-    def to_dict(self) -> dict[str, Any]:
+    def traffic(self) -> Traffic:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""
-        return {
-            "compression": self._compression,
-            "round_trips": sum(server.requests for server in self.router.servers.values()),
-            "retries": self.retries,
-            "halved": self.halved,
-            "bytes_sent": self.transport.bytes_sent,
-            "bytes_received": self.transport.bytes_received,
-            "servers": [
-                {
-                    "peer": str(peer),
-                    "requests": server.requests,
-                    "failures": server.failures,
-                    "wrong_answers": server.wrong_answers,
-                    "token_blocks": server.work,
-                    **_percentiles(server.latencies),
-                }
-                for peer, server in self.router.servers.items()
-            ],
-        }
+        return Traffic(
+            compression=self._compression,
+            round_trips=sum(server.requests for server in self.router.servers.values()),
+            retries=self.retries,
+            halved=self.halved,
+            bytes_sent=self.transport.bytes_sent,
+            bytes_received=self.transport.bytes_received,
+            servers=[_traffic_of(str(peer), server) for peer, server in self.router.servers.items()],
+        )
 
     def timelines(self) -> dict[str, Timeline]:
         """Returns the requests of each server over time."""
@@ -296,11 +287,15 @@ def tokens_in(hidden: torch.Tensor) -> int:
     return hidden.shape[0] * hidden.shape[1]
 
 
-def _percentiles(latencies: Sequence[float]) -> dict[str, float | None]:
-    ordered = sorted(latencies)
-    if not ordered:
-        return {"latency_p50": None, "latency_p95": None}
-    return {
-        "latency_p50": ordered[(len(ordered) - 1) // 2],
-        "latency_p95": ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-    }
+def _traffic_of(peer: str, server: ServerStats) -> ServerTraffic:
+    latencies = sorted(server.latencies)
+    count = len(latencies)
+    return ServerTraffic(
+        peer=peer,
+        requests=server.requests,
+        failures=server.failures,
+        wrong_answers=server.wrong_answers,
+        token_blocks=server.work,
+        latency_p50=latencies[(count - 1) // 2] if count else None,
+        latency_p95=latencies[min(count - 1, int(0.95 * count))] if count else None,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.report.naming import without_folders
+from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, TuningRank
 from dist_eval.tracking import Trackers, open_trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
@@ -95,10 +95,10 @@ class Epochs:
                 self._end_epoch(self._evaluate(), time.monotonic() - began)
         tuned = snapshot(self._trainer.tuned)
         ranks = all_gather(
-            {"rank": self.topology.rank, "host": self.topology.host, "traffic": self.classifier.backbone.traffic()}
+            TuningRank(rank=self.topology.rank, host=self.topology.host, traffic=self.classifier.backbone.traffic())
         )
         if self.topology.is_leader:
-            self.folder.finish({**self._results(tuned), "ranks": ranks})
+            self.folder.finish(self._results(tuned), ranks)
             self._print_checkpoints()
         return tuned
 
@@ -179,13 +179,13 @@ class Epochs:
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
         """Saves the results of an epoch; it counts as finished once the state, the last file, is written."""
         state, tuned = self._state, snapshot(self._trainer.tuned)
-        entry: dict[str, Any] = {
-            "epoch": state.epoch + 1,
-            "loss": state.loss_sum / state.examples if state.examples else None,
-            "updates": state.updates,
-            "seconds": seconds,
-            "metrics": metrics.values if metrics else None,
-        }
+        entry = EpochResults(
+            epoch=state.epoch + 1,
+            loss=state.loss_sum / state.examples if state.examples else None,
+            updates=state.updates,
+            seconds=seconds,
+            metrics=metrics.values if metrics else None,
+        )
         if self._is_best(entry):
             state.best = state.epoch
         if self._display:
@@ -195,19 +195,19 @@ class Epochs:
         if self._display:
             self.folder.update_results(self._results(tuned))
             self._display.say(self._describe(entry))
-            metric_values = {f"eval_{name}": value for name, value in (entry["metrics"] or {}).items()}
-            self._trackers.log({"epoch_loss": entry["loss"], **metric_values}, state.epoch * self._updates)
+            metric_values = {f"eval_{name}": value for name, value in (entry.metrics or {}).items()}
+            self._trackers.log({"epoch_loss": entry.loss, **metric_values}, state.epoch * self._updates)
 
-    def _is_best(self, entry: dict[str, Any]) -> bool:
+    def _is_best(self, entry: EpochResults) -> bool:
         """Returns whether an epoch is better than all before; False except on the leader, which has the metrics."""
-        if not entry["metrics"]:
+        if not entry.metrics:
             return False
         score = self._score_of(entry)
         return self._state.best is None or score > self._score_of(self._state.history[self._state.best])
 
-    def _score_of(self, entry: dict[str, Any]) -> float:
+    def _score_of(self, entry: EpochResults) -> float:
         """Returns the value of the best metric, negated where less is better."""
-        value = entry["metrics"][self.config.best_metric]
+        value = (entry.metrics or {})[self.config.best_metric]
         if value is None:
             return -float("inf")
         return -value if lower_is_better(self.config.best_metric) else value
@@ -220,26 +220,28 @@ class Epochs:
         if self._state.best == self._state.epoch:
             self.folder.save_checkpoint(BEST, tuned, tokenizer)
 
-    def _results(self, tuned: TunedCheckpoint) -> dict[str, Any]:
+    def _results(self, tuned: TunedCheckpoint) -> TuningProgress:
         state, best, metric = self._state, None, self.config.best_metric
         if state.best is not None:
-            best = {"epoch": state.best + 1, "metric": metric, "value": state.history[state.best]["metrics"][metric]}
-        return {
-            "epochs": state.history,
-            "best": best,
-            "data": asdict(self.train.facts),
-            "evaluation_data": asdict(self.evaluation.facts) if self.evaluation else None,
-            "model": self.base.to_dict(tuned),
-            "swarm": self.session.swarm,
-        }
+            value = (state.history[state.best].metrics or {})[metric]
+            best = BestEpoch(epoch=state.best + 1, metric=metric, value=value)
+        return TuningProgress(
+            epochs=state.history,
+            best=best,
+            data=self.train.facts,
+            evaluation_data=self.evaluation.facts if self.evaluation else None,
+            model=self.base.summary(tuned),
+            swarm=self.session.swarm,
+        )
 
-    def _describe(self, entry: dict[str, Any]) -> str:
+    def _describe(self, entry: EpochResults) -> str:
         """Describes an epoch in one line."""
-        loss = "undefined" if entry["loss"] is None else format(entry["loss"], ".4f")
-        line = f"epoch {entry['epoch']} of {self.config.epochs}: loss {loss}"
-        shown = dict.fromkeys(("accuracy", self.config.best_metric)) if entry["metrics"] else ()
+        loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
+        line = f"epoch {entry.epoch} of {self.config.epochs}: loss {loss}"
+        metrics = entry.metrics or {}
+        shown = dict.fromkeys(("accuracy", self.config.best_metric)) if metrics else ()
         for name in shown:
-            value = entry["metrics"][name]
+            value = metrics[name]
             line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
         return line + (" (evaluation data)" if shown else "")
 

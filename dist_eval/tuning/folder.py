@@ -1,12 +1,6 @@
 """A tuning's folder: checkpoints, the state that a resumed run continues from, and `tuning.json`.
 
-tuning.json    schema_version, status, error, started, finished, config, environment as in `results.json` (see
-               `dist_eval.runs.run_folder`), and
-               epochs  [{epoch, loss, updates, seconds, metrics}]: mean loss in nats of the training examples, each
-                       before its update; metrics of the evaluation data after the epoch, null without such data;
-                       seconds are those of the start that finished the epoch
-               best    null, or {epoch, metric, value}: the epoch in `best/`
-               data, evaluation_data, model, swarm, ranks as in `results.json`
+tuning.json    options, versions, epochs, and how the tuning ended (see `dist_eval.results.tuning`)
 best/          the checkpoint of the best epoch, only with evaluation data
 last/          the checkpoint of the last finished epoch
 journal/       state.safetensors and fingerprint.json: what a resumed run reads
@@ -15,12 +9,13 @@ journal/       state.safetensors and fingerprint.json: what a resumed run reads
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import RunError
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.results.run import RunHeader
+from dist_eval.results.tuning import TUNING, StartedTuning, TuningProgress, TuningRank, TuningRun
 from dist_eval.runs.environment import now
 from dist_eval.runs.files import RESULTS as EVALUATION_RESULTS
 from dist_eval.runs.journal import FOLDER as JOURNAL
@@ -69,20 +64,35 @@ class TuningFolder(RunFolder):
         except OSError as error:
             raise RunError(f"The checkpoint {place} cannot be written: {error.strerror or error}.") from error
 
-    def update_results(self, facts: Mapping[str, Any]) -> None:
-        """Adds or replaces sections of `tuning.json`.
+    def update_results(self, progress: TuningProgress, **changes: Any) -> None:
+        """Replaces the sections of `tuning.json` after an epoch.
+
+        Args:
+            progress: the sections.
+            **changes: other fields of `TuningRun`.
 
         Raises:
             RunError: it cannot be written.
         """
+        started = self._read() or self._started()
+        header = {name: getattr(started, name) for name in RunHeader.model_fields}
         try:
-            self._write({**self._read(), **facts})
+            self._write(TuningRun(**{**header, **dict(progress), **changes}))
         except OSError as error:
             raise RunError(f"{self.path / RESULTS} cannot be written: {error.strerror or error}.") from error
 
-    def finish(self, facts: Mapping[str, Any]) -> None:
-        """Adds or replaces sections of `tuning.json`, and marks the run as complete."""
-        self.update_results({**facts, "status": "complete", "finished": now()})
+    def finish(self, progress: TuningProgress, ranks: list[TuningRank]) -> None:
+        """Replaces the sections of `tuning.json`, and marks the run as complete."""
+        self.update_results(progress, ranks=ranks, status="complete", finished=now())
+
+    def _started(self) -> RunHeader:
+        return StartedTuning(**dict(super()._started()))
+
+    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
+        return run.model_copy(update=changes)
+
+    def _parse(self, content: bytes) -> RunHeader:
+        return TUNING.validate_json(content)
 
     def _forget(self) -> None:
         super()._forget()

@@ -8,7 +8,7 @@ random number generator has to be saved.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from dist_eval.errors import RunError
 from dist_eval.process.files import write_atomically
+from dist_eval.results.tuning import EpochResults
 
 _HEADER = "state"
 
@@ -29,7 +30,7 @@ class TuningState:
         updates: number of updates made in this epoch.
         loss_sum: sum of the losses of this epoch's examples so far, in nats.
         examples: number of this epoch's examples so far.
-        history: one entry for each finished epoch (see `dist_eval.tuning.folder`).
+        history: one entry for each finished epoch (see `EpochResults`).
         best: the finished epoch with the best checkpoint, from 0; None if none was evaluated.
     """
 
@@ -37,10 +38,10 @@ class TuningState:
     updates: int = 0
     loss_sum: float = 0.0
     examples: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[EpochResults] = field(default_factory=list)
     best: int | None = None
 
-    def end_epoch(self, entry: dict[str, Any]) -> None:
+    def end_epoch(self, entry: EpochResults) -> None:
         """Ends the current epoch."""
         self.history.append(entry)
         self.epoch, self.updates, self.loss_sum, self.examples = self.epoch + 1, 0, 0.0, 0
@@ -59,7 +60,8 @@ def pack_state(state: TuningState, tensors: dict[str, torch.Tensor], learner: di
     """
     from safetensors.torch import save
 
-    header = json.dumps({"progress": asdict(state), "learner": learner})
+    progress = {**vars(state), "history": [entry.to_json() for entry in state.history]}
+    header = json.dumps({"progress": progress, "learner": learner})
     return save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {_HEADER: header})
 
 
@@ -93,6 +95,7 @@ def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict
         with safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()[_HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        return TuningState(**header["progress"]), tensors, header["learner"]
+        history = [EpochResults(**entry) for entry in header["progress"]["history"]]
+        return TuningState(**{**header["progress"], "history": history}), tensors, header["learner"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}). Start afresh with --overwrite.") from error

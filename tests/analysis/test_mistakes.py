@@ -22,7 +22,7 @@ def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int,
     predictions = Predictions.from_logits(np.arange(examples) * 3, generator.integers(3, size=examples), logits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_PIECE", cells)
-        found = confident_mistakes(predictions, NAMES)
+        found = [mistake.to_json() for mistake in confident_mistakes(predictions, NAMES) or []]
         everything = worst_mistakes(predictions.pieces(), examples)
     expected = []
     for row in range(examples):
@@ -66,10 +66,10 @@ def test_in_a_multi_label_problem_the_most_confident_wrong_decision_counts() -> 
     logits = np.array([[-3.0, 1.0, -5.0], [2.0, 2.0, -2.0], [0.5, -1.0, 1.0]])
     predictions = Predictions.from_logits(np.arange(3), label, logits, MULTI_LABEL)
     first, second = confident_mistakes(predictions, NAMES) or []
-    assert (first["index"], first["label"], first["prediction"]) == (0, ["a"], ["b"])
-    assert first["probability"] == 1 - predictions.probabilities[0, 0]
-    assert (second["index"], second["label"], second["prediction"]) == (2, ["c"], ["a", "c"])
-    assert second["probability"] == predictions.probabilities[2, 0]
+    assert (first.index, first.label, first.prediction) == (0, ["a"], ["b"])
+    assert first.probability == 1 - predictions.probabilities[0, 0]
+    assert (second.index, second.label, second.prediction) == (2, ["c"], ["a", "c"])
+    assert second.probability == predictions.probabilities[2, 0]
 
 
 def test_a_regression_has_none_but_examples_with_the_largest_loss() -> None:

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.analysis.slices import MOST_VALUES, Slicing, slice_facts
+from dist_eval.analysis.slices import MOST_VALUES, Slicing, compute_slices
 from dist_eval.data.problems import MULTI_LABEL, PROBLEMS
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.scores import Slice
 from dist_eval.statistics import wilson
 
 
@@ -123,37 +124,37 @@ def test_metrics_are_those_of_the_examples_of_the_slice(name: str) -> None:
     names = ["a", "b", "c"]
     values = ["x" if row % 3 else "y" for row in range(len(predictions))]
     slicing = Slicing.of_column("c", pa.array(values))
-    entries = slice_facts(predictions, slicing, names)
-    assert sum(entry["n"] for entry in entries) == len(predictions)
+    entries = compute_slices(predictions, slicing, names)
+    assert sum(entry.n for entry in entries) == len(predictions)
     for number, entry in enumerate(entries):
         inside = predictions.at(np.flatnonzero(slicing.part_of == number))
         expected = compute_metrics(inside, names)
-        assert entry["n"] == len(inside)
-        gone = {"f1_macro", "balanced_accuracy"} & set(entry["undefined"])  # see below
-        assert entry["metrics"] == {
+        assert entry.n == len(inside)
+        gone = {"f1_macro", "balanced_accuracy"} & set(entry.undefined)  # see below
+        assert entry.metrics == {
             figure: None if figure in gone else expected.values[figure] for figure in metric_names(name, "slices")
         }
-        assert list(entry["intervals"]) == list(metric_names(name, "slices"))
-        for figure, value in entry["metrics"].items():
-            assert (figure in entry["undefined"]) == (value is None)
+        assert list(entry.intervals) == list(metric_names(name, "slices"))
+        for figure, value in entry.metrics.items():
+            assert (figure in entry.undefined) == (value is None)
 
 
-def entry_of(examples: int, **options: Any) -> dict[str, Any]:
+def entry_of(examples: int, **options: Any) -> Slice:
     slicing = Slicing.of_column("c", pa.array(["x"] * examples))
-    return slice_facts(predictions_of(examples), slicing, ["a", "b", "c"], **options)[0]
+    return compute_slices(predictions_of(examples), slicing, ["a", "b", "c"], **options)[0]
 
 
 def test_small_slices_have_wilsons_interval_only() -> None:
     small, large = entry_of(19), entry_of(200)
-    right = round(small["metrics"]["accuracy"] * 19)
-    ends = small["intervals"]["accuracy"]
-    assert (ends["low"], ends["high"]) == wilson(right, 19)
-    assert small["intervals"]["loss"]["low"] is None
-    assert small["intervals"]["loss"]["reason"].startswith("fewer than 20 examples")
-    assert large["intervals"]["f1_macro"]["low"] < large["metrics"]["f1_macro"]
-    assert large["intervals"]["f1_macro"]["resamples"] == 1_999
-    few_groups = entry_of(200, groups=np.arange(200) % 12)["intervals"]
-    assert {one["reason"][:20] for one in few_groups.values()} == {"fewer than 20 groups"}
+    right = round(small.metrics["accuracy"] * 19)
+    ends = small.intervals["accuracy"]
+    assert (ends.low, ends.high) == wilson(right, 19)
+    assert small.intervals["loss"].low is None
+    assert small.intervals["loss"].reason.startswith("fewer than 20 examples")
+    assert large.intervals["f1_macro"].low < large.metrics["f1_macro"]
+    assert large.intervals["f1_macro"].resamples == 1_999
+    few_groups = entry_of(200, groups=np.arange(200) % 12).intervals
+    assert {one.reason[:20] for one in few_groups.values()} == {"fewer than 20 groups"}
 
 
 def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() -> None:
@@ -161,20 +162,20 @@ def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() ->
     kind = np.full(600, "x")
     kind[np.flatnonzero(predictions.label == 1)[19:]] = "y"  # leaves 19 examples of class b in x, and y without a and c
     x, y = sorted(
-        slice_facts(predictions, Slicing.of_column("c", pa.array(kind.tolist())), ["a", "b", "c"]),
-        key=lambda one: str(one["value"]),
+        compute_slices(predictions, Slicing.of_column("c", pa.array(kind.tolist())), ["a", "b", "c"]),
+        key=lambda one: str(one.value),
     )
     why = "a class with fewer than 20 examples in the slice"
     for one in (x, y):
-        assert one["undefined"].items() >= dict.fromkeys(("f1_macro", "balanced_accuracy"), why).items()
-        assert one["metrics"]["f1_macro"] is None and one["intervals"]["f1_macro"]["reason"] == why
-        assert one["metrics"]["accuracy"] is not None and one["intervals"]["loss"]["low"] is not None
+        assert one.undefined.items() >= dict.fromkeys(("f1_macro", "balanced_accuracy"), why).items()
+        assert one.metrics["f1_macro"] is None and one.intervals["f1_macro"].reason == why
+        assert one.metrics["accuracy"] is not None and one.intervals["loss"].low is not None
     half = Slicing.of_column("c", pa.array(["odd", "even"] * 300))
-    for one in slice_facts(predictions, half, ["a", "b", "c"]):
-        assert one["intervals"]["f1_macro"]["low"] < one["metrics"]["f1_macro"] and not one["undefined"]
+    for one in compute_slices(predictions, half, ["a", "b", "c"]):
+        assert one.intervals["f1_macro"].low < one.metrics["f1_macro"] and not one.undefined
     lacks_c = predictions.at(np.flatnonzero(predictions.label < 2))
-    for one in slice_facts(lacks_c, half, ["a", "b", "c"]):
-        assert one["metrics"]["f1_macro"] is not None, "a class that no example has is not needed"
+    for one in compute_slices(lacks_c, half, ["a", "b", "c"]):
+        assert one.metrics["f1_macro"] is not None, "a class that no example has is not needed"
 
 
 def test_slices_by_the_label_have_no_mean_over_classes() -> None:
@@ -184,17 +185,17 @@ def test_slices_by_the_label_have_no_mean_over_classes() -> None:
     several = Predictions.from_logits(np.arange(300), has, generator.normal(size=(300, 2)), MULTI_LABEL)
     for predictions, labels in ((single, single.label), (several, has[:, 0].astype(int))):
         slicing = Slicing.of_column("label", pa.array(labels.astype(str).tolist()))
-        entries = slice_facts(predictions, slicing, ["a", "b", "c"][: predictions.num_labels])
-        lacking = [one for one in entries if "with fewer than 20 examples" in one["undefined"].get("f1_macro", "")]
+        entries = compute_slices(predictions, slicing, ["a", "b", "c"][: predictions.num_labels])
+        lacking = [one for one in entries if "with fewer than 20 examples" in one.undefined.get("f1_macro", "")]
         # examples that have the first of two labels may have the second one, too
         assert len(lacking) == (3 if predictions is single else 1)
-        assert all(next(iter(one["metrics"].values())) is not None for one in entries)
+        assert all(next(iter(one.metrics.values())) is not None for one in entries)
 
 
 def test_examples_without_a_prediction_leave_a_slice_empty_and_in_sight() -> None:
     slicing = Slicing.of_column("c", pa.array(["x", "x", "y", "x"]))
     predictions = predictions_of(4).at(np.array([0, 1, 3]))
-    full, empty = slice_facts(predictions, slicing, ["a", "b", "c"])
-    assert (full["n"], empty["n"]) == (3, 0)
-    assert set(empty["metrics"].values()) == {None}
-    assert set(empty["undefined"].values()) == {"no example of it has a prediction"}
+    full, empty = compute_slices(predictions, slicing, ["a", "b", "c"])
+    assert (full.n, empty.n) == (3, 0)
+    assert set(empty.metrics.values()) == {None}
+    assert set(empty.undefined.values()) == {"no example of it has a prediction"}

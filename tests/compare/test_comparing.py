@@ -97,7 +97,7 @@ def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) ->
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
     assert mine.value == pytest.approx(built_in.value)
     assert mine.p_value == built_in.p_value  # the same groups are drawn
-    assert mine.interval.to_dict() == pytest.approx(built_in.interval.to_dict())
+    assert mine.interval.to_json() == pytest.approx(built_in.interval.to_json())
 
 
 def test_a_custom_metric_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.Captu
     assert list(one["differences"]) == ["roc_auc_ovr_macro"]
     difference, expected = one["differences"]["roc_auc_ovr_macro"], comparison.differences["roc_auc_ovr_macro"]
     assert difference["value"] == expected.value
-    assert difference["interval"] == expected.interval.to_dict()
+    assert difference["interval"] == expected.interval.to_json()
     assert difference["interval"]["confidence"] == 0.9
 
 

@@ -67,11 +67,11 @@ def test_tokens_are_counted_with_padding_and_prompts(lengths: np.ndarray, budget
     assert plan.tokens.tolist() == padded
     assert plan.real_tokens.tolist() == real
     assert plan.tokens.dtype == plan.real_tokens.dtype == np.int64
-    facts = plan.to_dict()
-    assert facts["batches"] == len(padded)
-    assert facts["padded_tokens"] == sum(padded)
-    assert facts["real_tokens"] == sum(int(length) + prefix for length in lengths)
-    assert all(type(facts[name]) is int for name in ("batches", "padded_tokens", "real_tokens"))
+    summary = plan.summary()
+    assert summary.batches == len(padded)
+    assert summary.padded_tokens == sum(padded)
+    assert summary.real_tokens == sum(int(length) + prefix for length in lengths)
+    assert all(type(getattr(summary, name)) is int for name in ("batches", "padded_tokens", "real_tokens"))
 
 
 @quickly
@@ -81,8 +81,8 @@ def test_the_tokens_of_all_ranks_add_up_to_the_plans(
 ) -> None:
     plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
     shards = shards_of(plan, world_size)
-    assert sum(int(plan.real_tokens[shard].sum()) for shard in shards) == plan.to_dict()["real_tokens"]
-    assert sum(int(plan.tokens[shard].sum()) for shard in shards) == plan.to_dict()["padded_tokens"]
+    assert sum(int(plan.real_tokens[shard].sum()) for shard in shards) == plan.summary().real_tokens
+    assert sum(int(plan.tokens[shard].sum()) for shard in shards) == plan.summary().padded_tokens
 
 
 @quickly
@@ -128,7 +128,7 @@ def test_four_ranks_share_few_and_many_batches(batches: int) -> None:
 def test_no_examples_make_an_empty_plan() -> None:
     plan = plan_batches(np.empty(0, dtype=np.int32), token_budget=100, prefix=3)
     assert len(plan) == 0
-    assert plan.to_dict()["padded_tokens"] == plan.to_dict()["real_tokens"] == 0
+    assert plan.summary().padded_tokens == plan.summary().real_tokens == 0
     assert plan.real_tokens.tolist() == plan.tokens.tolist() == []
     assert shard_batches(len(plan), rank=1, world_size=2).tolist() == []
 

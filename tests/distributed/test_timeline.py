@@ -18,15 +18,15 @@ def test_nothing_is_lost_however_long_it_takes(calls: list[tuple[float, float, i
     timeline = Timeline(most)
     for began, seconds, done, failed in calls:
         timeline.add(began, began + seconds, done=done, failed=failed)
-    facts = timeline.to_dict()
-    assert facts is not None
-    assert len(facts["busy"]) == len(facts["done"]) == len(facts["failed"]) <= most
-    assert sum(facts["done"]) == sum(done for _, _, done, _ in calls)
-    assert sum(facts["failed"]) == sum(failed for *_, failed in calls)
-    width = facts["bin_seconds"]
+    bins = timeline.bins()
+    assert bins is not None
+    assert len(bins.busy) == len(bins.done) == len(bins.failed) <= most
+    assert sum(bins.done) == sum(done for _, _, done, _ in calls)
+    assert sum(bins.failed) == sum(failed for *_, failed in calls)
+    width = bins.bin_seconds
     under_way = sum(seconds for _, seconds, _, _ in calls)
-    assert sum(facts["busy"]) * width == pytest.approx(under_way, abs=0.001 * width * len(facts["busy"]) + 1e-4)
-    assert (facts["began"] / width).is_integer() and math.log2(width).is_integer(), "bins of several lie side by side"
+    assert sum(bins.busy) * width == pytest.approx(under_way, abs=0.001 * width * len(bins.busy) + 1e-4)
+    assert (bins.began / width).is_integer() and math.log2(width).is_integer(), "bins of several lie side by side"
 
 
 def test_it_counts_calls_in_flight_and_when_they_ended() -> None:
@@ -34,24 +34,24 @@ def test_it_counts_calls_in_flight_and_when_they_ended() -> None:
     whole = 10.0 - timeline_offset(10.0)
     timeline.add(whole, whole + 2)
     timeline.add(whole, whole + 1, done=0, failed=1)
-    facts = timeline.to_dict()
-    assert facts is not None
-    bins = round(1 / facts["bin_seconds"])
-    assert facts["busy"] == pytest.approx([2.0] * bins + [1.0] * bins + [0.0], abs=1e-2)
-    assert facts["failed"].index(1) in (bins - 1, bins)
-    assert facts["done"].index(1) in (2 * bins - 1, 2 * bins)
+    bins = timeline.bins()
+    assert bins is not None
+    count = round(1 / bins.bin_seconds)
+    assert bins.busy == pytest.approx([2.0] * count + [1.0] * count + [0.0], abs=1e-2)
+    assert bins.failed.index(1) in (count - 1, count)
+    assert bins.done.index(1) in (2 * count - 1, 2 * count)
 
 
 def timeline_offset(moment: float) -> float:
     """How far a moment of the monotonic clock is behind the beginning of its bin."""
     probe = Timeline()
     probe.add(moment, moment + 1e-6)
-    facts = probe.to_dict()
-    assert facts is not None
+    bins = probe.bins()
+    assert bins is not None
     from dist_eval.distributed import timeline
 
-    return moment + timeline._EPOCH - facts["began"]
+    return moment + timeline._EPOCH - bins.began
 
 
 def test_without_a_call_there_is_none() -> None:
-    assert Timeline().to_dict() is None
+    assert Timeline().bins() is None

@@ -20,7 +20,8 @@ from dist_eval import demo
 from dist_eval.evaluation.audit import Audit, audited_batches, largest_difference
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.swarm.findings import Dispute, Findings
+from dist_eval.results.work import AuditedServer, Dispute
+from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Routing
@@ -48,18 +49,18 @@ def test_the_row_that_differs_most_is_the_difference() -> None:
 
 
 def test_what_ranks_found_is_joined() -> None:
-    dispute = Dispute(("a", "b"), (0, 2), 0.5, "no third server")
+    dispute = Dispute(peers=("a", "b"), blocks=(0, 2), difference=0.5, why="no third server")
     ranks = [
         Findings(batches=2, largest_difference=1e-6, agreed=Counter(a=2, b=1)),
         Findings(batches=1, alone=3, disagreed=Counter(a=1), faulty=frozenset("a"), disputes=[dispute] * 30),
     ]
-    facts = Findings.merged(ranks).to_dict(0.1)
-    assert facts["servers"] == [
-        {"peer": "a", "agreed": 2, "disagreed": 1, "odd": True},
-        {"peer": "b", "agreed": 1, "disagreed": 0, "odd": False},
+    audit = Findings.merged(ranks).summary(0.1)
+    assert audit.servers == [
+        AuditedServer(peer="a", agreed=2, disagreed=1, odd=True),
+        AuditedServer(peer="b", agreed=1, disagreed=0, odd=False),
     ]
-    assert (facts["fraction"], facts["batches"], facts["alone"], facts["unanswered"]) == (0.1, 3, 3, 0)
-    assert (facts["disputes"], len(facts["first_disputes"])) == (30, 20)
+    assert (audit.fraction, audit.batches, audit.alone, audit.unanswered) == (0.1, 3, 3, 0)
+    assert (audit.disputes, len(audit.first_disputes)) == (30, 20)
     for one in ranks:
         again = Findings.from_record(json.loads(json.dumps(one.to_record())))
         assert dataclasses.replace(again, faulty=one.faulty) == one
@@ -134,13 +135,13 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
         found.append(routing.findings)
         number += 1
-    facts = Findings.merged(found).to_dict(1.0)
+    audit = Findings.merged(found).summary(1.0)
     assert excluded == [swarm.liar]
-    assert facts["batches"] == number
-    assert swarm.liar not in {server["peer"] for server in facts["servers"]}
-    assert all(server["agreed"] > 0 for server in facts["servers"])
-    assert facts["disputes"] == facts["unanswered"] == facts["alone"] == 0
-    assert facts["largest_difference"] < 1e-4
+    assert audit.batches == number
+    assert swarm.liar not in {server.peer for server in audit.servers}
+    assert all(server.agreed > 0 for server in audit.servers)
+    assert audit.disputes == audit.unanswered == audit.alone == 0
+    assert audit.largest_difference < 1e-4
     assert swarm.liar not in {str(span.peer) for span in requests.spans()}
 
 
@@ -172,7 +173,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     assert launcher.run("-m", "dist_eval", *what, "--backend", "local", "--output", str(honest)).returncode == 0
     assert (audited / "predictions.parquet").read_bytes() == (honest / "predictions.parquet").read_bytes()
     results = results_of(audited)
-    assert [server["peer"] for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
+    assert [server.peer for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
     assert results["audit"]["batches"] >= 0.3 * results["plan"]["batches"]
     assert results["audit"]["disputes"] == 0
     assert list((audited / "journal").glob(f"*{swarm.liar}.odd"))
@@ -187,12 +188,12 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     audit = Audit(classifier)
     routing = Routing(audited=True)
     audit.answer(*batch(0), routing)
-    facts = routing.findings.to_dict(1.0)
-    assert (facts["batches"], facts["disputes"]) == (1, 1)
-    [dispute] = facts["first_disputes"]
-    assert {*dispute["peers"]} == {swarm.liar, honest}
-    assert "no third server" in dispute["why"]
-    assert 2 in range(*dispute["blocks"]), "the part with the other weights is named"
+    found = routing.findings.summary(1.0)
+    assert (found.batches, found.disputes) == (1, 1)
+    [dispute] = found.first_disputes
+    assert {*dispute.peers} == {swarm.liar, honest}
+    assert "no third server" in dispute.why
+    assert 2 in range(*dispute.blocks), "the part with the other weights is named"
 
     requests.excluded |= {swarm.liar}
     routing = Routing(audited=True)

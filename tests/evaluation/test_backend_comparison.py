@@ -67,28 +67,28 @@ def test_every_changed_prediction_is_reported_once(rows: int, tmp_path: Path) ->
     found = Comparison.merged(parts)
     assert (found.compared, found.left) == (rows - (rows > 31), 0)
     assert found.changed is not None
-    indices = [change["index"] for change in found.changed]
+    indices = [change.index for change in found.changed]
     assert indices == sorted(indices)
     for one in found.changed:
-        assert one["index"] in turned - {31}
-        for backend in ("swarm", "local"):
-            assert one[backend]["prediction"] == int(np.argmax(one[backend]["logits"]))
-        assert one["swarm"]["prediction"] != one["local"]["prediction"]
+        assert one.index in turned - {31}
+        for answer in (one.swarm, one.local):
+            assert answer.prediction == int(np.argmax(answer.logits))
+        assert one.swarm.prediction != one.local.prediction
     assert found.largest_difference == pytest.approx(
-        max(np.abs(np.subtract(one["swarm"]["logits"], one["local"]["logits"])).max() for one in found.changed)
+        max(np.abs(np.subtract(one.swarm.logits, one.local.logits)).max() for one in found.changed)
     )
-    facts = found.to_dict(tmp_path)
-    assert (facts["changed"], facts["file"]) == (len(indices), None)
+    comparison = found.summary(tmp_path)
+    assert (comparison.changed, comparison.file) == (len(indices), None)
 
 
 def test_many_changes_go_to_a_file(tmp_path: Path) -> None:
     data = tokenized_digits(tmp_path, 60, CLASSES)
     plan = plan_batches(data.lengths, token_budget=50)
     negated = journaled(tmp_path, data, plan, lambda rows, logits: np.negative(logits, out=logits) is None or {})
-    facts = compare_backends(Local(), data, plan, negated, np.arange(len(plan))).to_dict(tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / facts["file"]).read_text().splitlines()]
-    assert facts["changed"] == len(lines) == 60
-    assert lines[:20] == facts["examples"]
+    comparison = compare_backends(Local(), data, plan, negated, np.arange(len(plan))).summary(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / str(comparison.file)).read_text().splitlines()]
+    assert comparison.changed == len(lines) == 60
+    assert lines[:20] == [example.to_json() for example in comparison.examples]
 
 
 def test_a_run_that_is_to_stop_stops(tmp_path: Path) -> None:

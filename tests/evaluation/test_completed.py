@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import FACTS, config_for, tokenized_digits
+from conftest import results_of
+from samples import config_for, sections, tokenized_digits
 
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
@@ -17,6 +18,7 @@ from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_r
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.runs.reading import read_results
 from dist_eval.runs.run_folder import RunFolder
 
 ROWS, NAMES = 120, ["a", "b"]
@@ -45,13 +47,13 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         config = with_recorded_analysis(config, run.results())
         run.config = config
         own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
-        if run.results().get("status") == "complete":
+        if run.results():
             rescore_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
         else:
             found = predictions()
             metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
-            run.complete(found, metrics, {**FACTS, **analyse(found, metrics, view)}, view.groups(found))
-        return run.results()
+            run.complete(found, metrics, sections(metrics, **dict(analyse(found, metrics, view))), view.groups(found))
+        return results_of(folder)
     finally:
         run.close()
 
@@ -114,9 +116,9 @@ def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
 
 
 def test_an_overwritten_run_keeps_nothing(data: TokenizedDataset, tmp_path: Path) -> None:
-    before = complete(tmp_path, data, group_column="doc", slice_by=["source"])
-    config = config_for(tmp_path, overwrite=True)
+    complete(tmp_path, data, group_column="doc", slice_by=["source"])
+    config, plain = config_for(tmp_path, overwrite=True), config_for(tmp_path)
+    before = read_results(tmp_path)
     assert with_recorded_analysis(config, before) == config
-    plain = config_for(tmp_path)
-    assert with_recorded_analysis(plain, {**before, "status": "incomplete"}) == plain
-    assert with_recorded_analysis(plain, {}) == plain
+    assert with_recorded_analysis(plain, before) != plain
+    assert with_recorded_analysis(plain, None) == plain

@@ -24,6 +24,7 @@ from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import work
 from dist_eval.evaluation.work import BatchWorker, FailurePolicy, share_out
 from dist_eval.inference.window import Window
+from dist_eval.metrics.computing import Totals
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 
@@ -100,9 +101,10 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     assert (predictions.logits == 1.0).all(), "a false answer counts"
     assert (failed, findings.faulty) == ([], {FAULTY})
     assert classifier.calls > len(plan) - 2
-    facts = own.to_dict(ALONE)
-    assert facts["resumed"] == plan.sizes[:2].sum()
-    assert facts["samples"] > ROWS - facts["resumed"]
+    results = own.results(ALONE, None, Totals.of(predictions))
+    assert results.resumed == plan.sizes[:2].sum()
+    assert results.samples > ROWS - results.resumed
+    assert results.combined == ROWS and results.loss is not None
     journal.close()
 
 

@@ -275,10 +275,10 @@ def test_figures_of_classes_are_those_of_the_results_with_their_intervals(
 
 def test_runs_of_earlier_versions_have_classes_without_intervals(runs: dict[str, Path]) -> None:
     run = FinishedRun.load(runs["single"])
-    rows = [{name: value for name, value in row.items() if name != "intervals"} for row in run.results["per_class"]]
-    page = render(replace(run, results={**run.results, "per_class": rows}), Contents())
+    rows = [row.model_copy(update={"intervals": None}) for row in run.results.per_class]
+    page = render(replace(run, results=run.results.model_copy(update={"per_class": rows})), Contents())
     for name in ("precision", "recall", "f1"):
-        assert f'<td class="n figure">{rows[0][name]:.4f}</td>' in page
+        assert f'<td class="n figure">{getattr(rows[0], name):.4f}</td>' in page
 
 
 def test_sections_that_are_not_there_are_left_out(pages: dict[str, Path], visit: Visit) -> None:

@@ -62,7 +62,7 @@ def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None
     assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]  (always guessing" in line_of(table, "accuracy ")
     perfect = predictions_of([0, 1] * 10, [0, 1] * 10, 2)
     metrics = compute_metrics(perfect, ["neg", "pos"])
-    intervals = {name: one.to_dict() for name, one in metric_intervals(perfect, metrics, confidence=0.9).items()}
+    intervals = {name: one.to_json() for name, one in metric_intervals(perfect, metrics, confidence=0.9).items()}
     table = format_results(metrics, {**FACTS, "intervals": intervals}, tmp_path)
     assert "90% interval" in table
     assert "(no interval: all resamples give the same value" in line_of(table, "f1_macro ")

@@ -13,7 +13,7 @@ from dist_eval.data.problems import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.figures import draw_confusion_matrix, draw_figure, draw_reliability, figure_name
-from dist_eval.statistics import calibration_facts
+from dist_eval.statistics import compute_calibration
 
 
 @pytest.mark.parametrize("classes", [2, 10, 60])
@@ -52,8 +52,7 @@ def test_every_classifier_has_a_reliability_diagram(tmp_path: Path, name: str, o
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     names = [f"$output {number}" for number in range(outputs)]
     groups = np.arange(len(predictions)) // 4 if grouped else None
-    facts = calibration_facts(predictions, names, groups=groups)
-    draw_reliability(tmp_path / "r.png", {"ece": 0.1, "brier": 0.2, **facts})
+    draw_reliability(tmp_path / "r.png", compute_calibration(predictions, names, groups=groups))
     pixels = image.imread(tmp_path / "r.png")
     assert min(pixels.shape[:2]) >= 400
     assert len(np.unique(pixels[::3, ::3, 0])) > 10

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import FACTS, METRICS, PREDICTIONS, config_for
+from samples import METRICS, PREDICTIONS, config_for, sections
 
+from dist_eval.results.run import CompleteRun, EndedRun
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.run_folder import RunFolder
 
@@ -32,8 +33,12 @@ def test_each_end_has_its_status(tmp_path: Path) -> None:
     assert said(tmp_path / "wrong") == ("failed", 1)
     begun(tmp_path / "lost").fail("no sign of rank 1", rank=0, host="here", transient=True)
     assert said(tmp_path / "lost") == ("failed", 75)
-    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, FACTS)
+    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, sections())
     assert said(tmp_path / "done") == ("complete", 0)
+    results = read_outcome(tmp_path / "done").results
+    assert isinstance(results, CompleteRun) and results.metrics == METRICS.values
+    assert isinstance(read_outcome(tmp_path / "wrong").results, EndedRun)
+    assert read_outcome(tmp_path / "nothing").results is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"metrics": {}}'])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, watch
+from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, sections, watch
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.answers import BatchOutcome, logits_columns
@@ -33,7 +33,7 @@ def files_in(folder: Path) -> set[str]:
 def complete_run(folder: Path, **options: Any) -> RunFolder:
     run = RunFolder(config_for(folder, **options))
     run.open()
-    run.complete(PREDICTIONS, METRICS, FACTS)
+    run.complete(PREDICTIONS, METRICS, sections())
     return run
 
 
@@ -73,7 +73,7 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     run = RunFolder(config_for(tmp_path))
     run.open()
     metrics = compute_metrics(predictions, ["neg", "pos"])
-    run.complete(predictions, metrics, {**FACTS, **analyse(predictions, metrics, AnalysisOptions())})
+    run.complete(predictions, metrics, sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions()))))
     assert results_of(tmp_path)["metrics"]["roc_auc"] is None
     assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
     assert results_of(tmp_path)["per_class"][0]["precision"] is None
@@ -104,7 +104,7 @@ def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     if complete:
-        run.complete(PREDICTIONS, METRICS, FACTS)
+        run.complete(PREDICTIONS, METRICS, sections())
     run.close()
 
 
@@ -122,7 +122,7 @@ def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) ->
     run = RunFolder(config_for(tmp_path))
     run.open()
     run.claim(FINGERPRINT)
-    run.complete(PREDICTIONS, METRICS, {**FACTS, "coverage": {**FACTS["coverage"], "failed": 1}})
+    run.complete(PREDICTIONS, METRICS, sections(coverage={**FACTS["coverage"], "failed": 1}))
     again = RunFolder(config_for(tmp_path))
     again.open()
     assert again.claim(FINGERPRINT)
@@ -155,6 +155,21 @@ def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_pa
     with pytest.raises(RunError, match=r"complete run, but no journal that identifies it.*--overwrite"):
         run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
+
+
+def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: Path) -> None:
+    claimed_run(tmp_path)
+    (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": 2}))
+    before = everything_below(tmp_path)
+    run = RunFolder(config_for(tmp_path))
+    with pytest.raises(RunError, match=r"another format than this version writes.*--output.*--overwrite"):
+        run.open()
+    run.close()
+    assert everything_below(tmp_path) == before
+    assert run.results() is None
+    again = RunFolder(config_for(tmp_path, overwrite=True))
+    again.open()
+    assert results_of(tmp_path)["status"] == "running"
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -320,7 +335,7 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
     run = RunFolder(config_for(tmp_path))
     run.open()
     with pytest.raises((ValueError, TypeError)):
-        run.complete(PREDICTIONS, METRICS, {**FACTS, "plan": value})
+        run.complete(PREDICTIONS, METRICS, sections().model_copy(update={"plan": value}))
     assert results_of(tmp_path)["status"] == "running"
     run.fail("no JSON", rank=0, host="here")
     assert results_of(tmp_path)["status"] == "failed"

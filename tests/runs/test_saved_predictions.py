@@ -82,7 +82,8 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     texts = []
     for one in (predictions, saved):
         metrics = compute_metrics(one, names)
-        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analyse(one, metrics, view)]))
+        analysis = analyse(one, metrics, view).to_json()
+        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analysis]))
     assert texts[0] == texts[1]
 
 

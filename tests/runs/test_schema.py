@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for
+from samples import FACTS, METRICS, PREDICTIONS, config_for, sections
 
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.runs.run_folder import RunFolder
@@ -33,13 +33,14 @@ VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 def complete(tmp_path: Path) -> dict[str, Any]:
     run = RunFolder(config_for(tmp_path))
     run.open()
-    run.complete(PREDICTIONS, METRICS, FACTS)
+    run.complete(PREDICTIONS, METRICS, sections())
     return results_of(tmp_path)
 
 
 def test_it_is_a_schema_of_the_version_that_is_written() -> None:
     jsonschema.Draft202012Validator.check_schema(results_schema())
-    assert results_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    for record in ("RunningRun", "EndedRun", "CompleteRun"):
+        assert results_schema()["$defs"][record]["properties"]["schema_version"]["const"] == SCHEMA_VERSION
 
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -51,7 +52,7 @@ def schema_of(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     scalar = next(part for part in typing.get_args(hint) if part is not type(None)) if several else hint
     choices = field.metadata["extra"].get("choices")
     if choices:
-        return {"enum": [*choices, *([None] if several else [])]}
+        return {"enum": [*choices, None]} if several else {"enum": [*choices], "type": "string"}
     if typing.get_origin(scalar) is list:
         return {"type": "array", "items": {"type": "string"}}
     return {"type": [JSON_TYPES[scalar], "null"] if several else JSON_TYPES[scalar]}
@@ -60,12 +61,24 @@ def schema_of(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 def test_it_knows_every_option() -> None:
     hints = typing.get_type_hints(EvaluationConfig)
     expected = {one.name: schema_of(one, hints[one.name]) for one in dataclasses.fields(EvaluationConfig)}
-    known = results_schema()["$defs"]["config"]
-    described = {
-        name: {k: v for k, v in one.items() if k != "description"} for name, one in known["properties"].items()
-    }
-    assert described == {**expected, "initial_peers": {"type": "string"}}
+    for one in dataclasses.fields(EvaluationConfig):
+        expected[one.name]["description"] = one.metadata["help"]
+    expected["initial_peers"] = {"type": "string", "description": "how many addresses, which are not recorded"}
+    known = results_schema()["$defs"]["Config"]
+    assert known["properties"] == expected
     assert known["required"] == list(expected)
+
+
+def test_every_field_is_described() -> None:
+    definitions = results_schema()["$defs"]
+    assert [name for name, record in definitions.items() if "description" not in record] == []
+    silent = [
+        (record, name)
+        for record, definition in definitions.items()
+        for name, field in definition["properties"].items()
+        if not field.get("description")
+    ]
+    assert silent == []
 
 
 def test_the_program_prints_it() -> None:

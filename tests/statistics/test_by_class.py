@@ -46,7 +46,9 @@ def intervals_of(
     predictions: Predictions, groups: np.ndarray | None = None, confidence: float = 0.95
 ) -> list[dict[str, Interval]]:
     metrics = compute_metrics(predictions, names_of(predictions))
-    whole = dict.fromkeys(OF_OUTPUT, Interval(confidence, 0.1, 0.2, "percentile", 199))
+    whole = dict.fromkeys(
+        OF_OUTPUT, Interval(confidence=confidence, low=0.1, high=0.2, method="percentile", resamples=199)
+    )
     return class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
 
 

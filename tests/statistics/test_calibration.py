@@ -10,7 +10,15 @@ from dist_eval.data.problems import MULTI_LABEL
 from dist_eval.metrics.calibration import Confidences, bins_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import Units, calibration_facts, gather_evidence, metric_intervals, paired_differences, wilson
+from dist_eval.statistics import (
+    Interval,
+    Units,
+    compute_calibration,
+    gather_evidence,
+    metric_intervals,
+    paired_differences,
+    wilson,
+)
 from dist_eval.statistics.calibration import statistics_of_calibration
 
 
@@ -33,22 +41,21 @@ def labelled(examples: int, seed: int = 0) -> Predictions:
 @pytest.mark.parametrize("predictions", [overconfident(500), labelled(500)], ids=["classes", "labels"])
 def test_the_bins_give_the_figures_and_have_wilsons_intervals(predictions: Predictions) -> None:
     values = compute_metrics(predictions, ["a", "b", "c"][: predictions.num_labels]).values
-    facts = calibration_facts(predictions, ["a", "b", "c"][: predictions.num_labels], confidence=0.9)
-    tables = [facts["bins"]] if facts["per_label"] is None else [row["bins"] for row in facts["per_label"]]
+    found = compute_calibration(predictions, ["a", "b", "c"][: predictions.num_labels], confidence=0.9)
+    assert (found.ece, found.brier) == (values["ece"], values["brier"])
     errors = []
-    for bins in tables:
-        filled = [one for one in bins if one["n"]]
-        assert sum(one["n"] for one in bins) == 500
-        errors.append(sum(one["n"] * abs(one["accuracy"] - one["mean_confidence"]) for one in filled) / 500)
-        for one in filled:
-            low, high = wilson(round(one["accuracy"] * one["n"]), one["n"], 0.9)
-            assert (one["interval"]["low"], one["interval"]["high"]) == (low, high)
-            assert one["low"] - 1e-12 <= one["mean_confidence"] <= one["high"] + 1e-12
-        assert {one["interval"]["reason"] for one in bins if not one["n"]} <= {"no examples"}
+    for bins in [found.bins] if found.per_label is None else [row.bins for row in found.per_label]:
+        assert bins and sum(one.n for one in bins) == 500
+        errors.append(sum(one.n * abs((one.accuracy or 0) - (one.mean_confidence or 0)) for one in bins) / 500)
+        for one in bins:
+            if one.accuracy is not None and one.mean_confidence is not None:
+                low, high = wilson(round(one.accuracy * one.n), one.n, 0.9)
+                assert (one.interval.low, one.interval.high) == (low, high)
+                assert one.low - 1e-12 <= one.mean_confidence <= one.high + 1e-12
+            else:
+                assert (one.n, one.interval.reason) == (0, "no examples")
     assert values["ece"] == pytest.approx(np.mean(errors))
-    if facts["per_label"] is not None:
-        for name in ("ece", "brier"):
-            assert values[name] == pytest.approx(np.mean([row[name] for row in facts["per_label"]]))
+    assert (found.bins is None) == (found.per_label is not None)
 
 
 def test_examples_in_the_same_part_of_a_bin_are_drawn_as_one_kind() -> None:
@@ -81,20 +88,23 @@ def test_intervals_by_kinds_are_as_wide_as_those_by_examples() -> None:
             assert one.high - one.low == pytest.approx(other.high - other.low, rel=0.08), name
 
 
+def width(interval: Interval) -> float:
+    assert interval.low is not None and interval.high is not None
+    return interval.high - interval.low
+
+
 def test_groups_widen_the_bins_intervals_too() -> None:
     alone = overconfident(200)
     copies = np.repeat(np.arange(200), 5)
     alike = alone.at(copies)
-    plain, grouped = (calibration_facts(alike, ["a", "b", "c"], groups=groups)["bins"] for groups in (None, copies))
+    plain, grouped = (compute_calibration(alike, ["a", "b", "c"], groups=groups).bins for groups in (None, copies))
+    assert plain and grouped
     wider = 0
     for one, other in zip(plain, grouped, strict=True):
-        assert [one[name] for name in ("n", "accuracy", "mean_confidence")] == [
-            other[name] for name in ("n", "accuracy", "mean_confidence")
-        ]
-        ends = other["interval"]
-        assert ends["method"] in ("bca", "percentile") or ends["reason"]
-        if ends["low"] is not None and one["n"] >= 50:
-            assert ends["high"] - ends["low"] > 1.5 * (one["interval"]["high"] - one["interval"]["low"])
+        assert (one.n, one.accuracy, one.mean_confidence) == (other.n, other.accuracy, other.mean_confidence)
+        assert other.interval.method in ("bca", "percentile") or other.interval.reason
+        if other.interval.low is not None and one.n >= 50:
+            assert width(other.interval) > 1.5 * width(one.interval)
             wider += 1
     assert wider >= 3
 
@@ -122,11 +132,12 @@ def test_a_bin_of_few_groups_has_no_interval() -> None:
     predictions = overconfident(600)
     groups = np.arange(600) // 6
     number_of = bins_of(Confidences.of_classes(predictions).confidence)
-    bins = calibration_facts(predictions, ["a", "b", "c"], groups=groups)["bins"]
+    bins = compute_calibration(predictions, ["a", "b", "c"], groups=groups).bins
+    assert bins
     counts = [len(np.unique(groups[number_of == number])) for number in range(len(bins))]
     assert min(count for count in counts if count) < 20 <= max(counts)
     for count, one in zip(counts, bins, strict=True):
-        few = (one["interval"]["reason"] or "").startswith("fewer than 20 groups")
+        few = (one.interval.reason or "").startswith("fewer than 20 groups")
         assert few == (0 < count < 20)
 
 

@@ -6,8 +6,8 @@ import pytest
 from conftest import SwarmClient
 
 from dist_eval.errors import SwarmError
+from dist_eval.results.work import ServerSpan
 from dist_eval.swarm.coverage import (
-    ServerSpan,
     SwarmCoverage,
     announced_models,
     format_ranges,
@@ -19,7 +19,9 @@ from dist_eval.swarm.private import PrivateSwarm
 
 def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:
     fields = {"dtype": "float32", "quantization": "none", "throughput": 1.0, "version": "2", "name": None, **changes}
-    return ServerSpan(f"Qm{start}to{end}", start, end, state, **fields)  # type: ignore[arg-type]
+    return ServerSpan.model_validate(
+        {"peer_id": f"Qm{start}to{end}", "start": start, "end": end, "state": state, **fields}
+    )
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([0, 2, 3, 9], "0, 2-3, 9")])

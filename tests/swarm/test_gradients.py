@@ -94,7 +94,7 @@ def test_prompts_are_sent_once_per_request_and_serialized_again_after_a_change(
     ids, _ = batch()
     first = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
     numbers, prompts = ids.shape[0] * (5 + ids.shape[1]) * HIDDEN, LAYERS * 5 * HIDDEN
-    assert requests_of(classifier).to_dict()["bytes_sent"] == 4 * (2 * numbers + prompts)
+    assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * numbers + prompts)
     with torch.no_grad():
         deep.add_(1.0)
     second = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
@@ -149,7 +149,7 @@ def test_a_server_killed_during_the_backward_only_costs_time(
     assert requests.retries >= 2
     close_to_local(gradients(remote, tuned), local)
     asked = {name for name, number in identities.items() if number >= 2}
-    assert asked <= {server["peer"] for server in requests.to_dict()["servers"]}
+    assert asked <= {server.peer for server in requests.traffic().servers}
 
     for number in (2, 3):
         killable_swarm.kill_server(number)

@@ -60,11 +60,11 @@ def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, by_petals_itself(classifier, ids))
-    traffic = requests_of(classifier).to_dict()
+    traffic = requests_of(classifier).traffic()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
-    assert traffic["bytes_sent"] == 2 * (2 * NUMBERS + prompts)
-    assert traffic["bytes_received"] == 2 * 2 * NUMBERS
-    assert traffic["round_trips"] == 2
+    assert traffic.bytes_sent == 2 * (2 * NUMBERS + prompts)
+    assert traffic.bytes_received == 2 * 2 * NUMBERS
+    assert traffic.round_trips == 2
 
 
 def test_float32_servers_get_float32_and_prompts_once(
@@ -74,7 +74,7 @@ def test_float32_servers_get_float32_and_prompts_once(
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
     assert torch.equal(ours, by_petals_itself(classifier, ids))
-    assert requests_of(classifier).to_dict()["bytes_sent"] == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
+    assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
 def test_compression_applies_in_both_directions(
@@ -86,8 +86,8 @@ def test_compression_applies_in_both_directions(
     smaller = classifier.logits(ids, lengths)
     assert not torch.equal(smaller, exact)
     assert (smaller - exact).abs().max() < 0.01 * exact.abs().max()
-    traffic = requests_of(classifier).to_dict()
-    assert traffic["bytes_sent"] == traffic["bytes_received"] == 2 * NUMBERS * 2
+    traffic = requests_of(classifier).traffic()
+    assert traffic.bytes_sent == traffic.bytes_received == 2 * NUMBERS * 2
 
 
 def test_other_prompts_are_serialized_again(
@@ -113,7 +113,7 @@ def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> I
 
 
 def failures(requests: SwarmRequests) -> int:
-    return sum(server["failures"] for server in requests.to_dict()["servers"])
+    return sum(server.failures for server in requests.traffic().servers)
 
 
 def is_banned(requests: SwarmRequests, span: Span) -> bool:

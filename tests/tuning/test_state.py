@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from dist_eval.errors import RunError
+from dist_eval.results.tuning import EpochResults
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
 
-STATE = TuningState(epoch=2, updates=7, loss_sum=0.1 + 0.2, examples=9, history=[{"epoch": 1, "metrics": None}], best=0)
+EPOCH = EpochResults(epoch=1, loss=0.7, updates=9, seconds=1.5, metrics=None)
+STATE = TuningState(epoch=2, updates=7, loss_sum=0.1 + 0.2, examples=9, history=[EPOCH], best=0)
 TENSORS = {"head": torch.randn(3, 4), "optimizer.0.step": torch.tensor(7.0)}
 LEARNER = {"schedule": {"last_epoch": 7, "_last_lr": [0.1 / 3]}}
 
@@ -45,5 +47,5 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_an_epoch_ends() -> None:
     state = TuningState(epoch=1, updates=3, loss_sum=2.0, examples=8)
-    state.end_epoch({"epoch": 2})
-    assert state == TuningState(epoch=2, history=[{"epoch": 2}])
+    state.end_epoch(EPOCH)
+    assert state == TuningState(epoch=2, history=[EPOCH])

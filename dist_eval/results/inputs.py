@@ -1,0 +1,108 @@
+"""What was evaluated: the dataset and its coverage, the model, the plan, the software."""
+
+from __future__ import annotations
+
+from dist_eval.results.record import Count, Record, UnknownEarlier
+
+
+class Coverage(Record):
+    """The proof of who was counted: how many examples of a dataset have a prediction."""
+
+    expected: Count
+    """Examples in the dataset."""
+    seen: Count
+    """Distinct examples of the dataset that have a prediction."""
+    duplicates: Count
+    """Predictions beyond the first one of their example."""
+    missing: Count
+    """Examples without a prediction."""
+    failed: Count = 0
+    """Those of the missing ones that were given up with a reason."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether every example has exactly one prediction."""
+        return self.seen == self.expected and self.duplicates == 0 and self.missing == 0
+
+
+class FailedExample(Record):
+    """An example without a prediction."""
+
+    index: Count
+    """Row of the dataset."""
+    reason: str
+    """Why it has none."""
+
+
+class DatasetSummary(Record):
+    """A tokenized dataset."""
+
+    source: str
+    """Name of the dataset."""
+    is_path: bool | UnknownEarlier = None
+    """Whether the name is a file or folder, not a hub name."""
+    examples: Count
+    """Number of rows."""
+    truncated: Count
+    """Texts cut to max_length tokens."""
+    longest: Count
+    """Tokens of the longest text before it was cut."""
+    multiline: Count
+    """Texts of several lines; an unbalanced quote in a CSV file merges rows into such a text."""
+    blank: Count
+    """Texts without a token except those that the tokenizer adds to every text."""
+    unknown: Count
+    """Texts whose tokens are all unknown to the tokenizer."""
+    max_length: Count
+    """Maximum number of tokens of a text."""
+    digest: str
+    """Hash of the token ids and labels."""
+    text_digest: str
+    """Hash of the texts and labels, independent of the tokenizer."""
+    tokenizer_digest: str
+    """Hash of the tokenizer."""
+
+
+class ModelSummary(Record):
+    """The evaluated model."""
+
+    base: str
+    """Name of the base model."""
+    base_is_path: bool | UnknownEarlier = None
+    """Whether the base was a folder, not a hub name."""
+    checkpoint: str | None
+    """Folder of the tuned checkpoint, null for a complete classifier."""
+    tuning_mode: str | None
+    """How the prompts were tuned, null if there are none."""
+    pre_seq_len: Count
+    """Prompt tokens before every text."""
+    num_labels: Count
+    """Classes, labels or outputs of the head."""
+    weights_digest: str
+    """Hash of the tuned tensors, or of the classifier."""
+
+
+class PlanSummary(Record):
+    """How examples were split into batches."""
+
+    batches: Count
+    """Number of batches."""
+    padded_tokens: Count
+    """Tokens of all batches with padding."""
+    real_tokens: Count
+    """Tokens of all batches without padding."""
+    digest: str
+    """Equal for equal plans."""
+
+
+class Environment(Record):
+    """What a result depends on besides."""
+
+    python: str
+    """Version of Python."""
+    platform: str
+    """Operating system and machine."""
+    packages: dict[str, str | None]
+    """Versions, null for what is not installed."""
+    git_commit: str | None
+    """Commit of the working directory, null outside of a repository."""

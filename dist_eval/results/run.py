@@ -1,0 +1,168 @@
+"""The content of `results.json`, by the status of the run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from dist_eval.results.inputs import (
+    Coverage,
+    DatasetSummary,
+    Environment,
+    FailedExample,
+    ModelSummary,
+    PlanSummary,
+)
+from dist_eval.results.record import Count, Record, Time
+from dist_eval.results.scores import Analysis, OutputResults, Scores
+from dist_eval.results.work import Audit, BackendComparison, RankResults, Spread, Swarm, Throughput
+
+OptionValue = bool | int | float | str | list[str] | None
+Options = dict[str, OptionValue]
+"""All options by name; `initial_peers` says how many addresses there were, which are not recorded."""
+
+
+class RunFailure(Record):
+    """Why a run is incomplete or failed."""
+
+    message: str
+    """For people."""
+    rank: Count
+    """The rank that knows."""
+    host: str
+    """Its host."""
+    transient: bool
+    """Whether the same command may get further although nobody changes anything."""
+
+
+class RunHeader(Record):
+    """What is known of every run."""
+
+    schema_version: Literal[1]
+    """Counts changes that a reader could stumble over."""
+    status: Literal["running", "incomplete", "failed", "complete"]
+    """What is not complete resumes where it was when the same command is started again; incomplete: it was asked to
+    stop."""
+    error: RunFailure | None
+    """Why it is incomplete or failed."""
+    started: Time
+    """When it was started."""
+    finished: Time | None
+    """When it ended, null while running."""
+    config: Options
+    """All options, as in dist_eval/options/config.py and in --help."""
+    environment: Environment
+    """Software versions."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record as JSON values, without the sections that the run does not have."""
+        return {name: value for name, value in super().to_json().items() if name in self.model_fields_set}
+
+
+class RunningRun(RunHeader):
+    """A run that has not ended, or was killed."""
+
+    status: Literal["running"]
+    """It has not ended, or was killed."""
+    error: None
+    """Nothing is known."""
+    finished: None
+    """Not yet."""
+
+
+class EndedRun(RunHeader, json_schema_extra=lambda schema: schema["required"].remove("coverage")):
+    """A run that was stopped, or that failed."""
+
+    status: Literal["incomplete", "failed"]
+    """It was asked to stop, or it failed; the same command resumes it."""
+    error: RunFailure
+    """Why."""
+    finished: Time
+    """When it ended."""
+    coverage: Coverage | SkipJsonSchema[None] = None
+    """How many examples have a prediction, if that is known."""
+
+
+class EvaluationResults(Analysis, Scores):
+    """All sections that only a complete run has."""
+
+    coverage: Coverage
+    """The proof of who was counted."""
+    failures: list[FailedExample]
+    """Examples that failed; they are in no metric."""
+    data: DatasetSummary
+    """The dataset."""
+    model: ModelSummary
+    """The model."""
+    plan: PlanSummary
+    """The batches."""
+    ranks: list[RankResults]
+    """What each rank did."""
+    spread: Spread | None
+    """How far apart the ranks' own values are; null with fewer than two ranks that brought examples."""
+    throughput: Throughput
+    """The speed of all ranks together."""
+    swarm: Swarm | None
+    """The servers, null without a swarm."""
+    audit: Audit | None
+    """Null where nothing was audited."""
+    backends: BackendComparison | None
+    """Null without --compare-backends."""
+
+
+_NULL, _ARRAY, _OBJECT = ({"type": name} for name in ("null", "array", "object"))
+
+
+class CompleteRun(
+    EvaluationResults,
+    RunHeader,
+    json_schema_extra={
+        "if": {"properties": {"problem_type": {"const": "regression"}}},
+        "then": {
+            "properties": {
+                "confusion_matrix": _NULL,
+                "calibration": _NULL,
+                "confident_mistakes": _NULL,
+                "majority_share": _NULL,
+                "per_class": {"items": {"required": ["mae"]}},
+            }
+        },
+        "else": {
+            "properties": {
+                "confusion_matrix": _OBJECT,
+                "calibration": _OBJECT,
+                "confident_mistakes": _ARRAY,
+                "per_class": {"items": {"required": ["support"]}},
+            }
+        },
+    },
+):
+    """A complete run."""
+
+    status: Literal["complete"]
+    """Every example was evaluated, or is listed among the failures."""
+    error: None
+    """There was none."""
+    finished: Time
+    """When it ended."""
+
+    @model_validator(mode="after")
+    def _fits_the_problem_type(self) -> CompleteRun:
+        is_regression = self.problem_type == "regression"
+        of_classes = (self.confusion_matrix, self.calibration, self.confident_mistakes)
+        if (
+            any((section is None) != is_regression for section in of_classes)
+            or any(isinstance(row, OutputResults) != is_regression for row in self.per_class)
+            or (is_regression and self.majority_share is not None)
+        ):
+            raise ValueError(f"the sections are not those of the problem type {self.problem_type}")
+        return self
+
+
+Run = Annotated[RunningRun | EndedRun | CompleteRun, Field(discriminator="status")]
+"""The content of `results.json`."""
+
+RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun] = TypeAdapter(Run)
+"""Reads it, and makes its schema."""

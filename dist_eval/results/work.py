@@ -1,0 +1,266 @@
+"""Who computed the predictions, and how: ranks, servers, audits, the comparison of backends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from dist_eval.results.record import Count, Number, Record, Share, Time
+
+
+class ServerTraffic(Record):
+    """What one rank sent to one server."""
+
+    peer: str
+    """The server's peer ID."""
+    requests: Count
+    """Requests that it answered."""
+    failures: Count
+    """Requests that it did not answer."""
+    wrong_answers: Count
+    """Answers that were no valid outputs."""
+    token_blocks: Annotated[int | float, Field(ge=0), WithJsonSchema({"type": "number", "minimum": 0})]
+    """Tokens times blocks that it computed."""
+    latency_p50: float | None
+    """Seconds from request to answer: the median."""
+    latency_p95: float | None
+    """Seconds from request to answer: the 95th percentile."""
+
+
+class Traffic(Record):
+    """What a rank sent to a swarm."""
+
+    compression: str
+    """Precision of transferred activations."""
+    round_trips: Count
+    """Requests that were answered."""
+    retries: Count
+    """Requests that were sent again."""
+    halved: Count
+    """Requests that were cut in two because a server refused their size."""
+    bytes_sent: Count
+    """Of tensors."""
+    bytes_received: Count
+    """Of tensors."""
+    servers: list[ServerTraffic]
+    """Of each server."""
+
+
+class RankResults(Record):
+    """What a rank did. Counts and times are of this start, unless they say otherwise."""
+
+    rank: Count
+    """Its number."""
+    host: str
+    """Its host."""
+    began: Time
+    """When it sent its first batch."""
+    batches: Count
+    """That it predicted in this start."""
+    samples: Count
+    """Their examples."""
+    resumed: Count
+    """Examples of earlier starts that it brings."""
+    tokens: Count
+    """With prompts, without padding."""
+    padded_tokens: Count
+    """With prompts and padding."""
+    seconds: Annotated[float, Field(ge=0)]
+    """Time of its forwards."""
+    in_flight: Count
+    """Last size of its window."""
+    traffic: Traffic | None
+    """Null without a swarm."""
+    combined: Count
+    """Examples that it brought to the combination."""
+    accuracy: Share | None
+    """Of these, null without any and for a regression."""
+    loss: float | None
+    """Of these, null without any."""
+
+
+class Spread(Record):
+    """How far apart the ranks' own values are, and what averaging them would give."""
+
+    figure: Literal["accuracy", "loss"]
+    """The metric."""
+    lowest: float
+    """The lowest value."""
+    lowest_rank: Count
+    """The rank that has it."""
+    highest: float
+    """The highest value."""
+    highest_rank: Count
+    """The rank that has it."""
+    mean: float
+    """Mean over the ranks, which is not the metric."""
+
+
+class Throughput(Record):
+    """Of the forwards, in the slowest rank's time."""
+
+    seconds: float
+    """The slowest rank's time."""
+    examples_per_second: float
+    """Of all ranks."""
+    tokens_per_second: float
+    """Of all ranks, without padding."""
+
+
+class ServerSpan(Record):
+    """A server and the consecutive blocks that it holds."""
+
+    peer_id: str
+    """The server's identity."""
+    start: Count
+    """First block."""
+    end: Count
+    """One past the last block."""
+    state: str
+    """online, joining or offline."""
+    dtype: str | None
+    """Dtype of the weights."""
+    quantization: str | None
+    """How the weights are quantized, none if they are not."""
+    throughput: Number
+    """Requests per second that the server announces."""
+    version: str | None
+    """Version of Petals."""
+    name: str | None
+    """Public name, if any."""
+
+
+class Swarm(Record):
+    """The servers of a model's blocks at the start."""
+
+    dht_prefix: str
+    """Name under which the blocks are announced."""
+    num_blocks: Count
+    """Blocks of the model."""
+    missing_blocks: list[Count]
+    """Blocks without an online server."""
+    replicas_per_block: list[Count]
+    """Number of online servers of each block."""
+    servers: list[ServerSpan]
+    """All announced servers, by first block."""
+
+
+class AuditedServer(Record):
+    """How often a server's answers were confirmed."""
+
+    peer: str
+    """The server's peer ID."""
+    agreed: Count
+    """Batches in which it agreed with another server."""
+    disagreed: Count
+    """Batches in which it did not."""
+    odd: bool
+    """Whether others agree against it."""
+
+
+class Dispute(Record):
+    """A difference between servers that no third server could decide."""
+
+    peers: tuple[str, ...]
+    """The servers' peer IDs."""
+    blocks: Annotated[
+        tuple[Count, Count],
+        WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}),
+    ]
+    """First block, and one past the last block."""
+    difference: float
+    """Largest difference between their answers."""
+    why: str
+    """Why it could not be decided."""
+
+
+class Audit(Record):
+    """What a second opinion about some batches found."""
+
+    fraction: Annotated[int | float, Field(ge=0, le=1), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+    """Share of the batches that were to be audited."""
+    batches: Count
+    """That got a second opinion."""
+    alone: Count
+    """For which no other server was there."""
+    unanswered: Count
+    """For which the other server failed."""
+    largest_difference: float
+    """Between logits that count as equal."""
+    servers: list[AuditedServer]
+    """Those that took part, by peer ID."""
+    disputes: Count
+    """Differences that nobody can settle."""
+    first_disputes: list[Dispute]
+    """The first of them."""
+
+
+class Answer(Record):
+    """An answer of one of two backends."""
+
+    prediction: int | list[int]
+    """Class number, or the numbers of several labels."""
+    logits: list[float]
+    """The model's outputs."""
+
+
+class ChangedPrediction(Record):
+    """An example that two backends predict differently."""
+
+    index: Count
+    """Row of the dataset."""
+    swarm: Answer
+    """The swarm's answer."""
+    local: Answer
+    """The local model's answer."""
+
+
+class BackendComparison(Record):
+    """How far a swarm's answers are from those of a local model."""
+
+    compared: Count
+    """Number of examples."""
+    largest_difference: float
+    """Of a logit."""
+    changed: int | None
+    """Predictions that changed, null for a regression."""
+    examples: list[ChangedPrediction]
+    """The first that changed."""
+    file: str | None
+    """Names the file with all of them (JSONL), if they are more."""
+
+
+class TimelineBins(Record):
+    """Calls over time (see dist_eval/distributed/timeline.py)."""
+
+    began: float
+    """When the first bin begins: seconds since 1970 in UTC."""
+    bin_seconds: float
+    """Width of a bin."""
+    busy: list[float]
+    """Average number of calls in flight, by bin."""
+    done: list[Count]
+    """Items, such as examples or requests, that were finished in a bin."""
+    failed: list[Count]
+    """Items that failed in a bin."""
+
+
+class RankTimeline(Record):
+    """What a rank, and the servers that it used, did over time in the last start."""
+
+    rank: Count
+    """Its number."""
+    host: str
+    """Its host."""
+    batches: TimelineBins | None
+    """Its batches and their examples, null without any."""
+    servers: dict[str, TimelineBins | None]
+    """Its requests to each server, by peer ID."""
+
+
+class Timelines(Record):
+    """The content of `timeline.json`."""
+
+    ranks: list[RankTimeline]
+    """One for each rank."""
