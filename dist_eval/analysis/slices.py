@@ -19,7 +19,7 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.record import Figures, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
-from dist_eval.statistics.resampling import FEW_UNITS
+from dist_eval.statistics.units import FEW_UNITS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -233,7 +233,7 @@ def _differences(
 def _test(first: Run, change: Changes, metric: str, difference: PairedDifference) -> McNemar | GroupedTest:
     """Tests for equal accuracy; `difference` is that of the share of correct examples."""
     from dist_eval.statistics import mcnemar
-    from dist_eval.statistics.resampling import FEW_UNITS
+    from dist_eval.statistics.units import FEW_UNITS
 
     if first.group is None:
         return mcnemar(change.worsened, change.improved)

@@ -12,7 +12,7 @@ from dist_eval.metrics.computing import Metrics
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
-from dist_eval.statistics.resampling import FEW_UNITS
+from dist_eval.statistics.units import FEW_UNITS
 from dist_eval.tables import text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20

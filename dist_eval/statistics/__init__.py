@@ -16,7 +16,8 @@ from dist_eval.statistics.intervals import bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 from dist_eval.statistics.ranking import AreasUnderCurves
-from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums, Units
+from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums
+from dist_eval.statistics.units import Units
 
 Classified = PredictionsLike
 """The name under which the protocol was first published here."""

@@ -1,7 +1,7 @@
 """Intervals for the metrics of each class, label or output: for the rows of `per_class` in `results.json`.
 
 The metrics of a class depend on three counts only: true positives, examples (support) and predictions of the class.
-Examples, or groups, with the same counts are resampled as one kind (see `resampling`), class by class; for most of them
+Examples, or groups, with the same counts are resampled as one kind (see `units`), class by class; for most of them
 all three counts are 0. So resampling a class takes about the same time however many examples and other classes there
 are.
 """
@@ -21,7 +21,8 @@ from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import too_few, wilson
 from dist_eval.statistics.regression import statistic_of_outputs
-from dist_eval.statistics.resampling import FEW_UNITS, SEED, Sums, Units
+from dist_eval.statistics.resampling import Sums
+from dist_eval.statistics.units import FEW_UNITS, SEED, Units
 
 _RESAMPLES = 1_999
 _HITS, _EXAMPLES, _PREDICTIONS = range(3)

@@ -18,7 +18,8 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Calibration, CalibrationBin, Interval, LabelCalibration
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import too_few, wilson
-from dist_eval.statistics.resampling import FEW_UNITS, Statistic, Sums, Units
+from dist_eval.statistics.resampling import Statistic, Sums
+from dist_eval.statistics.units import FEW_UNITS, Units
 
 _PARTS_OF_A_BIN = 16
 _BIASED = "biased upwards in resamples; see the bins of the reliability diagram"

@@ -10,7 +10,8 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.confusion import margins, metrics_of_margins
 from dist_eval.statistics.ranking import AreasUnderCurves
-from dist_eval.statistics.resampling import Statistic, Sums, Units
+from dist_eval.statistics.resampling import Statistic, Sums
+from dist_eval.statistics.units import Units
 
 _EPSILON = float(np.finfo(np.float64).eps)
 

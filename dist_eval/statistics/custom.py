@@ -9,7 +9,8 @@ import numpy as np
 
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.statistics.resampling import OfRows, Units
+from dist_eval.statistics.resampling import OfRows
+from dist_eval.statistics.units import Units
 
 _RESAMPLES_OF_A_FUNCTION = 199
 """Calls of a custom metric for its interval: few, because how long a call takes is unknown."""

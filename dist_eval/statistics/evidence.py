@@ -24,7 +24,8 @@ from dist_eval.statistics.intervals import (
     symmetric,
     too_few,
 )
-from dist_eval.statistics.resampling import FEW_UNITS, SEED, Statistic
+from dist_eval.statistics.resampling import Statistic
+from dist_eval.statistics.units import FEW_UNITS, SEED
 
 RESAMPLES = 9_999
 """Resamples for an interval; (9,999 + 1) α is an integer for the usual levels (Davison & Hinkley 1997, section 2.4)."""

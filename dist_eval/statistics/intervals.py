@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_eval.results.scores import Interval, IntervalMethod
-from dist_eval.statistics.resampling import FEW_UNITS
+from dist_eval.statistics.units import FEW_UNITS
 
 SAME = 1e-12
 """Relative rounding error up to which values count as equal."""

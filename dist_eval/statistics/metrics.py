@@ -16,7 +16,8 @@ from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import wilson
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
-from dist_eval.statistics.resampling import SEED, Statistic, Units
+from dist_eval.statistics.resampling import Statistic
+from dist_eval.statistics.units import SEED, Units
 
 UNKNOWN = "nothing is known of how it could be resampled"
 """The reason of a built-in metric without a statistic."""

@@ -9,7 +9,8 @@ import numpy as np
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.statistics.calibration import statistics_of_calibration
 from dist_eval.statistics.ranking import AreasUnderCurves, AveragePrecisions
-from dist_eval.statistics.resampling import Statistic, Sums, Units
+from dist_eval.statistics.resampling import Statistic, Sums
+from dist_eval.statistics.units import Units
 
 _MOST_RANKED = 2_000_000
 """Scores above which summing them in sorted order for each resample would take minutes."""

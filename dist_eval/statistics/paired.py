@@ -19,7 +19,8 @@ from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import enclosing
 from dist_eval.statistics.metrics import statistics_of
-from dist_eval.statistics.resampling import SEED, Difference, Statistic, Units
+from dist_eval.statistics.resampling import Difference, Statistic
+from dist_eval.statistics.units import SEED, Units
 
 _EXACT_UP_TO = 1_000
 

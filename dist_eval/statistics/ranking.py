@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.statistics.resampling import Statistic, Units, influence_of
+from dist_eval.statistics.resampling import Statistic, influence_of
+from dist_eval.statistics.units import Units
 
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 """Yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]."""

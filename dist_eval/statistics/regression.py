@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.statistics.resampling import OfRows, Statistic, Sums, Units
+from dist_eval.statistics.resampling import OfRows, Statistic, Sums
+from dist_eval.statistics.units import Units
 
 _MOST_RANKED = 200_000
 """Examples above which ranking them for each resample would take minutes."""
