@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.problems import cross_entropy
 from dist_eval.errors import CoverageError, ExactnessError
 from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
@@ -126,6 +127,17 @@ def test_pieces_are_all_rows_in_order_and_of_bounded_size(predictions: Predictio
         assert all(np.shares_memory(piece.logits, predictions.logits) for piece in pieces)
         columns = list(predictions.probabilities_of(range(predictions.num_labels)))
     np.testing.assert_array_equal(np.stack(columns, axis=1), predictions.probabilities)
+
+
+@quickly
+@given(logits_and_labels())
+def test_answers_of_a_head_make_the_same_predictions_as_its_logits(batch: tuple[np.ndarray, np.ndarray]) -> None:
+    logits, labels = batch
+    answers = np.empty(len(labels), dtype=logits_columns(logits.shape[1]))
+    answers["logits"] = logits
+    index = np.arange(len(labels))
+    found = Predictions.from_answers(index, labels.astype(np.int16), answers)
+    assert_equal_records(found, Predictions.from_logits(index, labels, logits))
 
 
 @pytest.mark.parametrize(
