@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import Meter
-from dist_eval.distributed.collectives import all_gather, gather_predictions, process_group, sum_over_ranks
+from dist_eval.distributed.collectives import all_gather, gather_columns, process_group, sum_arrays
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
@@ -47,8 +47,8 @@ def share_of(rank: int, world_size: int, examples: int) -> Predictions:
 
 def with_dist_eval(local: Predictions, examples: int, meter: Meter, folder: Path) -> None:
     """The evaluator's implementation, from a rank's predictions to the file."""
-    everything = _measured(meter, "gather", lambda: gather_predictions(local))
-    totals = _measured(meter, "reduce", lambda: sum_over_ranks(Totals.of(local)))
+    everything = _measured(meter, "gather", lambda: Predictions(**gather_columns(local.columns, order_by="index")))
+    totals = _measured(meter, "reduce", lambda: Totals(**sum_arrays(vars(Totals.of(local)))))
     if not dist.get_rank():
         with meter.phase("proof"):
             prove_coverage(everything.index, examples)

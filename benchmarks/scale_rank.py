@@ -19,7 +19,7 @@ import torch
 from benchmarks.ranks import Meter
 from dist_eval.__main__ import run
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.evaluation import runner, scoring, session, task, work
+from dist_eval.evaluation import runner, scoring, session, task, worker
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
@@ -32,12 +32,12 @@ from dist_eval.swarm.router import Routing
 PHASES = {
     "tokenizing": (runner, "write_dataset"),
     "planning": (task, "plan_batches"),
-    "sharding": (work, "share_out"),
-    "forwards": (work, "predict_batches"),
+    "sharding": (worker, "share_out"),
+    "forwards": (worker, "predict_batches"),
     "journal": (journal.Journal, "append"),
-    "reading back": (work.BatchWorker, "collect"),
-    "gather": (scoring, "gather_predictions"),
-    "reduce": (scoring, "sum_over_ranks"),
+    "reading back": (worker.BatchWorker, "collect"),
+    "gather": (scoring, "gather_columns"),
+    "reduce": (scoring, "sum_arrays"),
     "proof": (scoring, "prove_coverage"),
     "metrics": (scoring, "compute_metrics"),
     "intervals": (runner, "analyse"),

@@ -72,7 +72,7 @@ class CoverageError(ExactnessError):
 
     Args:
         message: the error message.
-        coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
+        coverage: the counts, a `dist_eval.Coverage`.
     """
 
     def __init__(self, message: str, coverage: object) -> None:
@@ -95,7 +95,7 @@ class RunStopped(EvaluationError):
 
     Args:
         message: why, and how far the run is.
-        coverage: the counts, a `dist_eval.metrics.predictions.Coverage`.
+        coverage: the counts, a `dist_eval.Coverage`.
     """
 
     def __init__(self, message: str, coverage: object) -> None:

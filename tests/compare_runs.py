@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from samples import FACTS, config_for, sections
+from samples import FACTS, config_for, folder_of, sections
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 
@@ -60,7 +59,7 @@ def run_of(
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
-    run = RunFolder(config_for(folder))
+    run = folder_of(config_for(folder))
     run.open()
     changes: dict[str, Any] = {"intervals": whole, "per_class": rows, "groups": of_groups or None}
     changes["data"] = {**FACTS["data"], "text_digest": "texts", **data}

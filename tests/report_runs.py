@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 from conftest import results_of
-from samples import FACTS, PEER_ID, config_for, sections
+from samples import FACTS, PEER_ID, config_for, folder_of, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.runs.run_folder import RunFolder
 
 
 def timelines(ranks: int) -> list[dict[str, Any]]:
@@ -71,7 +70,7 @@ def synthetic_run(
         label = logits * 2 + generator.normal(size=logits.shape)
     found = Predictions.from_logits(np.arange(examples), label, logits, problem)
     metrics = compute_metrics(found, names)
-    run = RunFolder(config_for(folder))
+    run = folder_of(config_for(folder))
     run.open()
     run.save_timelines(timelines(ranks))
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}

@@ -18,6 +18,7 @@ from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.results.run import EvaluationResults
+from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
@@ -28,6 +29,10 @@ RESULTS = "results.json"
 def config_for(folder: Path, **options: Any) -> EvaluationConfig:
     options = {"dataset": "test.csv", "checkpoint": "tuned", "initial_peers": [PEER], **options}
     return EvaluationConfig(output=str(folder), **options)
+
+
+def folder_of(config: EvaluationConfig) -> RunFolder:
+    return RunFolder(config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers)
 
 
 def tokenized_digits(

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from samples import FACTS, METRICS, PREDICTIONS, config_for, sections
+from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
@@ -20,7 +20,7 @@ from dist_eval.summary import main
 
 
 def run(folder: Path) -> RunFolder:
-    made = RunFolder(config_for(folder))
+    made = folder_of(config_for(folder))
     made.open()
     made.close()
     return made

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -84,7 +83,10 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
 
         run_function, folder_class = load()
 
-    topology, rank_store, coverage, details, folder = None, None, None, "", folder_class(config)
+    topology, rank_store, coverage, details = None, None, None, ""
+    folder = folder_class(
+        config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers
+    )
     transient = True  # an unexpected error may be due to the host, not to the input
     try:
         topology = Topology.from_environment()
@@ -136,5 +138,7 @@ def _report_to_torchrun(message: str) -> None:
             Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": now}}}))
 
 
-def _counts(coverage: object) -> dict[str, int]:
-    return asdict(coverage)  # type: ignore[call-overload]
+def _counts(coverage: object) -> dict[str, int] | None:
+    from dist_eval.results.inputs import Coverage
+
+    return coverage.model_dump() if isinstance(coverage, Coverage) else None

@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +19,6 @@ import torch.distributed as dist
 from dist_eval.data.collector import Collector, Columns, narrowed, row_bytes, rows_in
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, LostRankError, first_line
-from dist_eval.metrics.computing import Totals
-from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import allow_many_files
 
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
@@ -160,18 +157,6 @@ def all_gather(value: Any) -> list[Any]:
     return gathered
 
 
-def gather_predictions(local: Predictions) -> Predictions:
-    """Gathers the predictions of all ranks on rank 0 (see `gather_columns`); every rank calls it.
-
-    Args:
-        local: this rank's predictions, possibly of no example.
-
-    Returns:
-        On rank 0 all predictions, in dataset order; elsewhere none.
-    """
-    return Predictions(**gather_columns(local.columns, order_by="index"))
-
-
 def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
     """Gathers the rows of all ranks on rank 0, as compact arrays; every rank calls it.
 
@@ -215,18 +200,18 @@ def least_over_ranks(local: np.ndarray) -> np.ndarray:
     return tensor.numpy()
 
 
-def sum_over_ranks(local: Totals) -> Totals:
-    """Adds up the totals of all ranks: sums over samples, so each sample has the same weight.
+def sum_arrays(local: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds up arrays of all ranks, elementwise; every rank calls it.
 
-    Dtypes and shapes are fixed (int64 counts, float64 sums), also on a rank without examples.
+    Args:
+        local: arrays by name; names, dtypes (int64 or float64) and shapes are the same on all ranks, also on one
+            without examples. They are not changed.
     """
-    reduced = {}
-    for name, dtype in (("counts", np.int64), ("confusion", np.int64), ("loss", np.float64), ("errors", np.float64)):
-        tensor = torch.from_numpy(np.array(getattr(local, name), dtype=dtype))
-        if tensor.numel():  # some problem types have no confusion, others no errors; it is the same on all ranks
+    sums = {name: torch.from_numpy(array.copy()) for name, array in local.items()}
+    for tensor in sums.values():
+        if tensor.numel():
             dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
-        reduced[name] = tensor.numpy()
-    return replace(local, **reduced)
+    return {name: tensor.numpy() for name, tensor in sums.items()}
 
 
 def sum_vectors(local: torch.Tensor) -> torch.Tensor:

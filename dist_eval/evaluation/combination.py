@@ -16,7 +16,7 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
 from dist_eval.evaluation.scoring import Gathered, gather
-from dist_eval.evaluation.work import BatchWorker, require_complete
+from dist_eval.evaluation.worker import BatchWorker, require_complete
 from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
@@ -55,7 +55,7 @@ class Combined:
 
 
 def combine(
-    work: BatchWorker,
+    worker: BatchWorker,
     batches: np.ndarray,
     topology: Topology,
     classifier: Classifier | FullClassifier,
@@ -63,11 +63,11 @@ def combine(
     plan: Plan,
 ) -> Combined:
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
-    local, failed, findings = work.collect(batches)
+    local, failed, findings = worker.collect(batches)
     timeline = RankTimeline(
         rank=topology.rank,
         host=topology.host,
-        batches=work.timeline.bins(),
+        batches=worker.timeline.bins(),
         servers={peer: timeline.bins() for peer, timeline in classifier.timelines().items()},
     )
     reduced: CombinedMetrics = {}
@@ -85,7 +85,7 @@ def combine(
     return Combined(
         gathered=gather(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        ranks=all_gather(work.results(topology, classifier.traffic(), Totals.of(local))),
+        ranks=all_gather(worker.results(topology, classifier.traffic(), Totals.of(local))),
         audit=Findings.merged(all_gather(findings)),
         timelines=all_gather(timeline),
         metrics=reduced,

@@ -18,12 +18,12 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.evaluation.audit import Audit, audited_batches
 from dist_eval.evaluation.backend_comparison import Comparison
 from dist_eval.evaluation.combination import Combined, combine, compare_all, with_custom_metrics
-from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
-from dist_eval.evaluation.work import BatchWorker, FailurePolicy
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.model.backends import load_on_host
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
@@ -193,7 +193,7 @@ def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
     """Returns the options; on the leader with the slices and groups of a complete run that is in the folder."""
     if session.topology.is_leader:
         session.config = with_recorded_analysis(session.config, session.folder.results())
-        session.folder.config = session.config
+        session.folder.options = session.config.recorded()
     return session.config
 
 

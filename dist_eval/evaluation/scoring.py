@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dist_eval.distributed.collectives import gather_predictions, sum_over_ranks
+from dist_eval.distributed.collectives import gather_columns, sum_arrays
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.results.inputs import Coverage
@@ -26,7 +26,8 @@ class Gathered:
 
 def gather(local: Predictions) -> Gathered:
     """Gathers the predictions of all ranks on the leader, and adds up their totals; every rank calls it."""
-    return Gathered(gather_predictions(local), sum_over_ranks(Totals.of(local)))
+    predictions = Predictions(**gather_columns(local.columns, order_by="index"))
+    return Gathered(predictions, Totals(**sum_arrays(vars(Totals.of(local)))))
 
 
 def score(

@@ -51,6 +51,10 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions, DataOpti
         """Returns all options by name, ready for JSON."""
         return dataclasses.asdict(self)
 
+    def recorded(self) -> dict[str, Any]:
+        """Returns all options as a run's results record them: without the addresses of the peers."""
+        return {**self.to_dict(), "initial_peers": f"{len(self.initial_peers)} addresses, not recorded"}
+
     def _require(self, value: Any, name: str, what: str, hint: str = "") -> None:
         if not value:
             raise ConfigError(f"{name} is missing: {what}.{hint}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
 from dist_eval.errors import RunError, RunStopped, print_error
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
-from dist_eval.options.config import RunConfig
 from dist_eval.process.files import write_atomically
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import (
@@ -55,11 +54,14 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        config: the run's options; `config.output_folder` is the folder.
+        path: path of the folder.
+        options: all options of the run, as they are recorded.
+        overwrite: whether to start afresh, whatever the folder holds.
+        peers: addresses of the swarm's peers, which are not recorded.
 
     Attributes:
-        config: the run's options.
         path: path of the folder.
+        options: all options of the run, as they are recorded.
         is_ours: whether the leader of this run has opened it; before that, another run may be using it.
         results_name: name of the file with the results.
         resume_source: what a resumed run continues from, for messages.
@@ -69,9 +71,9 @@ class RunFolder:
     results_name, resume_source = RESULTS, "the journal"
     foreign_files: tuple[str, ...] = ("tuning.json",)
 
-    def __init__(self, config: RunConfig) -> None:
-        self.path = config.output_folder
-        self.config = config
+    def __init__(self, path: Path, options: Options, *, overwrite: bool = False, peers: Sequence[str] = ()) -> None:
+        self.path, self.options = path, options
+        self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
         self._before: RunHeader | None = None
         self.is_ours = False
@@ -92,7 +94,7 @@ class RunFolder:
             self._lock, self.is_ours = take_lock(self.path), True
             if attempt == 0:  # whoever starts the run again wants it to resume
                 (self.path / STOP_FILE).unlink(missing_ok=True)
-            if attempt == 0 and self.config.overwrite:
+            if attempt == 0 and self._overwrite:
                 self._forget()
             else:
                 self._before = self._read()
@@ -196,17 +198,13 @@ class RunFolder:
             error=None,
             started=now(),
             finished=None,
-            config=self._options(),
+            config=self.options,
             environment=environment(),
         )
 
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
         """Returns the results of a run that has ended without being complete."""
         return EndedRun(**{**dict(run), **changes})
-
-    def _options(self) -> Options:
-        options = self.config.to_dict()
-        return {**options, "initial_peers": f"{len(self.config.initial_peers)} addresses, not recorded"}
 
     def fail(
         self,
@@ -245,7 +243,7 @@ class RunFolder:
         return self._end("incomplete", failure, coverage)
 
     def _without_peers(self, message: str) -> str:
-        for address in self.config.initial_peers:
+        for address in self._peers:
             message = message.replace(address, "(peer, not recorded)")
         return _PEER.sub("(peer, not recorded)", message)
 
@@ -279,7 +277,7 @@ class RunFolder:
             write_predictions(self.path / PREDICTIONS, predictions, groups)
             started = self._read() or self._started()
             header = {name: getattr(started, name) for name in RunHeader.model_fields}
-            changes = {"status": "complete", "error": None, "finished": now(), "config": self._options()}
+            changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
             self._write(CompleteRun(**{**header, **changes, **dict(results)}))
         except OSError as error:
             raise RunError(

@@ -10,6 +10,7 @@ from conftest import Launcher
 
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval import demo
+from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Router, Span
 
@@ -62,7 +63,8 @@ def test_the_bottleneck_is_where_replicas_together_do_least() -> None:
 @pytest.mark.parametrize("gone", [True, False])
 def test_every_server_that_answered_is_listed(gone: bool) -> None:
     router = measured(a=0.001)
-    servers = [{"peer": "a", "requests": 1, "failures": 2, "latency_p50": 0.5, "latency_p95": 0.7}]
+    counts = {"requests": 1, "failures": 2, "wrong_answers": 0, "token_blocks": 1000}
+    servers = [ServerTraffic(peer="a", latency_p50=0.5, latency_p95=0.7, **counts)]
     line = describe_servers(servers, [] if gone else [Span("a", 0, 4)], router).splitlines()[1].split()
     assert line[:4] == ["...a", "gone" if gone else "0:4", "1", "2"]
     assert line[4:] == ["0.500", "0.700", "?" if gone else "250"]

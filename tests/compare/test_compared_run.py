@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from compare_runs import NAMES, predictions, run_of
 from pyarrow import parquet
-from samples import config_for
+from samples import config_for, folder_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.runs.run_folder import RunFolder
 
 
 def test_a_run_is_read_back_as_it_was(folders: list[Path]) -> None:
@@ -102,7 +101,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(
 def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no results\.json"):
         Run.load(tmp_path)
-    running = RunFolder(config_for(tmp_path / "running"))
+    running = folder_of(config_for(tmp_path / "running"))
     running.open()
     with pytest.raises(RunError, match="is not complete but running"):
         Run.load(tmp_path / "running")

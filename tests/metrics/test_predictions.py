@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -198,7 +197,9 @@ def test_any_corruption_is_found_counted_and_named(
 
     coverage = caught.value.coverage
     assert isinstance(coverage, Coverage)
-    assert coverage == Coverage(expected, seen=expected - len(dropped), duplicates=len(repeated), missing=len(dropped))
+    assert coverage == Coverage(
+        expected=expected, seen=expected - len(dropped), duplicates=len(repeated), missing=len(dropped)
+    )
     assert coverage.exact == (not dropped and not repeated)
     message = str(caught.value)
     for what, named in (("repeated", set(repeated)), ("missing", dropped), ("outside the dataset", outside)):
@@ -210,7 +211,7 @@ def test_a_lack_of_coverage_is_a_lack_of_exactness_with_its_counts() -> None:
         prove_coverage(np.asarray([0, 1, 1, 3]), 6)
     assert isinstance(caught.value, CoverageError)
     counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
-    assert dataclasses.asdict(caught.value.coverage) == counts  # type: ignore[call-overload]
+    assert caught.value.coverage == Coverage(**counts)
 
 
 def test_the_first_rows_concerned_are_named() -> None:

@@ -13,7 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PEER, PEER_ID, PREDICTIONS, RESULTS, config_for, predictions_of, sections, watch
+from samples import (
+    FACTS,
+    METRICS,
+    PEER,
+    PEER_ID,
+    PREDICTIONS,
+    RESULTS,
+    config_for,
+    folder_of,
+    predictions_of,
+    sections,
+    watch,
+)
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.answers import BatchOutcome, logits_columns
@@ -31,7 +43,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 def complete_run(folder: Path, **options: Any) -> RunFolder:
-    run = RunFolder(config_for(folder, **options))
+    run = folder_of(config_for(folder, **options))
     run.open()
     run.complete(PREDICTIONS, METRICS, sections())
     return run
@@ -39,7 +51,7 @@ def complete_run(folder: Path, **options: Any) -> RunFolder:
 
 def test_a_run_that_starts_is_running(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    RunFolder(config_for(folder, in_flight=7)).open()
+    folder_of(config_for(folder, in_flight=7)).open()
     found = results_of(folder)
     assert found["schema_version"] == SCHEMA_VERSION
     assert (found["status"], found["error"], found["finished"]) == ("running", None, None)
@@ -70,7 +82,7 @@ def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
 
 def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     predictions = predictions_of([1, 1, 1], [1, 1, 1], 2)
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     metrics = compute_metrics(predictions, ["neg", "pos"])
     run.complete(predictions, metrics, sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions()))))
@@ -80,7 +92,7 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_the_versions_a_result_depends_on(tmp_path: Path) -> None:
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
     packages = results_of(tmp_path)["environment"]["packages"]
     for name in ("petals", "hivemind", "torch", "transformers", "scikit-learn"):
         assert packages[name] == metadata.version(name)
@@ -90,14 +102,14 @@ FINGERPRINT = Fingerprint({"dataset": "a", "tokenizer": "b"})
 
 
 def this_run(tmp_path: Path) -> RunFolder:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.is_ours = True  # as on a rank whose leader has opened it
     return run
 
 
 def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     """A run that began with a fingerprint and has one batch in its journal."""
-    run = RunFolder(config_for(folder, **options))
+    run = folder_of(config_for(folder, **options))
     run.open()
     assert run.claim(FINGERPRINT)
     journal = Journal(folder, np.array([1]), logits_columns(2))
@@ -111,7 +123,7 @@ def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
 def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
     claimed_run(tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     assert not run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
@@ -119,11 +131,11 @@ def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
 
 
 def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.claim(FINGERPRINT)
     run.complete(PREDICTIONS, METRICS, sections(coverage={**FACTS["coverage"], "failed": 1}))
-    again = RunFolder(config_for(tmp_path))
+    again = folder_of(config_for(tmp_path))
     again.open()
     assert again.claim(FINGERPRINT)
     assert results_of(tmp_path)["status"] == "running"
@@ -136,7 +148,7 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
         this_run(tmp_path).stop("there is a file STOP", rank=0, host="here")
         (tmp_path / "STOP").unlink()
     before = everything_below(tmp_path)
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     with pytest.raises(RunError) as caught:
         run.claim(Fingerprint({"dataset": "another", "tokenizer": "b"}))
@@ -150,7 +162,7 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
 def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_path: Path) -> None:
     complete_run(tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     with pytest.raises(RunError, match=r"complete run, but no journal that identifies it.*--overwrite"):
         run.claim(FINGERPRINT)
@@ -161,13 +173,13 @@ def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: 
     claimed_run(tmp_path)
     (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": 2}))
     before = everything_below(tmp_path)
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     with pytest.raises(RunError, match=r"another format than this version writes.*--output.*--overwrite"):
         run.open()
     run.close()
     assert everything_below(tmp_path) == before
     assert run.results() is None
-    again = RunFolder(config_for(tmp_path, overwrite=True))
+    again = folder_of(config_for(tmp_path, overwrite=True))
     again.open()
     assert results_of(tmp_path)["status"] == "running"
 
@@ -175,7 +187,7 @@ def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, complete: bool) -> None:
     claimed_run(tmp_path, complete)
-    run = RunFolder(config_for(tmp_path, overwrite=True))
+    run = folder_of(config_for(tmp_path, overwrite=True))
     run.open()
     assert run.claim(Fingerprint({"dataset": "another"}))
     assert results_of(tmp_path)["status"] == "running"
@@ -185,7 +197,7 @@ def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, co
 
 def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
-    run = RunFolder(config_for(tmp_path, overwrite=True))
+    run = folder_of(config_for(tmp_path, overwrite=True))
     run.open(attempt=1)
     assert run.claim(FINGERPRINT)
     assert run.is_resumable
@@ -194,14 +206,14 @@ def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> N
 def test_a_stopped_run_is_not_taken_up_by_torchruns_restarts(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here")
-    RunFolder(config_for(tmp_path)).open(attempt=1)
+    folder_of(config_for(tmp_path)).open(attempt=1)
     assert (tmp_path / "STOP").exists()
 
 
 def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     before = everything_below(tmp_path)
-    assert not RunFolder(config_for(tmp_path)).fail("in use by another run", rank=0, host="here")
+    assert not folder_of(config_for(tmp_path)).fail("in use by another run", rank=0, host="here")
     assert everything_below(tmp_path) == before
 
 
@@ -209,7 +221,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage=FACTS["coverage"])
     assert (results_of(tmp_path)["status"], results_of(tmp_path)["coverage"]) == ("incomplete", FACTS["coverage"])
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     assert run.claim(FINGERPRINT)
     assert run.is_resumable
@@ -220,7 +232,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
 def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     (tmp_path / "journal" / "fingerprint.json").unlink()
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     assert run.claim(FINGERPRINT)
     assert not run.is_resumable
@@ -228,9 +240,9 @@ def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp_path: Path) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from dist_eval.options.config import EvaluationConfig;"
+        "import sys, time; from pathlib import Path;"
         "from dist_eval.runs.run_folder import RunFolder;"
-        "RunFolder(EvaluationConfig(dataset='d', checkpoint='c', backend='local', output=sys.argv[1])).open();"
+        "RunFolder(Path(sys.argv[1]), {}).open();"
         "print('open', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -238,44 +250,44 @@ def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp
         assert holder.stdout and holder.stdout.readline() == "open\n"
         before = (tmp_path / RESULTS).read_bytes()
         with pytest.raises(RunError, match=rf"in use by another run \(process {holder.pid} on .*\)"):
-            RunFolder(config_for(tmp_path, overwrite=True)).open()
+            folder_of(config_for(tmp_path, overwrite=True)).open()
         assert (tmp_path / RESULTS).read_bytes() == before
     finally:
         holder.kill()
         holder.communicate()
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
 
 
 def test_starting_again_removes_an_old_stop_file_and_a_restart_by_torchrun_does_not(tmp_path: Path) -> None:
     tmp_path.joinpath("STOP").touch()
-    RunFolder(config_for(tmp_path)).open(attempt=1)
+    folder_of(config_for(tmp_path)).open(attempt=1)
     assert (tmp_path / "STOP").exists()
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
     assert not (tmp_path / "STOP").exists()
 
 
 def test_a_new_folder_is_private(tmp_path: Path) -> None:
-    RunFolder(config_for(tmp_path / "new")).open()
+    folder_of(config_for(tmp_path / "new")).open()
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("content", ['{"status": "running"}', '{"status": "failed"}', "{", "[]", ""])
 def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULTS).write_text(content)
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
     assert results_of(tmp_path)["status"] == "running"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(RunError, match=r"output folder .*file/run cannot be written: Not a directory"):
-        RunFolder(config_for(tmp_path / "file" / "run")).open()
+        folder_of(config_for(tmp_path / "file" / "run")).open()
     with pytest.raises(RunError, match=r"output folder .*file cannot be written"):
-        RunFolder(config_for(tmp_path / "file")).open()
+        folder_of(config_for(tmp_path / "file")).open()
 
 
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     started = results_of(tmp_path)["started"]
     run.fail("Row 7 has no text.", rank=3, host="node-5")
@@ -289,7 +301,7 @@ def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
 
 def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
     counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.fail("The predictions do not cover the dataset's 6 rows.", rank=0, host="here", coverage=counts)
     assert results_of(tmp_path)["status"] == "failed"
@@ -298,20 +310,20 @@ def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"coverage": None}])
 def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[str, Any]) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.fail("gone", rank=0, host="here", **options)
     assert "coverage" not in results_of(tmp_path)
 
 
 def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
     this_run(tmp_path).fail("gone", rank=1, host="b")
     assert results_of(tmp_path)["error"]["rank"] == 1
 
 
 def test_the_first_failure_is_kept(tmp_path: Path) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.fail("first", rank=1, host="a")
     run.fail("second", rank=2, host="b")
@@ -326,13 +338,13 @@ def test_a_failure_does_not_touch_a_complete_run(tmp_path: Path) -> None:
 
 
 def test_a_failure_before_the_folder_exists_makes_none(tmp_path: Path) -> None:
-    RunFolder(config_for(tmp_path / "run")).fail("too early", rank=0, host="here")
+    folder_of(config_for(tmp_path / "run")).fail("too early", rank=0, host="here")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, object()])
 def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     with pytest.raises((ValueError, TypeError)):
         run.complete(PREDICTIONS, METRICS, sections().model_copy(update={"plan": value}))
@@ -404,7 +416,7 @@ def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
 
 
 def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tmp_path: Path) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.fail(f"None of the swarm's peers answered within 60 s: {PEER}. Is it running?", rank=0, host="here")
     assert "None of the swarm's peers answered within 60 s" in results_of(tmp_path)["error"]["message"]
@@ -413,7 +425,7 @@ def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tm
 
 def error_after(folder: Path, message: str, **options: Any) -> str:
     """Returns what results.json says of a failure."""
-    run = RunFolder(config_for(folder, **options))
+    run = folder_of(config_for(folder, **options))
     run.open()
     run.fail(message, rank=0, host="here")
     assert results_of(folder)["status"] == "failed"
@@ -421,11 +433,11 @@ def error_after(folder: Path, message: str, **options: Any) -> str:
 
 
 def test_results_are_valid_json_whenever_someone_looks(tmp_path: Path) -> None:
-    RunFolder(config_for(tmp_path)).open()
+    folder_of(config_for(tmp_path)).open()
 
     def change() -> None:
         for number in range(15):
-            run = RunFolder(config_for(tmp_path, overwrite=True, dht_prefix="x" * 5000 * (number % 3)))
+            run = folder_of(config_for(tmp_path, overwrite=True, dht_prefix="x" * 5000 * (number % 3)))
             run.open()
             run.fail("gone", rank=0, host="here")
         complete_run(tmp_path, overwrite=True)

@@ -13,11 +13,11 @@ import numpy as np
 from dist_eval.distributed import collectives
 from dist_eval.distributed.collectives import (
     all_gather,
-    gather_predictions,
+    gather_columns,
     least_over_ranks,
     process_group,
     require_agreement,
-    sum_over_ranks,
+    sum_arrays,
 )
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, RunError
@@ -39,6 +39,10 @@ def everything(world_size: int) -> Predictions:
     """What all ranks have together."""
     shares = [share(Topology(rank=rank, world_size=world_size)) for rank in range(world_size)]
     return Predictions.concatenate(shares).in_dataset_order()
+
+
+def gather_predictions(local: Predictions) -> Predictions:
+    return Predictions(**gather_columns(local.columns, order_by="index"))
 
 
 @contextmanager
@@ -70,7 +74,7 @@ def main() -> None:
         known["missing"] = str(error)
     local = share(topology)
     with process_group(topology, rank_store, PATIENCE):
-        totals = sum_over_ranks(Totals.of(local))
+        totals = Totals(**sum_arrays(vars(Totals.of(local))))
         gathered = gather_predictions(local)
         collectives._BYTES_IN_A_ROUND = collectives._BYTES_OF_A_RANK = 1  # one row of each rank at a time
         gathered_in_rounds = gather_predictions(local)

@@ -45,7 +45,9 @@ def main() -> None:
             report="none",
         )
         with workspace() as scratch_dir:
-            evaluate_run(Session(config, topology, rank_store, scratch_dir, RunFolder(config)))
+            evaluate_run(
+                Session(config, topology, rank_store, scratch_dir, RunFolder(config.output_folder, config.recorded()))
+            )
 
 
 if __name__ == "__main__":

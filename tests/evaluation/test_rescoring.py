@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from samples import config_for, sections, tokenized_digits
+from samples import config_for, folder_of, sections, tokenized_digits
 
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.data.problems import SINGLE_LABEL
-from dist_eval.evaluation.completed import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.run_folder import RunFolder
 
 ROWS, NAMES = 120, ["a", "b"]
 
@@ -41,7 +40,7 @@ def predictions() -> Predictions:
 def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, Any]:
     """Writes a complete run, or looks at one again."""
     config = config_for(folder, **options)
-    run = RunFolder(config)
+    run = folder_of(config)
     run.open()
     try:
         config = with_recorded_analysis(config, run.results())

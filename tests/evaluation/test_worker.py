@@ -21,8 +21,8 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.evaluation import work
-from dist_eval.evaluation.work import BatchWorker, FailurePolicy, share_out
+from dist_eval.evaluation import worker
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, share_out
 from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Totals
 from dist_eval.runs.journal import Journal
@@ -131,7 +131,7 @@ def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bo
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)
     shares = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "least_over_ranks", lambda value: firsts)
+        patch.setattr(worker, "least_over_ranks", lambda value: firsts)
         for rank, found in enumerate(found_by_rank):
             share, done = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
             assert done == np.any(found_by_rank, axis=0).sum()

@@ -1,0 +1,34 @@
+"""A rank's end is told to whoever reads its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import results_of
+from samples import config_for
+
+from dist_eval.cli import program
+from dist_eval.evaluation.session import Session
+from dist_eval.metrics.predictions import prove_coverage
+from dist_eval.runs.run_folder import RunFolder
+
+
+def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(session: Session[Any, RunFolder]) -> None:
+        session.folder.open()
+        prove_coverage(np.asarray([0, 1, 1, 3]), 6)
+
+    config = config_for(tmp_path / "run")
+    assert program.run(config, tmp_path, None, lambda: (run, RunFolder)) == 1
+    assert "1 repeated (1); 3 missing (2, 4, 5)" in capsys.readouterr().err
+    found = results_of(tmp_path / "run")
+    assert (found["status"], found["error"]["transient"]) == ("failed", False)
+    assert found["coverage"] == {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
