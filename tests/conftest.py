@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
+import contextlib
 import json
 import os
 import re
@@ -24,7 +23,7 @@ import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fa
 import jsonschema
 import pytest
 import torch
-from forkserver import NAME, SHARED, ForkServer
+from forkserver import NAME, SERVER, fork_server
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
@@ -32,6 +31,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm, load_petals_classifier
+from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
@@ -43,6 +43,8 @@ from dist_eval.swarm.router import Span
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("GOGC", "100")  # Go's default: a run's daemons trade memory for speed, and here are dozens
+torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
@@ -55,8 +57,8 @@ class BySwarm(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         fixtures = re.findall(r"\w+", (self.config.rootpath / file).read_text())
-        if {"swarm_client", "petals_classifier", "family_swarms"} & {*fixtures}:
-            return "swarms of this process"
+        if {"petals_classifier", "family_swarms"} & {*fixtures}:
+            return "family_swarms"
         return "demo_swarm" if "demo_swarm" in fixtures else file
 
 
@@ -177,7 +179,8 @@ def swarm_client() -> Iterator[SwarmClient]:
     from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as sockets:
-        import_petals(sockets=sockets)
+        with gc_paused():  # DHT nodes are forked from here, and would copy all that they scan
+            import_petals(sockets=sockets)
         client = SwarmClient(sockets)
         yield client
         for classifier in client.classifiers:
@@ -190,7 +193,7 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
-                forked_swarm(
+                ForkedSwarm(
                     str(path),
                     num_blocks=1 if name == "wide" else LAYERS,
                     dht_prefix=f"tiny-{name}",
@@ -217,33 +220,38 @@ def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: Swar
 @pytest.fixture(scope="session")
 def demo_swarm() -> Iterator[PrivateSwarm]:
     """A swarm of two servers for the embedded example's base model."""
-    with forked_swarm(
+    with ForkedSwarm(
         str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)]
     ) as swarm:
         yield swarm
 
 
-@functools.cache
-def fork_server() -> ForkServer:
-    """The fork server of this worker, started when it is first needed."""
-    folder = Path(tempfile.mkdtemp(prefix="f-"))
-    server = ForkServer(folder)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(server.end)
-    return server
+class ForkedSwarm(PrivateSwarm):
+    """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
 
+    def _name(self, number: int) -> str:
+        return f"{SERVER}{self._ports[number][0]}"
 
-@contextmanager
-def forked_swarm(*args: Any, **kwargs: Any) -> Iterator[PrivateSwarm]:
-    """A swarm whose servers are forked. Not for tests that kill servers."""
-    server = fork_server()
-    with ExitStack() as stack:
+    def start_server(self, number: int) -> None:
+        server = fork_server()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(private, "PYTHON", [server.command])
-            for name, value in {**server.environment, NAME: SHARED}.items():
+            for name, value in {**server.environment, NAME: self._name(number)}.items():
                 patch.setenv(name, value)
-            swarm = stack.enter_context(PrivateSwarm(*args, **kwargs))
-        yield swarm
+            super().start_server(number)
+
+    def group(self, number: int) -> int:
+        """Waits for a server to be forked; returns its process group, to which signals can be sent."""
+        found: set[int] = set()
+        assert wait_for(lambda: found.update(fork_server().group(self._name(number))) or found)
+        return found.pop()
+
+    def kill_server(self, number: int) -> None:
+        if self.servers[number].poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group(number), signal.SIGKILL)
+        super().kill_server(number)
+        assert wait_for(lambda: not fork_server().group(self._name(number)))
 
 
 @dataclass
