@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
+import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fa
 import jsonschema
 import pytest
 import torch
-from forkserver import NAME, SHARED, ForkServer
+from forkserver import NAME, SERVER, fork_server
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
@@ -32,6 +31,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm, load_petals_classifier
+from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
@@ -43,21 +43,32 @@ from dist_eval.swarm.router import Span
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault("GOGC", "100")  # Go's default: a run's daemons trade memory for speed, and here are dozens
+torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 FAMILIES = ("llama", "bloom", "falcon")
 
+SHARED_SWARMS = {name: name for name in ("family_swarms", "demo_swarm")} | {"petals_classifier": "family_swarms"}
+"""What serves each of these fixtures."""
+
+HEAVIEST = ("launch/test_multinode.py", "launch/test_slurm.py", "benchmarks/test_chaos.py")
+"""Files that need 3 to 4 GiB each."""
+
+
+def shared_swarm(file: Path) -> str | None:
+    """Returns the shared swarm that a file of tests uses."""
+    words = {*re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    return next((swarm for fixture, swarm in SHARED_SWARMS.items() if fixture in words), None)
+
 
 class BySwarm(LoadFileScheduling):
-    """Gives whole files to the workers, and all files that share a swarm to the same one: swarms take memory."""
+    """Gives whole files to the workers; to the same one those that share a swarm, and those that need most memory."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        fixtures = re.findall(r"\w+", (self.config.rootpath / file).read_text())
-        if {"swarm_client", "petals_classifier", "family_swarms"} & {*fixtures}:
-            return "swarms of this process"
-        return "demo_swarm" if "demo_swarm" in fixtures else file
+        return "heaviest" if file.endswith(HEAVIEST) else shared_swarm(self.config.rootpath / file) or file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -134,10 +145,18 @@ class SwarmClient:
             try:
                 yield swarm
             finally:
-                node = self.nodes.pop(swarm.dht_prefix, None)
-                for classifier in [one for one in self.classifiers if getattr(one.backbone, "dht", None) is node]:
-                    classifier.close()
-                    self.classifiers.remove(classifier)
+                self.leave(swarm)
+
+    def leave(self, swarm: PrivateSwarm) -> None:
+        """Lets go of whatever was made for a swarm."""
+        from dist_eval.swarm.client import leave_swarm
+
+        node = self.nodes.pop(swarm.dht_prefix, None)
+        for classifier in [one for one in self.classifiers if getattr(one.backbone, "dht", None) is node]:
+            classifier.close()
+            self.classifiers.remove(classifier)
+        if node is not None and node.is_alive():
+            leave_swarm(node)
 
     def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
         options = {"request_timeout": TIMEOUT, "max_retries": 5, **options}
@@ -172,33 +191,77 @@ def _answers(classifier: Classifier, span: Span) -> bool:
     return True
 
 
+CLIENTS: list[SwarmClient] = []
+
+
 @pytest.fixture(scope="session")
 def swarm_client() -> Iterator[SwarmClient]:
     from dist_eval.swarm.hivemind_compat import import_petals
 
     with workspace() as sockets:
-        import_petals(sockets=sockets)
+        with gc_paused():  # DHT nodes are forked from here, and would copy all that they scan
+            import_petals(sockets=sockets)
         client = SwarmClient(sockets)
+        CLIENTS.append(client)
         yield client
         for classifier in client.classifiers:
             classifier.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from dist_eval.swarm.hivemind_compat import import_petals
+
+    for client in CLIENTS:  # a program that a test ran in this process had its sockets in a folder of its own
+        if "swarm_client" in getattr(item, "fixturenames", ()):
+            import_petals(sockets=client.sockets)
+
+
+@dataclass
+class Sharing:
+    """Swarms that last until the next file does not use them: together they take gigabytes."""
+
+    running: dict[str, ExitStack] = field(default_factory=dict)
+    swarms: dict[str, Any] = field(default_factory=dict)
+    next_file: Path | None = None
+
+    def share(self, name: str, start: Callable[[ExitStack], Any]) -> Iterator[Any]:
+        if name not in self.swarms:
+            self.running[name] = ExitStack()
+            self.swarms[name] = start(self.running[name])
+        yield self.swarms[name]
+        if self.next_file is None or shared_swarm(self.next_file) != name:
+            del self.swarms[name]
+            self.running.pop(name).close()
+
+
+SHARING = Sharing()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    SHARING.next_file = nextitem.path if nextitem else None
+
+
+def start_shared(stack: ExitStack, swarm: PrivateSwarm) -> PrivateSwarm:
+    stack.enter_context(swarm)
+    stack.callback(lambda: [client.leave(swarm) for client in CLIENTS])
+    return swarm
+
+
+@pytest.fixture(scope="module")
 def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwarm]]:
     """One swarm for each tiny model; the blocks of the first one are shared by two servers."""
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(
-                forked_swarm(
-                    str(path),
-                    num_blocks=1 if name == "wide" else LAYERS,
-                    dht_prefix=f"tiny-{name}",
-                    spans=[(0, 2), (2, LAYERS)] if name == "llama" else [(0, 1 if name == "wide" else LAYERS)],
-                )
-            )
-            for name, path in tiny_models.items()
-        }
+
+    def swarm(name: str, path: Path) -> PrivateSwarm:
+        blocks = 1 if name == "wide" else LAYERS
+        spans = [(0, 2), (2, LAYERS)] if name == "llama" else [(0, blocks)]
+        return ForkedSwarm(str(path), num_blocks=blocks, dht_prefix=f"tiny-{name}", spans=spans)
+
+    yield from SHARING.share(
+        "family_swarms",
+        lambda stack: {name: start_shared(stack, swarm(name, path)) for name, path in tiny_models.items()},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -214,36 +277,39 @@ def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: Swar
     return model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo_swarm() -> Iterator[PrivateSwarm]:
     """A swarm of two servers for the embedded example's base model."""
-    with forked_swarm(
-        str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)]
-    ) as swarm:
-        yield swarm
+    swarm = ForkedSwarm(str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)])
+    yield from SHARING.share("demo_swarm", lambda stack: start_shared(stack, swarm))
 
 
-@functools.cache
-def fork_server() -> ForkServer:
-    """The fork server of this worker, started when it is first needed."""
-    folder = Path(tempfile.mkdtemp(prefix="f-"))
-    server = ForkServer(folder)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(server.end)
-    return server
+class ForkedSwarm(PrivateSwarm):
+    """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
 
+    def _name(self, number: int) -> str:
+        return f"{SERVER}{self._ports[number][0]}"
 
-@contextmanager
-def forked_swarm(*args: Any, **kwargs: Any) -> Iterator[PrivateSwarm]:
-    """A swarm whose servers are forked. Not for tests that kill servers."""
-    server = fork_server()
-    with ExitStack() as stack:
+    def start_server(self, number: int) -> None:
+        server = fork_server()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(private, "PYTHON", [server.command])
-            for name, value in {**server.environment, NAME: SHARED}.items():
+            for name, value in {**server.environment, NAME: self._name(number)}.items():
                 patch.setenv(name, value)
-            swarm = stack.enter_context(PrivateSwarm(*args, **kwargs))
-        yield swarm
+            super().start_server(number)
+
+    def group(self, number: int) -> int:
+        """Waits for a server to be forked; returns its process group, to which signals can be sent."""
+        found: set[int] = set()
+        assert wait_for(lambda: found.update(fork_server().group(self._name(number))) or found)
+        return found.pop()
+
+    def kill_server(self, number: int) -> None:
+        if self.servers[number].poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group(number), signal.SIGKILL)
+        super().kill_server(number)
+        assert wait_for(lambda: not fork_server().group(self._name(number)))
 
 
 @dataclass
@@ -261,13 +327,17 @@ class Launcher:
     def environment(self) -> dict[str, str]:
         return {**os.environ, self.marker: "1", "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
 
-    def start(self, *arguments: str, ranks: int | None = None, **kwargs: Any) -> subprocess.Popen[str]:
-        """Starts `python ARGUMENTS`, under torchrun if a number of ranks is given."""
-        return self._start(sys.executable, self.environment, arguments, ranks, **kwargs)
-
-    def _start(
-        self, python: str, environment: dict[str, str], arguments: Sequence[str], ranks: int | None, **kwargs: Any
+    def start(
+        self, *arguments: str, ranks: int | None = None, preloaded: bool = False, **kwargs: Any
     ) -> subprocess.Popen[str]:
+        """Starts `python ARGUMENTS`, under torchrun if a number of ranks is given.
+
+        It is a real interpreter, unless everything is to be imported already (see `forkserver`).
+        """
+        python, environment = sys.executable, self.environment
+        if preloaded:
+            server = fork_server()
+            python, environment = server.command, {**environment, **server.environment}
         torchrun = [] if ranks is None else ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
         kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **kwargs}
         return subprocess.Popen([python, *torchrun, *arguments], env=environment, **kwargs)
@@ -275,12 +345,8 @@ class Launcher:
     def run(
         self, *arguments: str, ranks: int | None = None, preloaded: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end, as `start` would, but with everything imported (see `forkserver`)."""
-        if preloaded:
-            server = fork_server()
-            process = self._start(server.command, {**self.environment, **server.environment}, arguments, ranks)
-        else:
-            process = self.start(*arguments, ranks=ranks)
+        """Runs a program to its end, as `start` would."""
+        process = self.start(*arguments, ranks=ranks, preloaded=preloaded)
         try:
             out, err = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:

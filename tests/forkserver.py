@@ -11,24 +11,31 @@ processes or kill them start real interpreters.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
 NAME = "DIST_EVAL_TEST_NAME"
 """A variable: the name that the kernel is to show for a forked process and those that it forks."""
 
-SHARED = "shared-server"
+SERVER = "forked-"
+"""What the names of servers begin with (`conftest.ForkedSwarm`)."""
+
 MODULES = (
     "dist_eval.doctor.examination",
     "dist_eval.evaluation.runner",
@@ -68,19 +75,44 @@ class ForkServer:
         return {ADDRESS: str(self._address), "PYTHON_EXEC": self.command}
 
     def children(self) -> dict[int, str]:
-        """Returns the living processes that it forked, or inherited from those, but for servers that tests share."""
+        """Returns the living processes that it forked, or inherited from those, but for servers."""
         found = {}
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                name, fields = (folder / "stat").read_text().rsplit(") ", 1)
-                state, parent = fields.split()[:2]
-                if int(parent) == self._process.pid and state != "Z" and not name.endswith(f"({SHARED}"):
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        for number, name, parent, _ in _processes():
+            with contextlib.suppress(OSError):
+                if parent == self._process.pid and not name.startswith(SERVER):
+                    found[number] = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
+
+    def group(self, name: str) -> set[int]:
+        """Returns the process groups of the server with this name: one while it lives."""
+        return {group for _, found, _, group in _processes() if found == name}
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The fork server of this worker, started when it is first needed.
+
+    It is cached here because pytest and the tests import a conftest each.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="f-"))
+    server = ForkServer(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(server.end)
+    return server
+
+
+def _processes() -> Iterator[tuple[int, str, int, int]]:
+    """Yields id, name, parent and group of the living processes."""
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            start, fields = (folder / "stat").read_text().rsplit(") ", 1)
+            state, parent, group = fields.split()[:3]
+            if state != "Z":
+                yield int(folder.name), start.partition("(")[2], int(parent), int(group)
 
 
 def stand_in(arguments: list[str]) -> None:
@@ -163,6 +195,7 @@ def serve(address: str) -> list[str]:
 def _become(request: dict, streams: list[int]) -> list[str]:
     """Takes over what the stand-in was started with."""
     import numpy as np
+    from hivemind.compression import base as compression
 
     if request["leads_session"]:
         os.setsid()
@@ -172,7 +205,9 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # which the imports have found out for the server's own environment
+    # what imports have read from the server's own environment
+    tempfile.tempdir = None
+    compression.USE_LEGACY_BFLOAT16 = os.environ.get("USE_LEGACY_BFLOAT16", "1") != "0"
     sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if NAME in os.environ:
         _prctl(_PR_SET_NAME, os.environ[NAME].encode())
@@ -221,8 +256,24 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def run_to_the_end(arguments: list[str]) -> None:
+    """Runs, and exits as an interpreter does, but for clearing all modules, which would copy what is shared."""
+    status = 0
+    try:
+        run(arguments)
+    except SystemExit as error:
+        if not isinstance(error.code, int | None):
+            raise
+        status = error.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        run(serve(sys.argv[2]))
+        run_to_the_end(serve(sys.argv[2]))
     else:
         stand_in(sys.argv[1:])

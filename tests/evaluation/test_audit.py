@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Launcher, SwarmClient, requests_of, results_of
+from conftest import ForkedSwarm, Launcher, SwarmClient, requests_of, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -81,7 +81,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class SwarmWithLiar(PrivateSwarm):
+class SwarmWithLiar(ForkedSwarm):
     """A swarm of which one server computes with other weights."""
 
     other_weights = ""

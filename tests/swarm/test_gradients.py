@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILIES, HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
+from conftest import FAMILIES, HIDDEN, LAYERS, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
 
 from dist_eval.errors import EvaluationError, OutageError
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -24,9 +24,9 @@ MakeTuned = Callable[..., TunedCheckpoint]
 
 
 @pytest.fixture(scope="module")
-def killable_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
+def killable_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
     """Two servers with all blocks, and two with a half each."""
-    swarm = PrivateSwarm(
+    swarm = ForkedSwarm(
         str(tiny_models["llama"]),
         num_blocks=LAYERS,
         dht_prefix="mortal-gradients",
@@ -104,7 +104,7 @@ def test_prompts_are_sent_once_per_request_and_serialized_again_after_a_change(
 
 
 def test_requests_too_large_for_servers_are_split_in_halves(
-    tiny_models: dict[str, Path], killable_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: MakeTuned
+    tiny_models: dict[str, Path], killable_swarm: ForkedSwarm, swarm_client: SwarmClient, make_tuned: MakeTuned
 ) -> None:
     tuned = make_tuned("deep_ptune")
     remote = swarm_client.classifier_on_all(killable_swarm, tuned)
@@ -115,7 +115,7 @@ def test_requests_too_large_for_servers_are_split_in_halves(
 
 def test_a_server_killed_during_the_backward_only_costs_time(
     tiny_models: dict[str, Path],
-    killable_swarm: PrivateSwarm,
+    killable_swarm: ForkedSwarm,
     swarm_client: SwarmClient,
     make_tuned: MakeTuned,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +133,7 @@ def test_a_server_killed_during_the_backward_only_costs_time(
         number = identities[str(segment.peer)]
         if number < 2 and number not in killed and len(killed) < allowed:
             killed.append(number)
-            os.killpg(killable_swarm.servers[number].pid, signal.SIGSTOP)  # it has got the request, and cannot answer
+            os.killpg(killable_swarm.group(number), signal.SIGSTOP)  # it has got the request, and cannot answer
             ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), killable_swarm.kill_server(number)))
             try:
                 return await original(self, segment, inputs, gradient)

@@ -75,7 +75,8 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
     def serve(number: int) -> subprocess.Popen[str]:
         where = ["--host", "127.0.0.1", "--port", f"{ports}{number}", "--peers-file", str(keys / "peers.txt")]
         share = ["--servers", "2", "--number", str(number), "--identity", str(keys / f"swarm-{number}.key")]
-        return launcher.start("-m", "dist_eval.swarm", "serve", "--model", str(demo.BASE_MODEL), *share, *where)
+        command = ["-m", "dist_eval.swarm", "serve", "--model", str(demo.BASE_MODEL), *share, *where]
+        return launcher.start(*command, preloaded=True)
 
     def shown(*of: int) -> str:
         status: Any = None

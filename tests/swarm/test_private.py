@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SwarmClient, wait_for
+from conftest import ForkedSwarm, SwarmClient, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +38,7 @@ def test_spans_outside_the_model_are_refused(span: tuple[int, int]) -> None:
 
 def test_a_server_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16}')
-    with PrivateSwarm(str(tmp_path), num_blocks=2, dht_prefix="broken", spans=[(0, 2)]) as swarm:
+    with ForkedSwarm(str(tmp_path), num_blocks=2, dht_prefix="broken", spans=[(0, 2)]) as swarm:
         assert wait_for(lambda: swarm.servers[0].poll() is not None)
         with pytest.raises(SwarmError, match=r"Server 0 .*blocks 0:2.* ended with status 1: \w*Error"):
             swarm.require_alive()

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, LAYERS, TIMEOUT, SwarmClient, requests_of, wait_for
+from conftest import HIDDEN, LAYERS, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
 
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_on_swarm
-from dist_eval.swarm.attempts import _MIN_STALL_SECONDS
+from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
@@ -31,7 +31,7 @@ NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
 
 @pytest.fixture(scope="module")
 def bfloat16_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
-    swarm = PrivateSwarm(
+    swarm = ForkedSwarm(
         str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="half", spans=[(0, 2), (2, 4)], torch_dtype="bfloat16"
     )
     with swarm_client.visiting(swarm):
@@ -104,8 +104,8 @@ def test_other_prompts_are_serialized_again(
 
 
 @pytest.fixture(scope="module")
-def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
-    swarm = PrivateSwarm(
+def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
+    swarm = ForkedSwarm(
         str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="mortal", spans=[(0, 4), (0, 4), (0, 4)], threads=1
     )
     with swarm_client.visiting(swarm):
@@ -126,7 +126,7 @@ def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tenso
 
 
 def test_a_request_too_large_for_a_server_is_split_in_halves(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.classifiers[-1], rows=30, length=100)  # servers accept 2048 tokens
@@ -142,7 +142,7 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
 
 
 def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
@@ -155,7 +155,7 @@ def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
 
 
 def test_non_finite_values_from_two_servers_are_not_counted_against_them(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
@@ -168,7 +168,7 @@ def test_non_finite_values_from_two_servers_are_not_counted_against_them(
 
 @pytest.mark.slow
 def test_a_hanging_replica_does_not_delay_requests(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     options = {"request_timeout": TIMEOUT}
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **options)
@@ -177,7 +177,7 @@ def test_a_hanging_replica_does_not_delay_requests(
     for _ in range(20):  # the usual latency is known by then: the first one, of a new connection, can be seconds
         classifier.logits(ids, lengths)
     assert len(requests.router.servers) == 3
-    hanging = three_replicas.servers[2].pid
+    hanging = three_replicas.group(2)
     os.killpg(hanging, signal.SIGSTOP)
     try:
         start = time.monotonic()
@@ -191,19 +191,23 @@ def test_a_hanging_replica_does_not_delay_requests(
 
 
 def test_replicas_that_are_all_busy_are_given_more_time(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm,
+    swarm_client: SwarmClient,
+    make_tuned: Callable[..., TunedCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(attempts, "_MIN_STALL_SECONDS", 2.0)
     options = {"request_timeout": TIMEOUT, "max_retries": 2}
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **options)
     before = [classifier.logits(*batch()) for _ in range(20)][-1]
-    groups = [server.pid for server in three_replicas.servers]
+    groups = [three_replicas.group(number) for number in range(3)]
     for group in groups:
         os.killpg(group, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(classifier.logits, *batch())
             assert wait_for(lambda: requests_of(classifier).retries == 1)
-            time.sleep(_MIN_STALL_SECONDS + 1)  # the second attempt has not given up yet
+            time.sleep(3.0)  # the second attempt has not given up yet
             for group in groups:
                 os.killpg(group, signal.SIGCONT)
             assert torch.equal(answer.result(TIMEOUT), before)
@@ -213,7 +217,7 @@ def test_replicas_that_are_all_busy_are_given_more_time(
 
 
 def test_the_death_of_this_ranks_node_is_reported(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     dht = join_swarm(three_replicas.initial_peers, TIMEOUT)
     options = {"request_timeout": 5.0, "max_retries": 5, "dht_prefix": three_replicas.dht_prefix}
@@ -228,7 +232,7 @@ def test_the_death_of_this_ranks_node_is_reported(
 
 
 def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
-    three_replicas: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+    three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     swarm, (ids, lengths) = three_replicas, batch()
     options = {"request_timeout": 20.0, "max_retries": 5, "outage_timeout": 4.0}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Launcher
 from torch import nn
 
 from dist_eval import demo
@@ -160,15 +159,14 @@ def test_a_file_that_is_no_pickle_is_an_error(content: bytes, tmp_path: Path) ->
         convert([tmp_path / "nowhere.pt"], MODEL)
 
 
-def test_as_a_command(parts: dict[str, Any], tmp_path: Path) -> None:
+def test_as_a_command(parts: dict[str, Any], launcher: Launcher, tmp_path: Path) -> None:
     files = [str(path) for path in saved(tmp_path, export=parts)]
-    command = [sys.executable, "-m", "dist_eval.tuning.convert", *files, "--model", MODEL]
-    command += ["--output", str(tmp_path / "tuned")]
-    first = subprocess.run(command, capture_output=True, text=True)
+    command = ["-m", "dist_eval.tuning.convert", *files, "--model", MODEL, "--output", str(tmp_path / "tuned")]
+    first = launcher.run(*command)
     assert first.returncode == 0, first.stderr
     assert "3 classes, tuning_mode deep_ptune, 5 prompt tokens" in first.stdout
     assert_holds(TunedCheckpoint.load(tmp_path / "tuned"), parts)
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = launcher.run(*command)
     assert again.returncode == 1
     assert "exists already. Choose another --output." in again.stderr
     assert "Traceback" not in again.stderr

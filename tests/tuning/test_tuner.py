@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
+from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -119,7 +119,7 @@ def test_through_a_swarm_it_learns_the_same(
 
 @pytest.fixture(scope="module")
 def replicated_swarm() -> Iterator[PrivateSwarm]:
-    with PrivateSwarm(
+    with ForkedSwarm(
         str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 4), (0, 4)], threads=1
     ) as swarm:
         yield swarm
