@@ -173,7 +173,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     assert launcher.run("-m", "dist_eval", *what, "--backend", "local", "--output", str(honest)).returncode == 0
     assert (audited / "predictions.parquet").read_bytes() == (honest / "predictions.parquet").read_bytes()
     results = results_of(audited)
-    assert [server.peer for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
+    assert [server["peer"] for server in results["audit"]["servers"] if server["odd"]] == [swarm.liar]
     assert results["audit"]["batches"] >= 0.3 * results["plan"]["batches"]
     assert results["audit"]["disputes"] == 0
     assert list((audited / "journal").glob(f"*{swarm.liar}.odd"))

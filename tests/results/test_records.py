@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from samples import FACTS, METRICS, PREDICTIONS, RESULTS, config_for, sections
+from samples import FACTS, METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 
 from dist_eval.results.record import Record
 from dist_eval.results.run import RUN, EndedRun, RunningRun
 from dist_eval.results.scores import Interval
-from dist_eval.runs.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("status", ["running", "failed", "incomplete", "complete"])
 def test_a_file_is_read_and_written_again_to_the_last_byte(tmp_path: Path, status: str) -> None:
-    run = RunFolder(config_for(tmp_path, audit=1))
+    run = folder_of(config_for(tmp_path, audit=1))
     run.open()
     if status == "complete":
         run.complete(PREDICTIONS, METRICS, sections())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import METRICS, PREDICTIONS, config_for, sections
+from samples import METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.results.run import CompleteRun, EndedRun
 from dist_eval.runs.outcome import read_outcome
@@ -13,7 +13,7 @@ from dist_eval.runs.run_folder import RunFolder
 
 
 def begun(folder: Path) -> RunFolder:
-    run = RunFolder(config_for(folder))
+    run = folder_of(config_for(folder))
     run.open()
     run.close()
     return run

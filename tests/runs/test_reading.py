@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from conftest import results_of
-from samples import METRICS, PREDICTIONS, RESULTS, config_for, sections
+from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 
 from dist_eval.errors import RunError
 from dist_eval.results.work import RankTimeline, TimelineBins
 from dist_eval.runs.reading import FinishedRun, read_results
-from dist_eval.runs.run_folder import RunFolder
 
 BINS = TimelineBins(began=8.0, bin_seconds=0.5, busy=[1.0, 0.25], done=[0, 5], failed=[0, 0])
 TIMELINE = RankTimeline(rank=0, host="here", batches=BINS, servers={"Qm": None})
@@ -20,7 +19,7 @@ TIMELINE = RankTimeline(rank=0, host="here", batches=BINS, servers={"Qm": None})
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.save_timelines([TIMELINE])
     run.complete(PREDICTIONS, METRICS, sections())

@@ -20,10 +20,9 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for, sections
+from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.schema import SCHEMA_VERSION, results_schema
 
 VALIDATOR = jsonschema.Draft202012Validator(results_schema())
@@ -31,7 +30,7 @@ VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 
 @pytest.fixture
 def complete(tmp_path: Path) -> dict[str, Any]:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     run.complete(PREDICTIONS, METRICS, sections())
     return results_of(tmp_path)
@@ -88,7 +87,7 @@ def test_the_program_prints_it() -> None:
 
 @pytest.mark.parametrize("end", ["fail", "stop"])
 def test_runs_that_are_not_complete_fit(tmp_path: Path, end: str) -> None:
-    run = RunFolder(config_for(tmp_path))
+    run = folder_of(config_for(tmp_path))
     run.open()
     assert results_of(tmp_path)["status"] == "running"
     getattr(run, end)("why", rank=1, host="here", coverage=FACTS["coverage"])
