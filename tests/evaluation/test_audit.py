@@ -156,7 +156,7 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     while not excluded:
         routing = Routing(audited=True)
         logits = Audit(classifier, excluded.append).answer(ids, lengths, routing)["logits"]
-        assert torch.allclose(logits, truth, atol=1e-4)
+        assert torch.allclose(logits, truth, atol=1e-4), (routing, swarm.liar)
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
     assert requests.halved >= 1
