@@ -18,11 +18,7 @@ import torch
 from torch import nn
 
 from dist_eval.api.loaders import LoaderShard, shard_loader
-from dist_eval.distributed.collectives import (
-    all_gather,
-    group_of_program,
-    require_agreement,
-)
+from dist_eval.distributed.collectives import all_gather, group_of_program, require_agreement
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
 from dist_eval.evaluation.scoring import Gathered, gather, score
@@ -134,10 +130,9 @@ Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
 
 def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, topology: Topology) -> Predictions | None:
     """Predicts this rank's shard; None if it is empty."""
-    with closing(
-        _from_swarm(model, shard, topology) if is_on_swarm(model) else _from_module(model, shard, device)
-    ) as answers:
-        parts = [_part(positions, labels, logits) for positions, labels, logits in answers]
+    on_swarm = is_on_swarm(model)
+    with closing(_from_swarm(model, shard, topology) if on_swarm else _from_module(model, shard, device)) as answers:
+        parts = [_part(*answer) for answer in answers]
     return Predictions.concatenate(parts) if parts else None
 
 
@@ -173,13 +168,11 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     kept = positions >= 0
     positions = positions[kept]
     numbers, values = labels.cpu().numpy()[kept], logits.to("cpu", torch.float32).numpy()[kept]
+    is_unknown = (numbers < 0) | (numbers >= values.shape[1])
+    is_infinite = ~np.isfinite(values).all(axis=1)
     for is_bad, error, what in (
-        (
-            (numbers < 0) | (numbers >= values.shape[1]),
-            DataError,
-            f"has none of the {values.shape[1]} classes as label",
-        ),
-        (~np.isfinite(values).all(axis=1), ModelOutputError, "got logits that are not finite"),
+        (is_unknown, DataError, f"has none of the {values.shape[1]} classes as label"),
+        (is_infinite, ModelOutputError, "got logits that are not finite"),
     ):
         if is_bad.any():
             row = int(is_bad.argmax())

@@ -6,9 +6,9 @@ any file format. The file is memory-mapped, so that no rank holds rows as Python
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -19,54 +19,41 @@ from dist_eval.errors import DataError
 _FILE = "columns.arrow"
 
 
-class ColumnWriter:
-    """Writes columns in chunks.
+@contextmanager
+def column_writer(folder: Path, source: str, names: Sequence[str]) -> Iterator[Callable[[Sequence[pa.Array]], None]]:
+    """Opens the file of columns for writing, in chunks.
 
     Args:
         folder: an existing folder.
         source: name of the dataset, for messages.
         names: names of the columns.
+
+    Yields:
+        A function that writes the next rows, given an array for each column, in their order. It raises a `DataError`
+        if a column has a type that cannot be converted to text, such as lists.
     """
+    schema = pa.schema([(name, pa.string()) for name in names])
+    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
 
-    def __init__(self, folder: Path, source: str, names: Sequence[str]) -> None:
-        self._source, self._names = source, list(names)
-        self._schema = pa.schema([(name, pa.string()) for name in names])
-        self._sink = pa.OSFile(str(folder / _FILE), "wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        def write(arrays: Sequence[pa.Array]) -> None:
+            texts = [_text(source, name, array) for name, array in zip(names, arrays, strict=True)]
+            writer.write_batch(pa.record_batch(texts, schema=schema))
 
-    def __enter__(self) -> ColumnWriter:
-        return self
+        yield write
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-        self._sink.close()
 
-    def write(self, arrays: Sequence[pa.Array]) -> None:
-        """Writes the next rows.
-
-        Args:
-            arrays: one for each column, in their order.
-
-        Raises:
-            DataError: a column has a type that cannot be converted to text, such as lists.
-        """
-        texts = [self._text(name, array) for name, array in zip(self._names, arrays, strict=True)]
-        self._writer.write_batch(pa.record_batch(texts, schema=self._schema))
-
-    def _text(self, name: str, array: pa.Array) -> pa.Array:
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pa.types.is_floating(array.type):
-            array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-        try:
-            return array.cast(pa.string())
-        except pa.ArrowException as error:
-            raise DataError(
-                f"{self._source}: column {name!r} holds {array.type}; --slice-by and --group-column take columns of "
-                "text, numbers, dates, or true and false."
-            ) from error
+def _text(source: str, name: str, array: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{source}: column {name!r} holds {array.type}; --slice-by and --group-column take columns of text, "
+            "numbers, dates, or true and false."
+        ) from error
 
 
 def read_column(folder: Path, name: str) -> pa.Array:
@@ -86,9 +73,8 @@ def group_numbers(column: pa.Array, name: str, source: str) -> np.ndarray:
     Raises:
         DataError: the group of a row is missing.
     """
-    missing = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_trim_whitespace(column), "")).to_numpy(
-        zero_copy_only=False
-    )
+    is_missing = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_trim_whitespace(column), ""))
+    missing = is_missing.to_numpy(zero_copy_only=False)
     if missing.any():
         raise DataError(
             f"{source}, row {int(missing.argmax())} (counted from 0): the group in column {name!r} is missing. Give "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.columns import ColumnWriter, read_column
+from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problems import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
@@ -135,20 +135,21 @@ def tokenize_dataset(
         DataError: the dataset cannot be read, is empty, or a row has no text, no tokens, no known label, or (with
             `strict`) too many tokens; the message names the row.
     """
-    others = [name for name in dict.fromkeys(extra_columns) if name not in (*text_columns, label_column)]
+    extra_columns = list(dict.fromkeys(extra_columns))
+    others = [name for name in extra_columns if name not in (*text_columns, label_column)]
     columns = [*text_columns, *others, label_column]
     source = open_rows(dataset, columns, subset=subset, split=split)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts = hashlib.sha256(), hashlib.sha256()
-    lengths, codes, truncated, longest, multiline = [], [], 0, 0, 0
+    lengths, codes = [], []
+    row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with (
         pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink,
         pa.ipc.new_file(sink, schema) as writer,
-        ColumnWriter(folder, source.name, list(dict.fromkeys(extra_columns))) as kept_columns,
+        column_writer(folder, source.name, extra_columns) as write_columns,
     ):
-        row = 0
         for batch in source.batches:
             texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
@@ -158,10 +159,8 @@ def tokenize_dataset(
             too_long = np.flatnonzero(full > max_length)
             if len(too_long):
                 cut = [[column[i] for i in too_long] for column in texts]
-                again = tokenizer(*cut, truncation=True, max_length=max_length, return_attention_mask=False)[
-                    "input_ids"
-                ]
-                for i, shorter in zip(too_long, again, strict=True):
+                again = tokenizer(*cut, truncation=True, max_length=max_length, return_attention_mask=False)
+                for i, shorter in zip(too_long, again["input_ids"], strict=True):
                     ids[i] = shorter
             kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             if kept.max(initial=0) > max_length:
@@ -179,11 +178,12 @@ def tokenize_dataset(
             writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
             wordless += _count_wordless(values, offsets, tokenizer)
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
-            kept_columns.write([batch.column(columns.index(name)) for name in dict.fromkeys(extra_columns)])
+            write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
             of_texts.update(_bytes_of(texts))
-            truncated, longest = truncated + len(too_long), max(longest, int(full.max(initial=0)))
+            truncated += len(too_long)
+            longest = max(longest, int(full.max(initial=0)))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             row += len(ids)
     if row == 0:

@@ -302,15 +302,8 @@ def _parquet_class_names(path: Path, column: str) -> list[str] | None:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
         return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
-    except (
-        pa.ArrowInvalid,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # the actual reader reports what is wrong
-        return None
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # the actual reader reports what is wrong
 
 
 _READERS = {

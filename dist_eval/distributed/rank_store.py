@@ -158,14 +158,9 @@ class RankStore:
                 f"Rank {rank} was started on {self._topology.host} while an earlier start of it was still known to the "
                 "other ranks. All of them end now: start the same command again on all hosts."
             )
-            reason = {
-                "message": message,
-                "rank": rank,
-                "host": self._topology.host,
-                "transient": True,
-                "coverage": None,
-            }
             if not store.check([_FAILURE]):
+                host = self._topology.host
+                reason = {"message": message, "rank": rank, "host": host, "transient": True, "coverage": None}
                 store.set(_FAILURE, json.dumps(reason))
             raise LostRankError(message)
         self._known = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, un
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, first_line
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
 from dist_eval.swarm.router import Routing
@@ -78,15 +78,19 @@ def predict_batches(
         ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
         SwarmError: a batch got no answer within the retries; the message names rows of the batch.
     """
-    send = _salvage_batch if skip_failed else _predict_batch
 
     def outcome_of(number: int) -> BatchOutcome:
         began = time.monotonic()
-        outcome = send(model, dataset, plan, int(number), Routing(audited=number in audited))
+        rows, routing = plan.batch(number), Routing(audited=number in audited)
+        failed: dict[int, str] = {}
+        if skip_failed:
+            answers, failed = _salvage_answers(model, dataset, number, rows, routing)
+        else:
+            answers = _answers(model, dataset, number, rows, routing)
         if timeline is not None:
-            failed = len(outcome.failed)
-            timeline.add(began, time.monotonic(), done=len(outcome.answers) - failed, failed=failed)
-        return outcome
+            timeline.add(began, time.monotonic(), done=len(rows) - len(failed), failed=len(failed))
+        audit = routing.findings.to_record() if routing.findings else None
+        return BatchOutcome(int(number), answers, routing.route, failed, audit)
 
     return map_in_flight(
         outcome_of,
@@ -135,27 +139,21 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
     return answers
 
 
-def _predict_batch(
-    model: TextModel, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
-) -> BatchOutcome:
-    answers = _answers(model, dataset, plan.batch(number), f"Batch {number}", routing)
-    return BatchOutcome(number, answers, routing.route, audit=_audit_of(routing))
+def _salvage_answers(
+    model: TextModel, dataset: TokenizedDataset, number: int, rows: np.ndarray, routing: Routing
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Sends a batch; on failure bisects it to find the examples that cause it.
 
-
-def _salvage_batch(
-    model: TextModel, dataset: TokenizedDataset, plan: Plan, number: int, routing: Routing
-) -> BatchOutcome:
-    """Does the same, but on failure bisects the batch to find the examples that cause it."""
-    rows = plan.batch(number)
+    Returns:
+        The answers, and the reasons of examples without one, by row in the batch.
+    """
     answers = unanswered(len(rows), model.columns)
     failed: dict[int, str] = {}
     parts = [range(len(rows))]
     while parts:
         part = parts.pop()
         try:
-            answers[part.start : part.stop] = _answers(
-                model, dataset, rows[part.start : part.stop], f"Batch {number}", routing
-            )
+            answers[part.start : part.stop] = _answers(model, dataset, number, rows[part.start : part.stop], routing)
         except OutageError:
             raise
         except (ModelOutputError, RefusedError) as error:  # these depend on what was sent
@@ -166,21 +164,18 @@ def _salvage_batch(
                 parts += [range(middle, part.stop), range(part.start, middle)]
         except EvaluationError as error:
             failed.update(dict.fromkeys(part, str(error)))
-    return BatchOutcome(number, answers, routing.route, failed, _audit_of(routing))
+    return answers, failed
 
 
-def _audit_of(routing: Routing) -> Mapping[str, Any] | None:
-    return routing.findings.to_record() if routing.findings else None
-
-
-def _answers(model: TextModel, dataset: TokenizedDataset, rows: np.ndarray, batch: str, routing: Routing) -> np.ndarray:
+def _answers(
+    model: TextModel, dataset: TokenizedDataset, number: int, rows: np.ndarray, routing: Routing
+) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
-    name = f"{batch} ({dataset.facts.source}, rows {named})"
+    name = f"Batch {number} ({dataset.facts.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
     try:
         return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind
-        reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
-        raise SwarmError(f"{name} got no answer: {reason}") from error
+        raise SwarmError(f"{name} got no answer: {first_line(error)[:300]}") from error

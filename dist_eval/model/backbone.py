@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,9 +19,47 @@ if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
 
 
-class Backbone(Protocol):
+class HostedModel:
+    """A model, hosted by a swarm or by this process; the methods are those of one that runs in this process."""
+
+    @property
+    def retries(self) -> int:
+        """Requests that had to be repeated so far."""
+        return 0
+
+    def traffic(self) -> Traffic | None:
+        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
+        return None
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time, none without a swarm."""
+        return {}
+
+    def notice(self) -> str:
+        """Returns a message about what the model waits for; empty if it does not wait."""
+        return ""
+
+    def exclude(self, servers: Iterable[str]) -> None:
+        """Sends no further requests to servers, given by peer id."""
+
+    def close(self) -> None:
+        """Closes connections and processes."""
+
+
+class Backbone(HostedModel, ABC):
     """A base model without a head."""
 
+    @property
+    @abstractmethod
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+
+    @property
+    @abstractmethod
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+
+    @abstractmethod
     def hidden_states(
         self,
         input_ids: torch.Tensor,
@@ -39,49 +78,13 @@ class Backbone(Protocol):
         Returns:
             Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
         """
-        ...
 
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        ...
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        ...
-
-    def traffic(self) -> Traffic | None:
-        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
-        ...
-
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time, none without a swarm."""
-        ...
-
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far."""
-        ...
-
-    def notice(self) -> str:
-        """Returns a message about what the model waits for; empty if it does not wait."""
-        ...
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no further requests to servers, given by peer id."""
-        ...
-
+    @abstractmethod
     def move(self, device: torch.device) -> None:
         """Moves what runs in this process to a device."""
-        ...
-
-    def close(self) -> None:
-        """Closes connections and processes."""
-        ...
 
 
-class SwarmBackbone:
+class SwarmBackbone(Backbone):
     """A base model whose blocks a swarm hosts; embeddings and final norm are local.
 
     Args:
@@ -123,24 +126,24 @@ class SwarmBackbone:
         return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
 
     def traffic(self) -> Traffic:
-        """See `Backbone.traffic`."""
+        """See `HostedModel.traffic`."""
         return self.requests.traffic()
 
     def timelines(self) -> dict[str, Timeline]:
-        """See `Backbone.timelines`."""
+        """See `HostedModel.timelines`."""
         return self.requests.timelines()
 
     @property
     def retries(self) -> int:
-        """See `Backbone.retries`."""
+        """See `HostedModel.retries`."""
         return self.requests.retries
 
     def notice(self) -> str:
-        """See `Backbone.notice`."""
+        """See `HostedModel.notice`."""
         return self.requests.outage.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """See `Backbone.exclude`."""
+        """See `HostedModel.exclude`."""
         self.requests.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
@@ -154,7 +157,7 @@ class SwarmBackbone:
         leave_swarm(self.dht, self.model.h.sequence_manager)
 
 
-class LocalBackbone:
+class LocalBackbone(Backbone):
     """A base model that runs in this process.
 
     Args:
@@ -194,33 +197,10 @@ class LocalBackbone:
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
-    def traffic(self) -> Traffic | None:
-        """See `Backbone.traffic`: None."""
-        return None
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See `Backbone.timelines`: there are none."""
-        return {}
-
-    @property
-    def retries(self) -> int:
-        """See `Backbone.retries`: there are none."""
-        return 0
-
-    def notice(self) -> str:
-        """See `Backbone.notice`: empty."""
-        return ""
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """See `Backbone.exclude`: there are none."""
-
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""
         self.model.to(device)
         self._norm.to(device)
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to close."""
 
 
 def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:

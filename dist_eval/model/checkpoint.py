@@ -181,19 +181,18 @@ class TunedCheckpoint:
         Raises:
             CheckpointError: the checkpoint was made for another family, size, or set of weights.
         """
+        remedy = "Give the base model it was tuned on" + (f": {self.base_model}." if self.base_model else ".")
         for key, expected in self.architecture.items():
             actual = getattr(config, key, None)
             if expected is not None and actual != expected:
                 raise CheckpointError(
                     f"The checkpoint {self.folder} was tuned for a base model with {key} {expected}, "
-                    f"but {model} has {actual}. Give the base model it was tuned on"
-                    + (f": {self.base_model}." if self.base_model else ".")
+                    f"but {model} has {actual}. {remedy}"
                 )
         if base_fingerprint and self.base_fingerprint and base_fingerprint != self.base_fingerprint:
             raise CheckpointError(
                 f"The checkpoint {self.folder} was tuned on other weights than those of {model} "
-                "(same architecture, other fingerprint). Give the base model it was tuned on"
-                + (f": {self.base_model}." if self.base_model else ".")
+                f"(same architecture, other fingerprint). {remedy}"
             )
 
 

@@ -10,8 +10,7 @@ Both backends share everything but the transformer blocks. Two things differ fro
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +18,11 @@ import torch
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError
-from dist_eval.model.backbone import Backbone, LocalBackbone, SwarmBackbone
+from dist_eval.model.backbone import Backbone, HostedModel, LocalBackbone, SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
+from dist_eval.process.patching import patched
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
@@ -38,7 +38,7 @@ _PETALS_CLASS = {
 _NOT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
 
 
-class Classifier:
+class Classifier(HostedModel):
     """A base model with a tuned head and prompts.
 
     Args:
@@ -134,10 +134,7 @@ def load_on_swarm(
     dht_prefix: str,
     request_timeout: float,
     max_retries: int,
-    compression: str = "none",
-    seed: int = 0,
-    outage_timeout: float = 120.0,
-    rejoin: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Classifier:
     """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
@@ -148,10 +145,7 @@ def load_on_swarm(
         dht_prefix: name under which the swarm announces the blocks.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
-        compression: of the activations (see `dist_eval.swarm.transport`).
-        seed: of the choice between equal servers; different on each rank.
-        outage_timeout: seconds to wait for blocks that no server holds any more.
-        rejoin: called every few seconds while waiting for them.
+        **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `seed` and `compression`.
 
     Returns:
         The classifier. Close it before the process group.
@@ -179,13 +173,7 @@ def load_on_swarm(
     remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
     remote = _load_base(remote_class, model, config=config, dht=dht)
     requests = SwarmRequests(
-        remote.h.sequence_manager,
-        request_timeout=request_timeout,
-        max_retries=max_retries,
-        compression=compression,
-        seed=seed,
-        outage_timeout=outage_timeout,
-        rejoin=rejoin,
+        remote.h.sequence_manager, request_timeout=request_timeout, max_retries=max_retries, **options
     )
     requests.start()
     return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
@@ -240,7 +228,9 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
     settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
     config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     name = _PETALS_CLASS[config.model_type]
-    with _using_node(getattr(petals, name), dht):
+    base_class = getattr(petals, name)
+    # the classifiers have no argument to pass an existing DHT node on to their base model
+    with patched(base_class, "__init__", functools.partialmethod(base_class.__init__, dht=dht)):
         kind = getattr(petals, name.replace("Model", "ForSequenceClassification"))
         what = f"The base model {model}"
         return load_pretrained(kind, model, what=what, optional=_NOT_IN_BASE, random_init=True, config=config)
@@ -280,17 +270,6 @@ def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoin
         backbone.close()
         raise
     return Classifier(backbone, tuned)
-
-
-@contextmanager
-def _using_node(base_class: Any, dht: Any) -> Iterator[None]:
-    """Makes Petals' base models use an existing DHT node; its classifiers have no argument to pass one on."""
-    original = base_class.__init__
-    base_class.__init__ = functools.partialmethod(original, dht=dht)
-    try:
-        yield
-    finally:
-        base_class.__init__ = original
 
 
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:

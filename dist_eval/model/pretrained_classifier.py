@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +19,8 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.problems import Problem
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
+from dist_eval.model.backbone import HostedModel
 from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
 from dist_eval.swarm.router import Routing
@@ -101,7 +100,7 @@ class PretrainedClassifier:
         return digest.hexdigest()
 
 
-class FullClassifier:
+class FullClassifier(HostedModel):
     """A `PretrainedClassifier`, loaded.
 
     Args:
@@ -120,11 +119,6 @@ class FullClassifier:
     def num_labels(self) -> int:
         """Width of the head."""
         return int(self._model.config.num_labels)
-
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far: there are none."""
-        return 0
 
     @property
     def columns(self) -> AnswerColumns:
@@ -159,23 +153,6 @@ class FullClassifier:
                 f"The model answered with shape {list(logits.shape)} instead of {[len(input_ids), self.num_labels]}."
             )
         return logits.to(torch.float32)
-
-    def traffic(self) -> None:
-        """Returns None: there is no swarm."""
-
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time: there are none."""
-        return {}
-
-    def notice(self) -> str:
-        """Returns an empty message: the model never waits."""
-        return ""
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Does nothing: there are no servers."""
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to close."""
 
 
 def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullClassifier:

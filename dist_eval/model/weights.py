@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError, first_line
+from dist_eval.process.patching import patched
 
 
 def load_pretrained(
@@ -71,11 +72,8 @@ def _no_pickle() -> Iterator[None]:
             raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
         return original(checkpoint_file)
 
-    modeling_utils.load_state_dict = load_state_dict
-    try:
+    with patched(modeling_utils, "load_state_dict", load_state_dict):
         yield
-    finally:
-        modeling_utils.load_state_dict = original
 
 
 @contextmanager
@@ -84,12 +82,6 @@ def _no_initial_weights() -> Iterator[None]:
 
     Petals initializes them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
     """
-    layers: tuple[Any, ...] = (nn.Embedding, nn.Linear)
-    originals = [layer.reset_parameters for layer in layers]
-    for layer in layers:
-        layer.reset_parameters = lambda self: None
-    try:
+    skip = ("reset_parameters", lambda self: None)
+    with patched(nn.Embedding, *skip), patched(nn.Linear, *skip):
         yield
-    finally:
-        for layer, original in zip(layers, originals, strict=True):
-            layer.reset_parameters = original

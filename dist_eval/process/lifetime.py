@@ -187,18 +187,10 @@ def workspace(*also_removed: Path) -> Iterator[Path]:
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base if len(base) <= _LONGEST_BASE else "/tmp"))
     read_end, write_end = os.pipe()
+    command = [sys.executable, "-I", "-S", str(_JANITOR), str(read_end), str(os.getpid()), str(folder)]
     try:
         janitor = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                str(_JANITOR),
-                str(read_end),
-                str(os.getpid()),
-                str(folder),
-                *map(os.path.abspath, also_removed),
-            ],
+            [*command, *map(os.path.abspath, also_removed)],
             pass_fds=[read_end],
             start_new_session=True,
             stdin=subprocess.DEVNULL,

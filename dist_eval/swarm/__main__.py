@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
+Command = Callable[[argparse.Namespace], bool | None]
+"""Runs a command with its parsed options; False is a failure."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command-line parser."""
@@ -187,30 +190,24 @@ def status(arguments: argparse.Namespace) -> bool:
     Returns:
         Whether every block of every model has a server.
     """
+    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.coverage import announced_models, look_up_coverage
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.hivemind_compat import import_petals
 
-    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-        import_petals(sockets=scratch_dir)
-        from dist_eval.swarm.client import join_swarm, leave_swarm
-        from dist_eval.swarm.coverage import announced_models, look_up_coverage
-
-        dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
-        try:
-            if arguments.model:
-                config = read_base_config(arguments.model)
-                prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-                models = {prefix: config.num_hidden_layers}
-            else:
-                models = announced_models(dht, arguments.timeout)
-                models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
-            if not models:
-                raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
-            coverages = [
-                look_up_coverage(dht, name, count, arguments.timeout) for name, count in sorted(models.items())
-            ]
-        finally:
-            leave_swarm(dht)
+    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
+    try:
+        if arguments.model:
+            config = read_base_config(arguments.model)
+            prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
+            models = {prefix: config.num_hidden_layers}
+        else:
+            models = announced_models(dht, arguments.timeout)
+            models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
+        if not models:
+            raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
+        coverages = [look_up_coverage(dht, name, count, arguments.timeout) for name, count in sorted(models.items())]
+    finally:
+        leave_swarm(dht)
     print("\n\n".join(coverage.describe() for coverage in coverages))
     return not any(coverage.missing for coverage in coverages)
 
@@ -269,36 +266,27 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _with_petals(command: Command) -> Command:
+    """Makes a command run in a workspace, with Petals imported."""
+
+    def run(arguments: argparse.Namespace) -> bool | None:
+        from dist_eval.swarm.hivemind_compat import import_petals
+
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            import_petals(sockets=scratch_dir)
+            return command(arguments)
+
+    return run
 
 
-def identities(arguments: argparse.Namespace) -> None:
-    """Creates the keys of a swarm's servers and prints their addresses."""
-    from dist_eval.swarm.hivemind_compat import import_petals
-
-    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-        import_petals(sockets=scratch_dir)
-        print(*member.make_identities(arguments), sep="\n")
-
-
-def serve(arguments: argparse.Namespace) -> None:
-    """Runs one server of a swarm that spans hosts, until Ctrl-C or SIGTERM."""
-    from dist_eval.swarm.hivemind_compat import import_petals
-
-    with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-        import_petals(sockets=scratch_dir)
-        member.serve(arguments)
-
-
-_COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], bool | None]]] = {
-    "status": (build_status_parser, status),
-    "serve": (member.build_serve_parser, serve),
-    "identities": (member.build_identities_parser, identities),
+_COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
+    "status": (build_status_parser, _with_petals(status)),
+    "serve": (member.build_serve_parser, _with_petals(member.serve)),
+    "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
 }
 
 
-def parse_args(words: Sequence[str]) -> tuple[Callable[[argparse.Namespace], bool | None], argparse.Namespace]:
+def parse_args(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """Parses a command line.
 
     Returns:
@@ -320,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not parsed.verbose:
         silence_libraries()
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: shells make background jobs ignore it
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         return 1 if command(parsed) is False else 0
     except KeyboardInterrupt:

@@ -125,11 +125,8 @@ def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS)
     return others
 
 
-def make_identities(arguments: argparse.Namespace) -> list[str]:
-    """Creates the missing keys, and writes the servers' addresses.
-
-    Returns:
-        The addresses.
+def make_identities(arguments: argparse.Namespace) -> None:
+    """Creates the missing keys of a swarm's servers, and writes and prints their addresses.
 
     Raises:
         ConfigError: an option is invalid, or the folder cannot be written.
@@ -150,7 +147,7 @@ def make_identities(arguments: argparse.Namespace) -> list[str]:
         (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--folder {arguments.folder} cannot be written: {error.strerror or error}.") from error
-    return addresses
+    print(*addresses, sep="\n")
 
 
 def peer_name(identity: Path) -> str:

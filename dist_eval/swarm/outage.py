@@ -39,7 +39,7 @@ class Outage:
             raise OutageError(f"for {self.timeout:g} s (--swarm-timeout) there was no server to reach for {what}")
         if now - self._rejoined_at > _REJOIN_SECONDS:
             self._rejoined_at = now
-            await asyncio.get_running_loop().run_in_executor(None, self.rejoin)
+            await asyncio.to_thread(self.rejoin)
         self._latest = (f"no server to reach for {what}", now, deadline)
         await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
 

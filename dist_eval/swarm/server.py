@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us
+from dist_eval.process.patching import patched
 
 WAIT_SECONDS = 120.0
 _RETRY_SECONDS = 0.5
@@ -55,12 +56,8 @@ def _import_bitsandbytes() -> None:
     """
     import torch
 
-    compile_function = torch.compile
-    torch.compile = lambda function, **_: function  # type: ignore[assignment]
-    try:
+    with patched(torch, "compile", lambda function, **_: function):
         import bitsandbytes  # noqa: F401
-    finally:
-        torch.compile = compile_function
 
 
 if __name__ == "__main__":

@@ -81,8 +81,7 @@ class Transport:
             WrongAnswer: the answer has the wrong shape, or is not finite.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
-        loop = asyncio.get_running_loop()
-        packed = await loop.run_in_executor(None, self._pack, hidden, segment.dtype, self._compression)
+        packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression)
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
         outputs = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
         await _require([hidden.shape], outputs)
@@ -110,10 +109,8 @@ class Transport:
         """
         from hivemind.proto import runtime_pb2
 
-        loop, plain = asyncio.get_running_loop(), runtime_pb2.CompressionType.NONE
-        packed = [
-            await loop.run_in_executor(None, self._pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)
-        ]
+        plain = runtime_pb2.CompressionType.NONE
+        packed = [await asyncio.to_thread(self._pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
         if self._prompts is not None:
             _, length, width = self._prompts.shape
@@ -150,8 +147,7 @@ class Transport:
 
         request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
         answer = await getattr(stub, method)(request, timeout=self._timeout)
-        loop = asyncio.get_running_loop()
-        outputs = [await loop.run_in_executor(None, deserialize_torch_tensor, tensor) for tensor in answer.tensors]
+        outputs = [await asyncio.to_thread(deserialize_torch_tensor, tensor) for tensor in answer.tensors]
         return outputs, sum(len(tensor.buffer) for tensor in answer.tensors)
 
     async def _call_stream(
@@ -217,9 +213,8 @@ async def _require(shapes: Sequence[torch.Size], outputs: Sequence[torch.Tensor]
     found = [tensor.shape for tensor in outputs]
     if found != list(shapes):
         raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")
-    loop = asyncio.get_running_loop()
     for tensor in outputs:
-        if not await loop.run_in_executor(None, _is_finite, tensor):
+        if not await asyncio.to_thread(_is_finite, tensor):
             raise WrongAnswer("values that are not finite")
 
 

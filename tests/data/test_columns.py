@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dist_eval.data.columns import ColumnWriter, group_numbers, read_column
+from dist_eval.data.columns import column_writer, group_numbers, read_column
 from dist_eval.errors import DataError
 
 
 def kept(folder: Path, *pieces: pa.Array) -> list[str | None]:
-    with ColumnWriter(folder, "test.csv", ["c"]) as writer:
+    with column_writer(folder, "test.csv", ["c"]) as write:
         for piece in pieces:
-            writer.write([piece])
+            write([piece])
     return read_column(folder, "c").to_pylist()
 
 
