@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dist_eval.doctor.facts import Asked, Finding, RankFacts
+from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject
 from dist_eval.doctor.host_checks import HOST_CHECKS
 from dist_eval.doctor.run_checks import RUN_CHECKS
 
+_GROUP = Subject("group")
 _SLOW_SECONDS, _SHOWN = 1.0, 10
 _REPORTED_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
 """Steps whose failure is reported by their own check."""
@@ -29,7 +31,7 @@ def examine(ranks: Sequence[RankFacts], asked: Asked) -> list[Finding]:
     for facts in ranks:
         for step, reason in facts.errors.items():
             if step not in _REPORTED_ELSEWHERE:
-                findings.append(Finding("error", step, f"At {facts.place}: {reason}"))
+                findings.append(Subject(step).error(f"At {facts.place}: {reason}"))
     return findings
 
 
@@ -38,17 +40,13 @@ def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findin
     present = {facts.rank for facts in ranks}
     missing = [rank for rank in range(first.world_size) if rank not in present]
     if "store" in first.errors:  # a rank on its own: it can only report itself
-        yield Finding(
-            "error",
-            "group",
+        yield _GROUP.error(
             f"At {first.place}: {first.errors['store']}",
             f"See whether this host reaches {first.head or 'the first host'}, and what the first host's log says.",
         )
     elif missing:
         here = ", ".join(sorted({facts.host for facts in ranks}))
-        yield Finding(
-            "error",
-            "group",
+        yield _GROUP.error(
             f"No report from rank{'s' if missing[1:] else ''} {', '.join(map(str, missing[:_SHOWN]))} within "
             f"{asked.check_timeout:g} s; the others are on {here}.",
             f"Look at the log of the host that is missing, and whether it reaches {first.head or 'the first host'}.",
@@ -56,9 +54,7 @@ def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Findin
     expected = asked.expect_hosts or first.scheduler_hosts
     if expected is not None and expected != first.hosts:
         source = "--expect-hosts says" if asked.expect_hosts else "the scheduler gave"
-        yield Finding(
-            "error",
-            "group",
+        yield _GROUP.error(
             f"{source[0].upper()}{source[1:]} {expected} hosts, but this group has {first.hosts}"
             + (
                 ": each host may have made a group of its own, and would evaluate everything."
@@ -73,14 +69,12 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     first = ranks[0]
     if first.world_size == 1:
         if "launch" not in first.errors:
-            yield Finding("fine", "group", f"one rank on {first.host}")
+            yield _GROUP.fine(f"one rank on {first.host}")
         return
     failed = [facts for facts in ranks if "group" in facts.errors]
     if failed:
         where = ", ".join(facts.place for facts in failed[:_SHOWN])
-        yield Finding(
-            "error",
-            "group",
+        yield _GROUP.error(
             f"The ranks do not come together in a process group; it failed at {where}: {failed[0].errors['group']}",
             "See the findings about names; ranks connect to each other directly, at ports that the system chooses: a "
             "firewall between the hosts must let them pass.",
@@ -90,23 +84,19 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         return
     members = {int(rank): str(host) for rank, host in group["members"]}
     if sorted(members) != list(range(first.world_size)):
-        yield Finding(
-            "error",
-            "group",
+        yield _GROUP.error(
             f"The group has {len(members)} members instead of {first.world_size}.",
             "See that no other run uses the same port.",
         )
         return
     slowest = max(max(facts.group["all_reduce"], facts.group["all_gather"]) for facts in ranks if facts.group)
-    by_host: dict[str, int] = {}
-    for host in members.values():
-        by_host[host] = by_host.get(host, 0) + 1
-    hosts = ", ".join(f"{count} on {host}" for host, count in list(by_host.items())[:_SHOWN])
+    ranks_of_host = list(Counter(members.values()).items())
+    hosts = ", ".join(f"{count} on {host}" for host, count in ranks_of_host[:_SHOWN])
     text = (
         f"{len(members)} ranks ({hosts}) come together in {group['seconds']:.1f} s; a collective takes up to "
         f"{slowest * 1000:.1f} ms"
     )
     if slowest > _SLOW_SECONDS:
-        yield Finding("warning", "group", text + ".", "See what slows the network between the hosts down.")
+        yield _GROUP.warning(text + ".", "See what slows the network between the hosts down.")
     else:
-        yield Finding("fine", "group", text)
+        yield _GROUP.fine(text)

@@ -72,7 +72,7 @@ def _facts_of(topology: Topology) -> RankFacts:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Examination:
     """One rank's part of the checks.
 
@@ -88,16 +88,16 @@ class Examination:
     scratch_dir: Path
     probe: Probe
 
+    def __post_init__(self) -> None:
+        self.facts, self.rank_store = _facts_of(self.topology), RankStore(self.topology, "doctor")
+        self.limit = self.config.check_timeout
+
     def run(self) -> int:
         """Collects the facts, and on rank 0 reports the findings; returns the exit status."""
-        facts, rank_store, limit = (
-            _facts_of(self.topology),
-            RankStore(self.topology, "doctor"),
-            self.config.check_timeout,
-        )
-        self.collect_host_facts(facts)
+        facts, limit = self.facts, self.limit
+        self.collect_host_facts()
         hello = json.dumps([self.probe.path.name, self.topology.node])
-        roster = self.step(facts, "store", lambda: self.barrier(rank_store, "hello", hello, limit), 3 * limit)
+        roster = self.step("store", lambda: self.barrier("hello", hello, limit), 3 * limit)
         if roster is None:
             return _report(self.config, [facts])  # on its own: this rank cannot reach the others
         facts.clock = time.time()
@@ -106,86 +106,76 @@ class Examination:
             return _report(self.config, [facts])
         facts.absent = [rank for rank in range(self.topology.world_size) if rank not in roster]
         with ExitStack() as stack:
-            self.collect_folder_facts(facts, rank_store, roster, stack)
-            self.collect_run_facts(facts)
+            self.collect_folder_facts(roster, stack)
+            self.collect_run_facts()
             if self.topology.world_size > 1 and not facts.absent:
-                self.step(facts, "group", lambda: collect_group(facts, self.topology, rank_store, limit))
+                self.step("group", lambda: collect_group(facts, self.topology, self.rank_store, limit))
             late = _STEPS_APART * limit + _SWARM_EXTRA_SECONDS
-            reports = self.step(
-                facts, "store", lambda: self.barrier(rank_store, "facts", facts.to_json(), late, roster), 3 * late
-            )
+            reports = self.step("store", lambda: self.barrier("facts", facts.to_json(), late, roster), 3 * late)
         if reports is None:
             return _report(self.config, [facts])
         if not self.topology.is_leader:
-            verdict = self.step(facts, "store", lambda: rank_store.wait_for("verdict", limit), 2 * limit)
-            self.step(facts, "store", lambda: rank_store.publish(f"bye/{self.topology.rank}", ""), _CLEANUP_SECONDS)
+            verdict = self.step("store", lambda: self.rank_store.wait_for("verdict", limit), 2 * limit)
+            self.step("store", lambda: self.rank_store.publish(f"bye/{self.topology.rank}", ""), _CLEANUP_SECONDS)
             return int(verdict or 1)
-        return self.report_all(facts, rank_store, {rank: RankFacts.from_json(text) for rank, text in reports.items()})
+        return self.report_all({rank: RankFacts.from_json(text) for rank, text in reports.items()})
 
-    def report_all(self, facts: RankFacts, rank_store: RankStore, everybody: dict[int, RankFacts]) -> int:
+    def report_all(self, everybody: dict[int, RankFacts]) -> int:
         """Prints the findings, and publishes the verdict; waits a moment until the other ranks have received it."""
         status = _report(self.config, [everybody[rank] for rank in sorted(everybody)])
         others = [rank for rank in everybody if rank != self.topology.rank]
-        self.step(facts, "store", lambda: rank_store.publish("verdict", str(status)), _CLEANUP_SECONDS)
-        self.step(
-            facts, "store", lambda: self.collect(rank_store, "bye", others, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS
-        )
+        self.step("store", lambda: self.rank_store.publish("verdict", str(status)), _CLEANUP_SECONDS)
+        self.step("store", lambda: self.collect("bye", others, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
         return status
 
-    def collect_host_facts(self, facts: RankFacts) -> None:
+    def collect_host_facts(self) -> None:
         """Collects the facts about this host."""
-        self.step(facts, "host", lambda: collect_host(facts))
-        self.step(facts, "versions", lambda: collect_versions(facts))
-        self.step(facts, "disk space", lambda: collect_space(facts, self.config.output_folder))
+        facts = self.facts
+        self.step("host", lambda: collect_host(facts))
+        self.step("versions", lambda: collect_versions(facts))
+        self.step("disk space", lambda: collect_space(facts, self.config.output_folder))
         if self.config.rendezvous and self.topology.world_size == 1:
             host, port = split_address(self.config.rendezvous)
-            limit = self.config.check_timeout
-            facts.rendezvous = self.step(facts, "rendezvous", lambda: probe_rendezvous(host, port, limit / 2), limit)
+            facts.rendezvous = self.step("rendezvous", lambda: probe_rendezvous(host, port, self.limit / 2))
 
-    def collect_folder_facts(
-        self, facts: RankFacts, rank_store: RankStore, roster: dict[int, str], stack: ExitStack
-    ) -> None:
+    def collect_folder_facts(self, roster: dict[int, str], stack: ExitStack) -> None:
         """Collects the facts about the output folder; the probe is removed when the stack is closed."""
-        folder, limit = self.config.output_folder, self.config.check_timeout
+        facts, folder, limit = self.facts, self.config.output_folder, self.limit
         if self.topology.is_leader:
-            self.step(facts, "output folder", lambda: collect_run(facts, folder, RESULTS))
-        self.step(facts, "output folder", lambda: stack.enter_context(self.probe.written(facts)))
+            self.step("output folder", lambda: collect_run(facts, folder, RESULTS))
+        self.step("output folder", lambda: stack.enter_context(self.probe.written(facts)))
         fault = facts.errors.get("output folder", "")
-        written = self.step(
-            facts, "store", lambda: self.barrier(rank_store, "written", fault, 2 * limit, roster), 4 * limit
-        )
+        written = self.step("store", lambda: self.barrier("written", fault, 2 * limit, roster), 4 * limit)
         if written is None or fault:
             return
         probes = {rank: json.loads(text) for rank, text in roster.items() if written.get(rank) == ""}
         names, nodes = ({rank: probe[part] for rank, probe in probes.items()} for part in (0, 1))
-        self.step(facts, "output folder", lambda: collect_probes(facts, names, nodes, folder))
+        self.step("output folder", lambda: collect_probes(facts, names, nodes, folder))
 
-    def collect_run_facts(self, facts: RankFacts) -> None:
+    def collect_run_facts(self) -> None:
         """Collects the facts about the run's inputs and its swarm."""
-        config, limit = self.config, self.config.check_timeout
-        base: BaseModelSpec | None = self.step(facts, "models", lambda: collect_models(facts, config))
-        self.step(facts, "dataset", lambda: collect_dataset(facts, config))
+        config, facts, limit = self.config, self.facts, self.limit
+        base: BaseModelSpec | None = self.step("models", lambda: collect_models(facts, config))
+        self.step("dataset", lambda: collect_dataset(facts, config))
         if base is not None and config.uses_swarm and not config.starts_swarm:
             self.step(
-                facts,
                 "swarm",
                 lambda: collect_swarm(facts, config.initial_peers, base, limit, self.scratch_dir),
                 2 * limit + _SWARM_EXTRA_SECONDS,
             )
 
-    def step(self, facts: RankFacts, name: str, action: Callable[[], Any], limit: float | None = None) -> Any:
+    def step(self, name: str, action: Callable[[], Any], limit: float | None = None) -> Any:
         """Runs an action within a time limit.
 
         Args:
-            facts: where a failure is recorded, under `name`.
-            name: name of the step.
+            name: name of the step, under which the facts record its failure.
             action: what to run.
             limit: seconds; by default `--check-timeout`.
 
         Returns:
             What the action returns; None if it failed or timed out.
         """
-        seconds, answer, faults = limit or self.config.check_timeout, [], []
+        seconds, answer, faults = limit or self.limit, [], []
 
         def act() -> None:
             try:
@@ -197,16 +187,13 @@ class Examination:
         thread.start()
         thread.join(seconds)
         if not answer:
-            facts.errors.setdefault(name, faults[0] if faults else f"no answer within {seconds:g} s")
+            self.facts.errors.setdefault(name, faults[0] if faults else f"no answer within {seconds:g} s")
         return answer[0] if answer else None
 
-    def barrier(
-        self, rank_store: RankStore, name: str, value: str, timeout: float, roster: dict[int, str] | None = None
-    ) -> dict[int, str]:
+    def barrier(self, name: str, value: str, timeout: float, roster: dict[int, str] | None = None) -> dict[int, str]:
         """Gathers a value from each rank on all ranks, without those that are late.
 
         Args:
-            rank_store: the store shared by the ranks.
             name: name of the barrier, used once.
             value: this rank's value.
             timeout: seconds that the leader waits.
@@ -218,19 +205,18 @@ class Examination:
         Raises:
             RunError: the store cannot be reached, or the leader did not answer.
         """
-        rank_store.publish(f"{name}/{self.topology.rank}", value)
+        self.rank_store.publish(f"{name}/{self.topology.rank}", value)
         if self.topology.is_leader:
-            values = self.collect(rank_store, name, list(roster or range(self.topology.world_size)), timeout)
-            rank_store.publish(f"{name}/all", json.dumps(values))
+            values = self.collect(name, list(roster or range(self.topology.world_size)), timeout)
+            self.rank_store.publish(f"{name}/all", json.dumps(values))
         else:
-            values = json.loads(rank_store.wait_for(f"{name}/all", 2 * timeout))
+            values = json.loads(self.rank_store.wait_for(f"{name}/all", 2 * timeout))
         return {int(rank): text for rank, text in values.items()}
 
-    @staticmethod
-    def collect(rank_store: RankStore, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
+    def collect(self, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
         """Waits for the values of ranks; returns those that were published in time."""
         deadline, keys = time.monotonic() + timeout, {f"{name}/{rank}": rank for rank in ranks}
-        with rank_store.connect() as store:
+        with self.rank_store.connect() as store:
             while keys and time.monotonic() < deadline and not store.check(list(keys)):
                 time.sleep(_POLL_SECONDS)
             return {rank: store.get(key).decode() for key, rank in keys.items() if store.check([key])}

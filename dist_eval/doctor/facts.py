@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -24,6 +25,29 @@ class Finding:
     subject: str
     message: str
     advice: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Makes the findings about one thing.
+
+    Attributes:
+        name: what they are about, a word or two.
+    """
+
+    name: str
+
+    def error(self, message: str, advice: str = "") -> Finding:
+        """Returns a finding with which the run will fail, or will not be the run that was meant."""
+        return Finding("error", self.name, message, advice)
+
+    def warning(self, message: str, advice: str = "") -> Finding:
+        """Returns a finding that the user should know of."""
+        return Finding("warning", self.name, message, advice)
+
+    def fine(self, message: str) -> Finding:
+        """Returns a finding that nothing is wrong."""
+        return Finding("fine", self.name, message)
 
 
 @dataclass
@@ -148,7 +172,7 @@ class Asked:
     check_timeout: float = 30.0
 
 
-def leaders(ranks: list[RankFacts]) -> list[RankFacts]:
+def leaders(ranks: Sequence[RankFacts]) -> list[RankFacts]:
     """Returns the first rank of each host."""
     found: dict[int, RankFacts] = {}
     for facts in sorted(ranks, key=lambda facts: facts.rank):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from dist_eval.cluster.hosts import interface_of, is_loopback
-from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
+from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, leaders
+
+_NAMES = Subject("names")
+_CLOCKS = Subject("clocks")
+_VERSIONS = Subject("versions")
+_OPEN_FILES = Subject("open files")
+_MEMORY = Subject("memory")
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
 """In seconds. Servers refuse clients beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
@@ -21,61 +26,52 @@ _DIFFERENCES_SHOWN = 5
 
 def check_names(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Finds host names that resolve to loopback, interfaces that do not exist, and a head that hosts cannot resolve."""
-    hosts = leaders(list(ranks))
+    hosts = leaders(ranks)
     # only one of two ranks connects to the other, so a wrong address may never be used
-    level: Level = "error" if any(facts.group is None for facts in ranks) else "warning"
-    faults = [finding for facts in hosts if facts.hosts > 1 for finding in _name_faults(facts, level)]
+    came_together = all(facts.group is not None for facts in ranks)
+    faults = [finding for facts in hosts if facts.hosts > 1 for finding in _name_faults(facts, came_together)]
     faults += [finding for facts in hosts for finding in _rendezvous_faults(facts)]
     yield from faults
     twice = sorted({facts.host for facts in hosts if [other.host for other in hosts].count(facts.host) > 1})
     if twice:
-        yield Finding(
-            "warning",
-            "names",
+        yield _NAMES.warning(
             f"Several hosts are called {', '.join(twice)}: messages and results.json cannot tell them apart.",
             "Give them different host names.",
         )
     if not faults and not twice:
-        yield Finding("fine", "names", "; ".join(_way(facts) for facts in hosts[:_DIFFERENCES_SHOWN]))
+        yield _NAMES.fine("; ".join(_way(facts) for facts in hosts[:_DIFFERENCES_SHOWN]))
 
 
-def _name_faults(facts: RankFacts, level: Level) -> Iterator[Finding]:
+def _name_faults(facts: RankFacts, came_together: bool) -> Iterator[Finding]:
     if "host" in facts.errors:
         return
+    fault = _NAMES.warning if came_together else _NAMES.error
     suggestion = _suggested_interface(facts)
-    all_the_same = " They came together this time, but need not with other hosts." if level == "warning" else ""
+    all_the_same = " They came together this time, but need not with other hosts." if came_together else ""
     advice = f"On {facts.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
     address = next(iter(facts.interfaces.get(suggestion or "", ())), "ADDRESS")
     chosen = [name.lstrip("=") for name in (facts.gloo_interfaces or "").split(",") if name]
     unknown = [name for name in chosen if name not in facts.interfaces]
     if unknown:
-        yield Finding(
-            level,
-            "names",
+        yield fault(
             f"{facts.host} has no interface {', '.join(unknown)} with an address that others reach, which "
             f"GLOO_SOCKET_IFNAME names. It has {_listed(facts)}.",
             advice + ".",
         )
     elif not chosen and (not facts.name_addresses or all(map(is_loopback, facts.name_addresses))):
         leads = f"leads to {facts.name_addresses[0]}" if facts.name_addresses else "is unknown"
-        yield Finding(
-            level,
-            "names",
+        yield fault(
             f"On {facts.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
             + all_the_same,
             f"{advice}, and start torchrun there with --local-addr={address}.",
         )
     if facts.head and not facts.head_addresses:
-        yield Finding(
-            level,
-            "names",
+        yield fault(
             f"{facts.host} does not know {facts.head}, the rendezvous of the ranks (MASTER_ADDR).",
             "Name the first host by its IP address.",
         )
     elif facts.head and all(map(is_loopback, facts.head_addresses)):
-        yield Finding(
-            level,
-            "names",
+        yield fault(
             f"On {facts.host} the rendezvous of the ranks, MASTER_ADDR={facts.head}, leads to "
             f"{facts.head_addresses[0]}: each host would connect to itself only." + all_the_same,
             "Name the first host by its IP address, and start torchrun on it with --local-addr=ADDRESS.",
@@ -92,24 +88,18 @@ def _suggested_interface(facts: RankFacts) -> str | None:
 def _rendezvous_faults(facts: RankFacts) -> Iterator[Finding]:
     state = facts.rendezvous or ""
     if state == "error: loopback":
-        yield Finding(
-            "error",
-            "names",
+        yield _NAMES.error(
             f"On {facts.host} the name of the --rendezvous leads to a loopback address: each host would connect to "
             "itself.",
             "Give the IP address of the first host.",
         )
     elif state.startswith("error: "):
-        yield Finding(
-            "error",
-            "names",
+        yield _NAMES.error(
             f"{facts.host} cannot reach the --rendezvous: {state.removeprefix('error: ')}.",
             "Check the address, the route and the firewall between the hosts.",
         )
     elif state == "listening":
-        yield Finding(
-            "warning",
-            "names",
+        yield _NAMES.warning(
             f"Seen from {facts.host}, a process is listening at the --rendezvous already.",
             "If that is not the first host's torchrun, choose another port.",
         )
@@ -130,23 +120,22 @@ def _listed(facts: RankFacts) -> str:
 
 def check_clocks(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Finds clocks that differ between hosts."""
-    known = [(facts, facts.clock) for facts in leaders(list(ranks)) if facts.clock is not None]
+    known = [(facts, facts.clock) for facts in leaders(ranks) if facts.clock is not None]
     if len(known) < 2:
         return
     first, reference = known[0]
     worst, clock = max(known, key=lambda pair: abs(pair[1] - reference))
     seconds = clock - reference
     if abs(seconds) <= _CLOCK_WARNING:
-        yield Finding("fine", "clocks", f"at most {abs(seconds):.1f} s apart")
+        yield _CLOCKS.fine(f"at most {abs(seconds):.1f} s apart")
         return
-    is_error = asked.uses_swarm and abs(seconds) > _CLOCK_ERROR
-    yield Finding(
-        "error" if is_error else "warning",
-        "clocks",
-        f"The clock of {worst.host} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} that of "
-        f"{first.host}." + (" Servers refuse clients whose clocks are more than 3 s off." if is_error else ""),
-        "Synchronize the clocks of all hosts (chrony, ntpd or systemd-timesyncd).",
-    )
+    where = "ahead of" if seconds > 0 else "behind"
+    message = f"The clock of {worst.host} is {abs(seconds):.1f} s {where} that of {first.host}."
+    advice = "Synchronize the clocks of all hosts (chrony, ntpd or systemd-timesyncd)."
+    if asked.uses_swarm and abs(seconds) > _CLOCK_ERROR:
+        yield _CLOCKS.error(message + " Servers refuse clients whose clocks are more than 3 s off.", advice)
+    else:
+        yield _CLOCKS.warning(message, advice)
 
 
 def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
@@ -163,44 +152,38 @@ def check_versions(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding
                 f"{differing[0].place}" + (f" and {len(differing) - 1} more" if len(differing) > 1 else "")
             )
     if differs:
-        yield Finding(
-            "error",
-            "versions",
+        yield _VERSIONS.error(
             "Ranks run different software: " + "; ".join(differs[:_DIFFERENCES_SHOWN]) + ". A prediction would "
             "depend on the rank that computes it.",
             "Install the same environment on all hosts, or start from one on a shared folder.",
         )
     else:
         shown = ", ".join(f"{name} {first.versions.get(name)}" for name in ("python", "torch", "petals"))
-        yield Finding("fine", "versions", f"equal on all ranks: {shown}")
+        yield _VERSIONS.fine(f"equal on all ranks: {shown}")
 
 
 def check_open_files(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     """Finds limits of open files that are too low for the number of ranks."""
-    known = [facts for facts in leaders(list(ranks)) if facts.open_files is not None]
+    known = [facts for facts in leaders(ranks) if facts.open_files is not None]
     needed = _FILES_OF_A_PROCESS + _FILES_FOR_A_RANK * ranks[0].world_size
     of_store = _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * ranks[0].world_size
     low = [facts for facts in known if (facts.open_files or 0) < needed]
     if low:
-        yield Finding(
-            "error",
-            "open files",
+        yield _OPEN_FILES.error(
             f"{low[0].host} lets a process have {low[0].open_files} files open at most; a rank of "
             f"{low[0].world_size} needs about {needed}.",
             "Have the hard limit there raised (`ulimit -Hn` shows it).",
         )
     launcher = ranks[0].launcher_files
     if launcher is not None and launcher < of_store:
-        yield Finding(
-            "error",
-            "open files",
+        yield _OPEN_FILES.error(
             f"On {ranks[0].host} torchrun may have {launcher} files open; with the store of {ranks[0].world_size} "
             f"ranks it needs about {of_store}.",
             f"Before torchrun there: ulimit -n {2 * of_store}. Or use `python -m dist_eval.cluster.agent` instead, "
             "which does that itself.",
         )
     elif known and not low:
-        yield Finding("fine", "open files", f"a rank may have {min(facts.open_files or 0 for facts in known)}")
+        yield _OPEN_FILES.fine(f"a rank may have {min(facts.open_files or 0 for facts in known)}")
 
 
 def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
@@ -217,37 +200,31 @@ def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         what = f"{_ranks(here)} on {here[0].host}" + (" and the servers of --swarm embedded" if servers else "")
         text = f"{what}: about {_gigabytes(needed + servers)} are needed, {_gigabytes(available)} are available"
         if needed + servers > _FULL * available:
-            level: Level = "error" if needed + servers > available else "warning"
-            yield Finding(level, "memory", text + ".", "Start fewer ranks there, or let other programs end.")
+            fault = _MEMORY.error if needed + servers > available else _MEMORY.warning
+            yield fault(text + ".", "Start fewer ranks there, or let other programs end.")
         else:
             fits.append(text)
         yield from _check_gpus(here)
     if fits:
-        yield Finding("fine", "memory", "; ".join(fits[:_DIFFERENCES_SHOWN]))
+        yield _MEMORY.fine("; ".join(fits[:_DIFFERENCES_SHOWN]))
 
 
 def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
-    gpus: dict[int, list[RankFacts]] = {}
-    for facts in here:
-        if facts.gpu is not None:
-            gpus.setdefault(facts.gpu["index"], []).append(facts)
-    for index, sharing in gpus.items():
-        gpu: dict[str, Any] = sharing[0].gpu or {}
-        needed, free = (
-            sum(facts.gpu_needed or 0 for facts in sharing),
-            min((facts.gpu or gpu)["free"] for facts in sharing),
-        )
+    gpus = [(facts.gpu, facts.gpu_needed or 0) for facts in here if facts.gpu is not None]
+    for index in dict.fromkeys(gpu["index"] for gpu, _ in gpus):
+        sharing = [(gpu, needed) for gpu, needed in gpus if gpu["index"] == index]
+        needed, free = sum(needed for _, needed in sharing), min(gpu["free"] for gpu, _ in sharing)
         text = (
-            f"{_ranks(sharing)} on GPU {index} ({gpu['name']}) of {here[0].host}: about {_gigabytes(needed)} are "
-            f"needed, {_gigabytes(free)} are free"
+            f"{_ranks(sharing)} on GPU {index} ({sharing[0][0]['name']}) of {here[0].host}: about {_gigabytes(needed)} "
+            f"are needed, {_gigabytes(free)} are free"
         )
         if needed > free:
-            yield Finding("error", "memory", text + ".", "Start fewer ranks there, or free the GPU.")
+            yield _MEMORY.error(text + ".", "Start fewer ranks there, or free the GPU.")
         else:
-            yield Finding("fine", "memory", text)
+            yield _MEMORY.fine(text)
 
 
-def _ranks(ranks: Sequence[RankFacts]) -> str:
+def _ranks(ranks: Sequence[object]) -> str:
     return f"{len(ranks)} rank{'s' if ranks[1:] else ''}"
 
 

@@ -19,16 +19,13 @@ import numpy as np
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_figures
-from dist_eval.metrics.multilabel import label_confusion, multi_label_figures
+from dist_eval.metrics.multilabel import label_confusion, multi_label_figures, ratio
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
 from dist_eval.metrics.regression import regression_figures
+from dist_eval.results.record import Figures, Reasons
 
 _LOSS_TOLERANCE = 1e-9
-
-
-def _no_errors() -> np.ndarray:
-    return np.zeros((0, 2))
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,14 @@ class Totals:
     counts: np.ndarray
     confusion: np.ndarray
     loss: np.ndarray
-    errors: np.ndarray = field(default_factory=_no_errors)
+    errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
     @classmethod
     def of(cls, predictions: PredictionsLike) -> Totals:
         """Computes the totals of predictions, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
         shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
-        confusion, errors = np.zeros(shape, dtype=np.int64), _no_errors()
-        if problem is REGRESSION:
-            errors = np.zeros((outputs, 2))
+        confusion, errors = np.zeros(shape, dtype=np.int64), np.zeros((outputs if problem is REGRESSION else 0, 2))
         for piece in predictions.pieces():
             if problem is SINGLE_LABEL:
                 np.add.at(confusion, (piece.label, piece.prediction), 1)
@@ -101,20 +96,23 @@ def require_same_totals(reduced: Totals, gathered: Totals) -> None:
     Raises:
         ExactnessError: a count differs, or a sum differs by more than rounding error.
     """
-    for name in ("counts", "confusion"):
-        if not np.array_equal(getattr(reduced, name), getattr(gathered, name)):
-            raise ExactnessError(
-                f"The {name} do not agree: all_reduce gives {getattr(reduced, name).tolist()}, "
-                f"the gathered examples give {getattr(gathered, name).tolist()}. No metric was computed."
-            )
-    # different orders of summation differ by rounding only; infinities compare equal to themselves
-    for name in ("loss", "errors"):
+    for name, agree in (
+        ("counts", np.array_equal),
+        ("confusion", np.array_equal),
+        ("loss", _are_close),
+        ("errors", _are_close),
+    ):
         sums, others = getattr(reduced, name), getattr(gathered, name)
-        if sums.shape != others.shape or not np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE):
+        if not agree(sums, others):
             raise ExactnessError(
                 f"The {name} do not agree: all_reduce gives {sums.tolist()}, "
                 f"the gathered examples give {others.tolist()}. No metric was computed."
             )
+
+
+def _are_close(sums: np.ndarray, others: np.ndarray) -> bool:
+    """Returns whether sums in different orders differ by rounding only; infinities compare equal to themselves."""
+    return sums.shape == others.shape and np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,8 @@ class Metrics:
         custom: names of the values of custom metrics.
     """
 
-    values: dict[str, float | None]
-    undefined: dict[str, str]
+    values: Figures
+    undefined: Reasons
     per_class: list[dict[str, Any]]
     confusion: np.ndarray
     majority_share: float | None
@@ -196,11 +194,11 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     # one weighted example per cell gives the same metrics as all examples, at negligible cost
     label, prediction = np.nonzero(confusion)
     cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
-    values: dict[str, float | None] = {
+    values: Figures = {
         "accuracy": float(sk.accuracy_score(**cells)),
         "loss": float(predictions.loss.mean()),
     }
-    undefined: dict[str, str] = {}
+    undefined: Reasons = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns about what `undefined` reports
         values["mcc"] = float(sk.matthews_corrcoef(**cells))
@@ -225,8 +223,8 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
 
 
 def _withdraw_undefined_averages(
-    values: dict[str, float | None],
-    undefined: dict[str, str],
+    values: Figures,
+    undefined: Reasons,
     confusion: np.ndarray,
     present: np.ndarray,
     label_names: Sequence[str],
@@ -243,8 +241,8 @@ def _withdraw_undefined_averages(
 
 
 def _add_probability_metrics(
-    values: dict[str, float | None],
-    undefined: dict[str, str],
+    values: Figures,
+    undefined: Reasons,
     predictions: PredictionsLike,
     support: np.ndarray,
     label_names: Sequence[str],
@@ -277,9 +275,6 @@ def _add_probability_metrics(
 
 
 def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:
-    def ratio(numerator: int, denominator: int) -> float | None:
-        return float(numerator / denominator) if denominator else None
-
     rows = []
     for c, name in enumerate(label_names):
         hits, support, predicted = int(confusion[c, c]), int(confusion[c].sum()), int(confusion[:, c].sum())

@@ -20,6 +20,7 @@ does not know the process group: communication is a function that is passed in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,9 +167,8 @@ def described(value: Any) -> str:
 
 def error_summary(error: BaseException) -> str:
     """Returns the type and the first line of an error, as a sentence."""
-    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}".rstrip(
-        ": "
-    )
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[0][:300]}".rstrip(": ")
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
@@ -275,11 +275,10 @@ def reduce_batches(
     combined: dict[str, Reduced | str] = {metric.name: Reduced(str(metric.reduction)) for metric in reduced}
     own_batches = np.sort(batches)
     for start in range(0, len(plan) if reduced else 0, _BATCHES_IN_A_ROUND):
-        batches_of_round = own_batches[
-            np.searchsorted(own_batches, start) : np.searchsorted(own_batches, start + _BATCHES_IN_A_ROUND)
-        ]
-        found = list(_measure_batches(reduced, inputs_at, index, plan, batches_of_round, combined))
-        for _, name, samples, parts in sorted((one for ranks in gather(found) for one in ranks), key=_in_order):
+        first, last = np.searchsorted(own_batches, [start, start + _BATCHES_IN_A_ROUND])
+        found = list(_measure_batches(reduced, inputs_at, index, plan, own_batches[first:last], combined))
+        values = itertools.chain.from_iterable(gather(found))
+        for _, name, samples, parts in sorted(values, key=lambda one: one[:2]):  # by batch and metric
             total = combined[name]
             if isinstance(total, str):
                 continue
@@ -291,10 +290,6 @@ def reduce_batches(
             except NoResult as error:
                 combined[name] = _reason(error)
     return combined
-
-
-def _in_order(found: tuple[int, str, int, Parts | str]) -> tuple[int, str]:
-    return found[0], found[1]
 
 
 def _measure_batches(
@@ -336,24 +331,26 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Co
     """
     results = CustomResults()
     for metric in metrics:
-        try:
-            if metric.reduction is None:
-                value = metric.measure(inputs)
-            else:
-                reduced = combined[metric.name]
-                if isinstance(reduced, str):
-                    results.values[metric.name], results.undefined[metric.name] = None, reduced
-                    continue
-                value = metric.finish(reduced.value())
-            figures = figures_of(metric.name, value)
-        except Exception as error:  # user code may raise anything
-            results.values[metric.name], results.undefined[metric.name] = None, _reason(error)
+        figures = _figures(metric, inputs, combined)
+        if isinstance(figures, str):
+            results.values[metric.name], results.undefined[metric.name] = None, figures
             continue
         for name, figure in figures.items():
             results.values[name] = figure if np.isfinite(figure) else None
             if results.values[name] is None:
                 results.undefined[name] = f"the metric gave {figure}"
     return results
+
+
+def _figures(metric: CustomMetric, inputs: Inputs, combined: Combined) -> dict[str, float] | str:
+    """Returns the results of a metric by name, or the reason why there are none."""
+    try:
+        if metric.reduction is None:
+            return figures_of(metric.name, metric.measure(inputs))
+        reduced = combined[metric.name]
+        return reduced if isinstance(reduced, str) else figures_of(metric.name, metric.finish(reduced.value()))
+    except Exception as error:  # user code may raise anything
+        return _reason(error)
 
 
 def _reason(error: Exception) -> str:

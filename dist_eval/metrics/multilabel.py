@@ -16,8 +16,8 @@ from dist_eval.data.problems import named
 from dist_eval.metrics.calibration import calibration_figures
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
+from dist_eval.results.record import Figures, Reasons
 
-Values = dict[str, float | None]
 _WHY = {
     "precision": ("was never predicted", "were never predicted"),
     "recall": ("has no examples", "have no examples"),
@@ -42,7 +42,7 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 def multi_label_figures(
     predictions: PredictionsLike, confusion: np.ndarray, names: Sequence[str]
-) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
+) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
     """Computes the metrics over all labels and of each label.
 
     Args:
@@ -56,11 +56,11 @@ def multi_label_figures(
     (_, false), (missed, hits) = np.moveaxis(confusion, 0, 2)
     support = missed + hits
     exact = sum(int((piece.label == piece.prediction).all(axis=1).sum()) for piece in predictions.pieces())
-    values: Values = {
+    values: Figures = {
         "subset_accuracy": exact / len(predictions),
         "hamming_loss": float((false + missed).sum() / (len(predictions) * len(names))),
     }
-    undefined: dict[str, str] = {}
+    undefined: Reasons = {}
     ratios = {
         "precision": (hits, hits + false),
         "recall": (hits, support),
@@ -71,19 +71,20 @@ def multi_label_figures(
     _add_rankings(values, undefined, predictions, support, names)
     values.update(calibration_figures(predictions))
     rows = [
-        {"label": name, **{figure: _ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
+        {"label": name, **{figure: ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
         for i, name in enumerate(names)
     ]
     return values, undefined, rows
 
 
-def _ratio(numerator: int, denominator: int) -> float | None:
+def ratio(numerator: int, denominator: int) -> float | None:
+    """Divides counts; returns None if the denominator is 0."""
     return float(numerator / denominator) if denominator else None
 
 
 def _add_averages(
-    values: Values,
-    undefined: dict[str, str],
+    values: Figures,
+    undefined: Reasons,
     figure: str,
     numerator: np.ndarray,
     denominator: np.ndarray,
@@ -105,7 +106,7 @@ def _add_averages(
         else:
             values[name] = float(np.average(as_zero, weights=weights))
     name = f"{figure}_micro"
-    values[name] = _ratio(numerator.sum(), denominator.sum())
+    values[name] = ratio(numerator.sum(), denominator.sum())
     if values[name] is None:
         undefined[name] = {"precision": "no label was ever predicted", "recall": "no label has examples"}.get(
             figure, "no label has examples or was ever predicted"
@@ -113,7 +114,7 @@ def _add_averages(
 
 
 def _add_rankings(
-    values: Values, undefined: dict[str, str], predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
+    values: Figures, undefined: Reasons, predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
 ) -> None:
     """Adds the ranking metrics: averages over labels of the area under the ROC curve and of average precision."""
     from sklearn.metrics import average_precision_score

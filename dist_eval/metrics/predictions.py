@@ -61,8 +61,14 @@ class Predictions:
     loss: np.ndarray
 
     def __post_init__(self) -> None:
-        outputs = self.logits.shape[-1]
-        for name, (shape, dtype) in _layout(len(self.index), outputs, self.problem).items():
+        rows, outputs = len(self.index), self.logits.shape[-1]
+        layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+            "index": ((rows,), np.int64),
+            "label": (self.problem.label_shape(rows, outputs), self.problem.dtype),
+            "logits": ((rows, outputs), np.float32),
+            "loss": ((rows,), np.float64),
+        }
+        for name, (shape, dtype) in layout.items():
             column = getattr(self, name)
             if column.dtype != dtype or column.shape != shape:
                 raise ValueError(f"{name} should be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
@@ -180,16 +186,6 @@ class Predictions:
 def rows_of_a_piece(outputs: int) -> int:
     """Returns the number of predictions in a chunk, for a number of outputs."""
     return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
-
-
-def _layout(rows: int, outputs: int, problem: Problem) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
-    """Returns shape and dtype of each column."""
-    return {
-        "index": ((rows,), np.int64),
-        "label": (problem.label_shape(rows, outputs), problem.dtype),
-        "logits": ((rows, outputs), np.float32),
-        "loss": ((rows,), np.float64),
-    }
 
 
 def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:

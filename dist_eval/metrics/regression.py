@@ -10,13 +10,12 @@ import numpy as np
 from dist_eval.data.problems import named
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
-
-Values = dict[str, float | None]
+from dist_eval.results.record import Figures, Reasons
 
 
 def regression_figures(
     predictions: PredictionsLike, names: Sequence[str]
-) -> tuple[Values, dict[str, str], list[dict[str, Any]]]:
+) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
     """Computes the metrics of each output, and their means over the outputs.
 
     Args:
@@ -32,8 +31,8 @@ def regression_figures(
         values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
         rows.append({"label": name, **values})
         reasons.append(undefined)
-    means: Values = {}
-    why: dict[str, str] = {}
+    means: Figures = {}
+    why: Reasons = {}
     for figure in OF_OUTPUT:
         lacking = np.asarray([number for number, undefined in enumerate(reasons) if figure in undefined], dtype=int)
         if len(lacking):
@@ -44,12 +43,12 @@ def regression_figures(
     return means, why, rows
 
 
-def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Values, dict[str, str]]:
+def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Figures, Reasons]:
     from scipy import stats
     from sklearn import metrics as sk
 
     mse = float(sk.mean_squared_error(label, output))
-    values: Values = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
+    values: Figures = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
     undefined = why_undefined(label, output)
     values["r2"] = None if "r2" in undefined else float(sk.r2_score(label, output))
     for figure, correlate in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
@@ -57,7 +56,7 @@ def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Values, dict[str,
     return values, undefined
 
 
-def why_undefined(label: np.ndarray, output: np.ndarray) -> dict[str, str]:
+def why_undefined(label: np.ndarray, output: np.ndarray) -> Reasons:
     """Returns the reasons of an output's undefined metrics, by name.
 
     Args:

@@ -19,7 +19,7 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.regression import why_undefined
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import too_few, wilson
+from dist_eval.statistics.intervals import too_few, wilson_interval
 from dist_eval.statistics.regression import statistic_of_outputs
 from dist_eval.statistics.resampling import Sums
 from dist_eval.statistics.units import FEW_UNITS, SEED, Units
@@ -102,12 +102,8 @@ def class_intervals(
 
 def _proportions(counts: np.ndarray, confidence: float) -> dict[str, Interval]:
     """Computes Wilson's intervals from the numbers of true positives, examples and predictions of a class."""
-    found = {}
-    for name, trials in (("precision", counts[_PREDICTIONS]), ("recall", counts[_EXAMPLES])):
-        if trials:
-            low, high = wilson(int(counts[_HITS]), int(trials), confidence)
-            found[name] = Interval(confidence=confidence, low=low, high=high, method="wilson")
-    return found
+    trials = {"precision": counts[_PREDICTIONS], "recall": counts[_EXAMPLES]}
+    return {name: wilson_interval(counts[_HITS], count, confidence) for name, count in trials.items() if count}
 
 
 def _kinds(

@@ -17,7 +17,7 @@ from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_o
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Calibration, CalibrationBin, Interval, LabelCalibration
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import too_few, wilson
+from dist_eval.statistics.intervals import too_few, wilson_interval
 from dist_eval.statistics.resampling import Statistic, Sums
 from dist_eval.statistics.units import FEW_UNITS, Units
 
@@ -140,8 +140,7 @@ def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: U
     filled = np.flatnonzero(bins.count)
     if units is None:
         for number in filled:
-            low, high = wilson(int(bins.hits[number]), int(bins.count[number]), confidence)
-            found[number] = Interval(confidence=confidence, low=low, high=high, method="wilson")
+            found[number] = wilson_interval(bins.hits[number], bins.count[number], confidence)
         return found
     statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.correct), _in_bins(confidences)]), _shares)
     values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}

@@ -39,19 +39,16 @@ _NO_SPREAD = "all resamples give the same value: there is nothing from which a s
 _TOO_RARE = "too many resamples leave it undefined: something that it needs is too rare in the data"
 
 
-def affordable_resamples(statistic: Statistic, wanted: int | None = None, most: int | None = None) -> int | None:
+def affordable_resamples(statistic: Statistic, most: int | None = None) -> int | None:
     """Chooses the number of resamples by the amount of work, not by elapsed time, so that it is reproducible.
 
     Args:
         statistic: the statistic to resample.
-        wanted: a fixed number, which is returned as it is.
-        most: an upper limit if no number is fixed, by default `RESAMPLES`.
+        most: an upper limit, by default `RESAMPLES`.
 
     Returns:
         The number of resamples; None if even the fewest would take too long and the jackknife is to be used.
     """
-    if wanted is not None:
-        return wanted
     enough = RESAMPLES if most is None else most
     if statistic.most_resamples is not None:
         return min(enough, statistic.most_resamples)
@@ -186,7 +183,7 @@ def gather_evidence(
     """
     influence: dict[str, np.ndarray] = {}
     drawn: dict[str, np.ndarray] = {}
-    number = affordable_resamples(statistic, resamples, most)
+    number = affordable_resamples(statistic, most) if resamples is None else resamples
     units = statistic.units
     if units.count > 1 and statistic.no_interval is None:
         influence, drawn = statistic.influence(), {} if number is None else statistic.resampled(number, seed)

@@ -75,6 +75,12 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)
 
 
+def wilson_interval(successes: int, trials: int, confidence: float) -> Interval:
+    """Returns the interval of `wilson` as a record."""
+    low, high = wilson(int(successes), int(trials), confidence)
+    return Interval(confidence=confidence, low=low, high=high, method="wilson")
+
+
 def percentile(distribution: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
     """Computes the percentile bootstrap interval.
 

@@ -13,7 +13,7 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.classification import statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import wilson
+from dist_eval.statistics.intervals import wilson_interval
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 from dist_eval.statistics.resampling import Statistic
@@ -88,8 +88,7 @@ def metric_intervals(
         for name in accuracy_names(metrics.problem):
             if name in values:
                 trials = len(predictions.label)
-                low, high = wilson(round(values[name] * trials), trials, confidence)
-                found[name] = Interval(confidence=confidence, low=low, high=high, method="wilson")
+                found[name] = wilson_interval(round(values[name] * trials), trials, confidence)
     drawn = None if groups is None else Units.groups(groups)
     for statistic in (*statistics_of(predictions, drawn), *extra_statistics):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}

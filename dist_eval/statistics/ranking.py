@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.statistics.resampling import Statistic, influence_of
+from dist_eval.statistics.resampling import Statistic, influence_of, most_resamples_of_calls
 from dist_eval.statistics.units import Units
 
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -15,7 +15,7 @@ Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _RocCurve:
     """The ROC curve of one class against the rest.
 
     Attributes:
@@ -31,7 +31,7 @@ class _Curve:
     upto: np.ndarray
 
     @classmethod
-    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _Curve:
+    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _RocCurve:
         positive, negative = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
         negative = negative[np.argsort(scores[negative], kind="stable")]
         below, upto = (np.searchsorted(scores[negative], scores[positive], side) for side in ("left", "right"))
@@ -62,7 +62,69 @@ class _Curve:
         return left
 
 
-class AreasUnderCurves(Statistic):
+@dataclass(frozen=True)
+class _PrecisionCurve:
+    """Precision and recall of one class against the rest, by threshold.
+
+    Attributes:
+        order: positions of the examples by descending score.
+        is_positive: which of them belong to the class, in this order.
+        last: the last occurrence of each distinct score in this order.
+    """
+
+    order: np.ndarray
+    is_positive: np.ndarray
+    last: np.ndarray
+
+    @classmethod
+    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
+        order = np.argsort(-scores, kind="stable")
+        return cls(order, is_positive[order], np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)))
+
+    def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns average precision and number of positives in each resample, for weights of shape [n, resamples]."""
+        drawn = weights[self.order]
+        counted = np.cumsum(drawn, axis=0)[self.last]
+        positive = np.cumsum(drawn * self.is_positive[:, np.newaxis], axis=0)[self.last]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            precision = np.where(counted > 0, positive / counted, 0)
+            found = (np.diff(positive, axis=0, prepend=0) * precision).sum(axis=0) / positive[-1]
+        return found, positive[-1]
+
+
+class _AverageAreas(Statistic):
+    """The area under a curve of each class, averaged over the classes.
+
+    Args:
+        units: the resampling units.
+        columns: the scores of each class.
+        classes: number of columns.
+        names: names of the mean and of the mean weighted by support; a single name for a single area.
+    """
+
+    bounds = (0.0, 1.0)
+    _curve: type[_RocCurve] | type[_PrecisionCurve]
+
+    def __init__(self, units: Units, columns: Columns, classes: int, names: tuple[str, ...]) -> None:
+        self.names, self.units, self._columns, self._classes = names, units, columns, classes
+        self._curves: list[_RocCurve | _PrecisionCurve] = []
+
+    @property
+    def work(self) -> int:
+        """See `Statistic.work`."""
+        return self.units.work + self._classes * len(self.units.kind_of)
+
+    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Statistic.values`; the first call caches the sort orders of the scores."""
+        self._curves = self._curves or [self._curve.of(*column) for column in self._columns()]
+        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
+        areas, numbers = (np.stack(parts) for parts in zip(*(c.areas(of_examples) for c in self._curves), strict=True))
+        with np.errstate(invalid="ignore"):
+            averages = areas.mean(axis=0), (areas * numbers).sum(axis=0) / numbers.sum(axis=0)
+        return dict(zip(self.names, averages, strict=False))
+
+
+class AreasUnderCurves(_AverageAreas):
     """The area under the ROC curve of a binary classifier, or the one-vs-rest averages over several classes.
 
     Args:
@@ -72,30 +134,7 @@ class AreasUnderCurves(Statistic):
         names: names of the mean and of the mean weighted by support; a single name for a single area.
     """
 
-    bounds = (0.0, 1.0)
-
-    def __init__(self, units: Units, columns: Columns, classes: int, names: tuple[str, ...]) -> None:
-        self.units, self._columns, self._classes, self._names = units, columns, classes, names
-        self._curves: list[_Curve] = []
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `Statistic.names`."""
-        return self._names
-
-    @property
-    def work(self) -> int:
-        """See `Statistic.work`."""
-        return self.units.work + self._classes * len(self.units.kind_of)
-
-    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Statistic.values`; the first call caches the sort orders of the scores."""
-        self._curves = self._curves or [_Curve.of(*column) for column in self._columns()]
-        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
-        areas, numbers = (np.stack(parts) for parts in zip(*(c.areas(of_examples) for c in self._curves), strict=True))
-        with np.errstate(invalid="ignore"):
-            averages = areas.mean(axis=0), (areas * numbers).sum(axis=0) / numbers.sum(axis=0)
-        return dict(zip(self._names, averages, strict=False))
+    _curve = _RocCurve
 
     def influence(self) -> dict[str, np.ndarray]:
         """See `Statistic.influence`; class by class, so that only a few columns are in memory at a time.
@@ -105,12 +144,12 @@ class AreasUnderCurves(Statistic):
         examples = len(self.units.kind_of)
         plain, weighted = np.zeros(examples), np.zeros(examples)
         for is_positive, scores in self._columns():
-            left = _Curve.of(is_positive, scores).areas_without_each()
+            left = _RocCurve.of(is_positive, scores).areas_without_each()
             plain += left / self._classes
             weighted += left * (is_positive.sum() - is_positive) / max(1, examples - 1)
         alone = Units.single(examples)
         found = {}
-        for name, left_out in zip(self._names, (plain, weighted), strict=False):
+        for name, left_out in zip(self.names, (plain, weighted), strict=False):
             influence = influence_of(left_out, alone)
             if not self.units.are_examples:
                 influence = np.bincount(self.units.kind_of, influence) * (self.units.kinds / examples)
@@ -118,67 +157,15 @@ class AreasUnderCurves(Statistic):
         return found
 
 
-class AveragePrecisions(Statistic):
+class AveragePrecisions(_AverageAreas):
     """The averages over labels of the average precision.
 
-    Average precision is Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as in `sklearn.metrics.average_precision_score`.
-
-    Args:
-        units: the resampling units.
-        columns: the scores of each label.
-        labels: number of columns.
-        names: names of the mean and of the mean weighted by support.
+    Average precision is Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as in `sklearn.metrics.average_precision_score`. There is
+    no jackknife, which would take a pass over the scores for each example.
     """
 
-    bounds = (0.0, 1.0)
+    _curve = _PrecisionCurve
 
-    def __init__(self, units: Units, columns: Columns, labels: int, names: tuple[str, str]) -> None:
-        self.units, self._columns, self._labels, self._names = units, columns, labels, names
-        # as few as for other functions of the ranks (see `OfRows`): each resample sums all scores of all labels
-        self.most_resamples = min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
-        self._sorted: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `Statistic.names`."""
-        return self._names
-
-    @property
-    def work(self) -> int:
-        """See `Statistic.work`."""
-        return self.units.work + self._labels * len(self.units.kind_of)
-
-    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Statistic.values`; the first call caches the sort orders of the scores."""
-        self._sorted = self._sorted or [_by_score(*column) for column in self._columns()]
-        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
-        each, numbers = (
-            np.stack(parts) for parts in zip(*(_precision(of_examples, *c) for c in self._sorted), strict=True)
-        )
-        with np.errstate(invalid="ignore"):
-            averages = each.mean(axis=0), (each * numbers).sum(axis=0) / numbers.sum(axis=0)
-        return dict(zip(self._names, averages, strict=True))
-
-    def influence(self) -> dict[str, np.ndarray]:
-        """Returns an empty dict: the jackknife would take a pass over the scores for each example."""
-        return {}
-
-
-def _by_score(is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns positions by descending score, which are positive, and the last occurrence of each distinct score."""
-    order = np.argsort(-scores, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    return order, is_positive[order], last
-
-
-def _precision(
-    weights: np.ndarray, order: np.ndarray, is_positive: np.ndarray, last: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns average precision and number of positives of each resample, for weights of shape [n, resamples]."""
-    drawn = weights[order]
-    counted = np.cumsum(drawn, axis=0)[last]
-    positive = np.cumsum(drawn * is_positive[:, np.newaxis], axis=0)[last]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.where(counted > 0, positive / counted, 0)
-        found = (np.diff(positive, axis=0, prepend=0) * precision).sum(axis=0) / positive[-1]
-    return found, positive[-1]
+    def __init__(self, units: Units, columns: Columns, classes: int, names: tuple[str, ...]) -> None:
+        super().__init__(units, columns, classes, names)
+        self.most_resamples = most_resamples_of_calls(units)  # each resample sums all scores of all labels

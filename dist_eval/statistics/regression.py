@@ -62,23 +62,20 @@ def _each(sums: np.ndarray) -> dict[str, np.ndarray]:
     count = sums[-1]
     absolute, squared, y, x, yy, xx, xy = sums[:-2].reshape(-1, 7, sums.shape[1]).transpose(1, 0, 2)
     with np.errstate(divide="ignore", invalid="ignore"):
-        of_labels, of_outputs = yy - y**2 / count, xx - x**2 / count
+        of_labels, of_outputs = _deviations(yy, y, count), _deviations(xx, x, count)
         return {
             "mae": absolute / count,
             "mse": squared / count,
             "rmse": np.sqrt(squared / count),
-            "r2": 1 - squared / np.where(of_labels > _smallest(yy), of_labels, np.nan),
-            "pearson": (xy - x * y / count)
-            / np.sqrt(
-                np.where(of_labels > _smallest(yy), of_labels, np.nan)
-                * np.where(of_outputs > _smallest(xx), of_outputs, np.nan)
-            ),
+            "r2": 1 - squared / of_labels,
+            "pearson": (xy - x * y / count) / np.sqrt(of_labels * of_outputs),
         }
 
 
-def _smallest(squares: np.ndarray) -> np.ndarray:
-    """Returns the sum of squared deviations below which values are equal up to rounding."""
-    return 1e-12 * squares
+def _deviations(squares: np.ndarray, sums: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Returns the sum of squared deviations from the mean, NaN where the values are equal up to rounding."""
+    found = squares - sums**2 / count
+    return np.where(found > 1e-12 * squares, found, np.nan)
 
 
 def _spearman(label: np.ndarray, output: np.ndarray, positions: np.ndarray) -> float | None:

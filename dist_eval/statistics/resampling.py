@@ -18,21 +18,18 @@ class Statistic(ABC):
     """One or several metrics, by name, that can be computed on resamples.
 
     Attributes:
+        names: names of the metrics.
         units: the resampling units.
         bounds: smallest and largest possible value of the metrics.
         most_resamples: upper limit of resamples, if computing the metrics is expensive.
         no_interval: the reason why bootstrap intervals of the metrics would not be valid; None if they are.
     """
 
+    names: tuple[str, ...]
     units: Units
     bounds: tuple[float, float] = (-np.inf, np.inf)
     most_resamples: int | None = None
     no_interval: str | None = None
-
-    @property
-    @abstractmethod
-    def names(self) -> tuple[str, ...]:
-        """Names of the metrics."""
 
     @abstractmethod
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -45,15 +42,15 @@ class Statistic(ABC):
             By name, float64 of shape [resamples], NaN where a resample leaves the metric undefined.
         """
 
-    @abstractmethod
     def influence(self) -> dict[str, np.ndarray]:
         """Computes jackknife influence values, leaving out one unit: (n - 1) (mean of all θ₋ᵢ - θ₋ᵢ), for n units.
 
         See B. Efron (1982), "The Jackknife, the Bootstrap and Other Resampling Plans".
 
         Returns:
-            By name, float64 of shape [kinds]; empty if that would take too long.
+            By name, float64 of shape [kinds]; empty, as here, if that would take too long.
         """
+        return {}
 
     @property
     def work(self) -> int:
@@ -109,11 +106,7 @@ class Sums(Statistic):
             members = sparse.csr_array((np.ones(len(examples)), (examples, units.kind_of)))
             self._rows = self._rows @ members
             self._rows.data /= units.multiplicity[self._rows.indices]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `Statistic.names`."""
-        return tuple(self.values(self.units.whole()))
+        self.names = tuple(self.values(units.whole()))
 
     @property
     def work(self) -> int:
@@ -149,7 +142,8 @@ def influence_of(left_out: np.ndarray, units: Units) -> np.ndarray:
 class OfRows(Statistic):
     """Arbitrary metrics: functions of the positions of the examples that were drawn.
 
-    Each resample costs one call, so the number of resamples decreases with the number of examples.
+    Each resample costs one call, so the number of resamples decreases with the number of examples, and there is no
+    jackknife, which would take a call for each example.
 
     Args:
         units: the resampling units.
@@ -157,13 +151,8 @@ class OfRows(Statistic):
     """
 
     def __init__(self, units: Units, functions: Mapping[str, Callable[[np.ndarray], float | None]]) -> None:
-        self.units, self._functions = units, functions
-        self.most_resamples = min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `Statistic.names`."""
-        return tuple(self._functions)
+        self.names, self.units, self._functions = tuple(functions), units, functions
+        self.most_resamples = most_resamples_of_calls(units)
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`.
@@ -182,9 +171,10 @@ class OfRows(Statistic):
                 found[name][number] = np.nan if value is None else value
         return found
 
-    def influence(self) -> dict[str, np.ndarray]:
-        """Returns an empty dict: the jackknife would take a call for each example."""
-        return {}
+
+def most_resamples_of_calls(units: Units) -> int:
+    """Returns an upper limit of resamples for metrics that look at all examples of each one."""
+    return min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
 
 
 class Difference(Statistic):
@@ -196,14 +186,10 @@ class Difference(Statistic):
     """
 
     def __init__(self, first: Statistic, second: Statistic) -> None:
+        self.names = tuple(name for name in first.names if name in second.names)
         self.units, self._first, self._second = first.units, first, second
         self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
         self.bounds = first.bounds[0] - first.bounds[1], first.bounds[1] - first.bounds[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `Statistic.names`."""
-        return tuple(name for name in self._first.names if name in self._second.names)
 
     @property
     def work(self) -> int:
