@@ -105,54 +105,64 @@ class Audit:
         """Computes the columns for a batch (see `Classifier.answer`); more than once if it is to be audited."""
         if not routing.audited:
             return self._classifier.answer(input_ids, lengths, routing)
+        answers, route, findings = self._audited(input_ids, lengths)
+        routing.route += route
+        routing.findings = Findings.merged([routing.findings or Findings(), findings])
+        return {name: torch.from_numpy(answers[name].copy()) for name in column_names(answers.dtype)}
+
+    def _audited(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
+        """Compares a batch's answers with those over another route, again and again without servers found faulty.
+
+        Returns:
+            The answers, their route, and what the comparison found.
+        """
         for _ in range(_MOST_ROUNDS):
             own = Routing()
             first = checked_answers(self._classifier, input_ids, lengths, own)
-            found = self._second_opinion(input_ids, lengths, own.route, first)
-            if found is not None:
-                routing.findings = Findings.merged([routing.findings or Findings(), found])
-                break
-        routing.route += own.route
-        return {name: torch.from_numpy(first[name].copy()) for name in column_names(first.dtype)}
+            other = Routing(avoided=tuple(own.route))
+            try:
+                second = checked_answers(self._classifier, input_ids, lengths, other)
+            except EvaluationError:
+                return first, own.route, Findings(unanswered=1)
+            names = _differing_servers(own.route, other.route)
+            if not names:
+                return first, own.route, Findings(alone=1)
+            difference = _answers_apart(first, second)
+            if difference <= self._tolerated(names):
+                agreed = Findings(batches=1, agreed=Counter(names), largest_difference=difference)
+                return first, own.route, agreed
+            if _covers_twice(own.route) or _covers_twice(other.route):
+                answers, route, findings = self._by_halves(input_ids, lengths)
+                if self._requests.excluded.isdisjoint(peer for peer, *_ in route):
+                    return answers, route, findings
+                continue
+            faulty, dispute = self._compare_by_parts(input_ids, own.route, other.route, difference)
+            for server in faulty - self._requests.excluded:
+                self._on_faulty(server)
+            self.exclude(faulty)
+            # another batch may have shown meanwhile that one of these servers is faulty
+            if self._requests.excluded.isdisjoint(peer for peer, *_ in (*own.route, *other.route)):
+                assert dispute is not None
+                disputed = Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
+                return first, own.route, disputed
+        return first, own.route, Findings()
 
-    def _second_opinion(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, route: Sequence[RouteSegment], first: np.ndarray
-    ) -> Findings | None:
-        """Compares answers with those over another route; None if the batch must be repeated without some servers."""
-        other = Routing(avoided=tuple(route))
-        try:
-            second = checked_answers(self._classifier, input_ids, lengths, other)
-        except EvaluationError:
-            return Findings(unanswered=1)
-        names = _differing_servers(route, other.route)
-        if not names:
-            return Findings(alone=1)
-        difference = _answers_apart(first, second)
-        if difference <= self._tolerated(names):
-            return Findings(batches=1, agreed=Counter(names), largest_difference=difference)
-        if _covers_twice(route) or _covers_twice(other.route):
-            return self._by_halves(input_ids, lengths)
-        faulty, dispute = self._compare_by_parts(input_ids, route, other.route, difference)
-        for server in faulty - self._requests.excluded:
-            self._on_faulty(server)
-        self.exclude(faulty)
-        # another batch may have shown meanwhile that one of these servers is faulty
-        if not self._requests.excluded.isdisjoint(peer for peer, *_ in (*route, *other.route)):
-            return None
-        assert dispute is not None
-        return Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
+    def _by_halves(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor
+    ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
+        """Audits each half of a batch separately: a server took it in halves, which may have had different routes.
 
-    def _by_halves(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> Findings | None:
-        """Audits each half of a batch separately: a server took it in halves, which may have had different routes."""
-        known, found = set(self._requests.excluded), []
-        for rows in torch.arange(len(input_ids)).tensor_split(2):
-            routing = Routing(audited=True)
-            self.answer(input_ids[rows], lengths[rows], routing)
-            found.append(routing.findings or Findings())
-        if self._requests.excluded != known:
-            return None
-        both = Findings.merged(found)
-        return replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
+        The answers are those of the halves: the ones of the whole batch, which differed, may be a faulty server's.
+        """
+        halves = [
+            self._audited(input_ids[rows], lengths[rows]) for rows in torch.arange(len(input_ids)).tensor_split(2)
+        ]
+        both = Findings.merged([findings for _, _, findings in halves])
+        findings = replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
+        route = [segment for _, route, _ in halves for segment in route]
+        return np.concatenate([answers for answers, _, _ in halves]), route, findings
 
     def _tolerated(self, peers: Sequence[str]) -> float:
         if self._tolerance is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,29 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
     assert requests.halved >= 1
+
+
+def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
+    swarm: SwarmWithLiar, swarm_client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier, requests = connect(swarm_client, swarm)
+    ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
+    lengths = torch.full((60,), 50)
+    truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
+    audit, banned = Audit(classifier), []
+    [liar] = {span.peer for span in requests.spans() if str(span.peer) == swarm.liar}
+    by_halves = audit._by_halves
+
+    def without_the_liar(*batch: torch.Tensor) -> Any:
+        monkeypatch.setattr(requests.router.stats(liar), "_banned_until", math.inf)
+        banned.append(True)
+        return by_halves(*batch)
+
+    monkeypatch.setattr(audit, "_by_halves", without_the_liar)
+    while len(banned) < 4:  # the wrong answer is that of the first route, or of the second
+        monkeypatch.setattr(requests.router.stats(liar), "_banned_until", -math.inf)
+        logits = audit.answer(ids, lengths, Routing(audited=True))["logits"]
+        assert torch.allclose(logits, truth, atol=1e-4)
 
 
 def test_a_run_with_a_liar_among_three_gives_the_honest_result(
