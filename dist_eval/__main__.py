@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
 from dist_eval.distributed.stop import Stop
-from dist_eval.options.commandline import parse_args
+from dist_eval.options.commandline import EVALUATION
 from dist_eval.options.config import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ def _load() -> tuple[program.RunFunction, type[RunFolder]]:
 
 
 if __name__ == "__main__":
-    program.main(parse_args, _load)
+    program.main(EVALUATION, _load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -75,7 +76,7 @@ class CoverageError(ExactnessError):
         coverage: the counts, a `dist_eval.Coverage`.
     """
 
-    def __init__(self, message: str, coverage: object) -> None:
+    def __init__(self, message: str, coverage: Any) -> None:
         super().__init__(message)
         self.coverage = coverage
 

@@ -396,17 +396,18 @@ def run_here(*command: str) -> int:
     """
     from dist_eval import __main__ as evaluation
     from dist_eval.cli import program
-    from dist_eval.options.commandline import parse_args
+    from dist_eval.options.commandline import EVALUATION, parse_args
     from dist_eval.tuning import __main__ as tuning
 
     flag, module, *options = command
     assert flag == "-m"
-    parse, load = {
-        "dist_eval": (parse_args, evaluation._load),
-        "dist_eval.tuning": (tuning.parse, tuning.load),
+    command_line: Any
+    command_line, load = {
+        "dist_eval": (EVALUATION, evaluation._load),
+        "dist_eval.tuning": (tuning.COMMAND, tuning.load),
     }[module]
     with tempfile.TemporaryDirectory(prefix="own-") as scratch_dir:
-        return program.run(parse(options), Path(scratch_dir), None, load)
+        return program.run(parse_args(options, command_line), Path(scratch_dir), None, load)
 
 
 def results_of(folder: Path) -> dict[str, Any]:

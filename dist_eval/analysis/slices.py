@@ -126,9 +126,7 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
     upto = np.cumsum(counts[order])
     # the number of rows before a value decides: a range begins with the first value after its quantile
     place = np.minimum((upto - counts[order]) * _RANGES // upto[-1], _RANGES - 1)
-    same = np.concatenate(
-        [[False], np.diff(numbers[order]) == 0]
-    )  # the same number in two spellings, such as 1 and 1.0
+    same = np.append(False, np.diff(numbers[order]) == 0)  # the same number in two spellings, such as 1 and 1.0
     place = np.maximum.accumulate(np.where(same, 0, place))
     found, range_of = np.unique(place, return_inverse=True)
     parts = []
@@ -191,10 +189,7 @@ def compute_slices(
         entries.append(
             Slice(
                 by=slicing.by,
-                kind=part.kind,
-                value=part.value,
-                low=part.low,
-                high=part.high,
+                **vars(part),
                 n=len(places),
                 metrics=values,
                 undefined=undefined,

@@ -10,14 +10,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
-from dist_eval.options.commandline import end_for_wrong_options
+from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
 from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.gc_paused import gc_paused
@@ -27,7 +27,6 @@ from dist_eval.process.logging_setup import silence_libraries
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
 
-Config = TypeVar("Config", bound=RunConfig)
 RunFunction = Callable[..., Any]
 """Runs one rank: called with its session (see `dist_eval.evaluation.session`)."""
 
@@ -35,15 +34,15 @@ Load = Callable[[], "tuple[RunFunction, type[RunFolder]]"]
 """Imports the run function, and the class of the run's folder."""
 
 
-def main(parse: Callable[[Sequence[str]], Config], load: Load) -> NoReturn:
+def main(command: Command[Any], load: Load) -> NoReturn:
     """Runs one rank and ends the process.
 
     Args:
-        parse: builds a configuration from the command line without the program's name.
+        command: the options of the command line.
         load: imports what the run needs; called once the command line is known to be valid.
     """
     try:
-        config = parse(sys.argv[1:])
+        config: RunConfig = parse_args(sys.argv[1:], command)
     except ConfigError as error:
         end_for_wrong_options(error)
     code, stop = INTERRUPTED, Stop()
@@ -102,7 +101,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     except EvaluationError as error:
         message, code, transient = str(error), FAILED, error.transient
         details = traceback.format_exc() if config.verbose else ""
-        coverage = _counts(error.coverage) if isinstance(error, CoverageError) else None
+        coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
     topology = topology or Topology(rank=int(os.environ.get("RANK", 0)))
@@ -136,9 +135,3 @@ def _report_to_torchrun(message: str) -> None:
     if path:
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": now}}}))
-
-
-def _counts(coverage: object) -> dict[str, int] | None:
-    from dist_eval.results.inputs import Coverage
-
-    return coverage.model_dump() if isinstance(coverage, Coverage) else None

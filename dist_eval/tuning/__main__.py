@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
-from dist_eval.options.commandline import parse_args
-from dist_eval.tuning.config import COMMAND, TuningConfig
+from dist_eval.tuning.config import COMMAND
 
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
-
-
-def parse(arguments: Sequence[str]) -> TuningConfig:
-    """Reads the command line."""
-    return parse_args(arguments, COMMAND)
 
 
 def load() -> tuple[program.RunFunction, type[RunFolder]]:
@@ -27,4 +20,4 @@ def load() -> tuple[program.RunFunction, type[RunFolder]]:
 
 
 if __name__ == "__main__":
-    program.main(parse, load)
+    program.main(COMMAND, load)

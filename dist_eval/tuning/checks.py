@@ -7,40 +7,36 @@ from collections.abc import Callable
 import numpy as np
 
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.data.plan import plan_batches, shard_batches
 from dist_eval.distributed.collectives import all_gather
-from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
 from dist_eval.evaluation.scoring import gather, score
+from dist_eval.evaluation.session import Session
 from dist_eval.inference.forward import predict_batches
-from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.classifier import Classifier
+from dist_eval.tuning.config import TuningConfig
+from dist_eval.tuning.folder import TuningFolder
 
 
 def evaluate_classifier(
+    session: Session[TuningConfig, TuningFolder],
+    base: BaseModelSpec,
     classifier: Classifier,
     data: TokenizedDataset,
-    plan: Plan,
-    topology: Topology,
-    window: Window,
-    stop: Stop,
-    drain_timeout: float,
     *,
     stopping: Callable[[], bool],
 ) -> Metrics | None:
     """Evaluates a classifier as an evaluation run does; every rank calls it.
 
     Args:
-        classifier: the model.
+        session: this rank's part of the run.
+        base: the base model.
+        classifier: the base model with the tuned tensors to evaluate.
         data: the tokenized examples to evaluate on.
-        plan: all batches of them.
-        topology: this process's place among the ranks.
-        window: how many batches may be in flight at a time.
-        stop: holds the reason to stop.
-        drain_timeout: seconds to wait for batches in flight once the run was asked to stop.
         stopping: returns whether to stop.
 
     Returns:
@@ -50,17 +46,24 @@ def evaluate_classifier(
         RunStopped: a rank was asked to stop; on all ranks.
         EvaluationError: the examples could not be predicted, or totals that are computed twice differ.
     """
+    topology = session.topology
+    plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=classifier.tuned.pre_seq_len)
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(
-        classifier, data, plan, numbers, window=window, stopping=stopping, drain_timeout=drain_timeout
+        classifier,
+        data,
+        plan,
+        numbers,
+        window=session.window(base),
+        stopping=stopping,
+        drain_timeout=session.config.stop_grace,
     )
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)
         parts.append(Predictions.from_answers(rows, np.asarray(data.labels)[rows], outcome.answers))
-    require_no_stop(stop, "during an evaluation")
-    local = Predictions.concatenate(parts)
-    gathered = gather(local)
+    require_no_stop(session.stop, "during an evaluation")
+    gathered = gather(Predictions.concatenate(parts))
     return score(gathered, len(data), classifier.tuned.label_names)[1] if topology.is_leader else None
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.evaluation.session import Session
 from dist_eval.metrics.catalogue import lower_is_better
@@ -126,11 +125,8 @@ class Epochs:
         for rows in batches[state.updates :]:
             self._update(rows)
             step = state.epoch * len(batches) + state.updates
-            if (
-                self._is_stopping
-                or state.updates == len(batches)
-                or (config.save_every and step % config.save_every == 0)
-            ):
+            is_due = config.save_every and step % config.save_every == 0
+            if self._is_stopping or is_due or state.updates == len(batches):
                 self._save()
             if self._is_stopping:
                 require_no_stop(
@@ -162,19 +158,7 @@ class Epochs:
         if self.evaluation is None:
             return None
         current = Classifier(self.classifier.backbone, snapshot(self._trainer.tuned))
-        plan = plan_batches(
-            self.evaluation.lengths, token_budget=self.base.token_budget, prefix=current.tuned.pre_seq_len
-        )
-        return evaluate_classifier(
-            current,
-            self.evaluation,
-            plan,
-            self.topology,
-            self.session.window(self.base),
-            self.stop,
-            self.config.stop_grace,
-            stopping=self._stop_requested,
-        )
+        return evaluate_classifier(self.session, self.base, current, self.evaluation, stopping=self._stop_requested)
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
         """Saves the results of an epoch; it counts as finished once the state, the last file, is written."""
@@ -238,12 +222,12 @@ class Epochs:
         """Describes an epoch in one line."""
         loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
         line = f"epoch {entry.epoch} of {self.config.epochs}: loss {loss}"
-        metrics = entry.metrics or {}
-        shown = dict.fromkeys(("accuracy", self.config.best_metric)) if metrics else ()
-        for name in shown:
-            value = metrics[name]
+        if not entry.metrics:
+            return line
+        for name in dict.fromkeys(("accuracy", self.config.best_metric)):
+            value = entry.metrics[name]
             line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
-        return line + (" (evaluation data)" if shown else "")
+        return line + " (evaluation data)"
 
     def _print_checkpoints(self) -> None:
         history, path = self._state.history, self.folder.path

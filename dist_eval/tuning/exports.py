@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.swarm.families import read_base_config
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
@@ -152,11 +152,6 @@ def _checkpoint(
         prompts=tensors.get(PROMPTS),
         deep_prompts=None if deep is None else deep.view(length, layers, hidden).permute(1, 0, 2).contiguous(),
         label_names=names,
-        architecture={
-            "model_type": base.model_type,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "vocab_size": base.vocab_size,
-        },
+        architecture={name: getattr(base, name) for name in ARCHITECTURE},
         base_model=model,
     )

@@ -23,7 +23,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.tuning.config import LearningOptions
 
@@ -31,7 +31,6 @@ _MOST_SKIPPED = 20
 """Most updates in a row without a finite gradient: with more of them, the scale is not the cause."""
 
 _SPREAD = 0.02
-_TENSORS = ("head", "prompts", "deep_prompts")
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -52,12 +51,7 @@ def empty_checkpoint(
         prompts=torch.zeros(length, hidden),
         deep_prompts=torch.zeros(layers, length, hidden) if options.tuning_mode == "deep_ptune" else None,
         label_names=label_names,
-        architecture={
-            "model_type": base.model_type,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "vocab_size": base.vocab_size,
-        },
+        architecture={name: getattr(base, name) for name in ARCHITECTURE},
         base_model=base_model,
     )
 
@@ -84,13 +78,14 @@ def first_values(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> Tune
 
 def snapshot(tuned: TunedCheckpoint) -> TunedCheckpoint:
     """Returns copies of the current tuned tensors, in float32 on the CPU."""
-    tensors = {name: getattr(tuned, name) for name in _TENSORS}
-    copies = {
-        name: tensor.detach().to("cpu", torch.float32, copy=True)
-        for name, tensor in tensors.items()
-        if tensor is not None
-    }
-    return replace(tuned, **copies)
+    tensors = _tensors_of(tuned).items()
+    return replace(tuned, **{name: tensor.detach().to("cpu", torch.float32, copy=True) for name, tensor in tensors})
+
+
+def _tensors_of(tuned: TunedCheckpoint) -> dict[str, Any]:
+    """Returns the tensors that a tuning mode has, by their names in `TunedCheckpoint`."""
+    tensors = {"head": tuned.head, "prompts": tuned.prompts, "deep_prompts": tuned.deep_prompts}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
@@ -163,12 +158,11 @@ class Trainer:
     ) -> None:
         from transformers import get_linear_schedule_with_warmup
 
-        tensors = {name: getattr(classifier.tuned, name) for name in _TENSORS}
         self._named = {
             name: tensor.detach().to(device).clone().requires_grad_()
-            for name, tensor in tensors.items()
-            if tensor is not None
+            for name, tensor in _tensors_of(classifier.tuned).items()
         }
+        self._size = sum(tensor.numel() for tensor in self._named.values())
         classifier.backbone.move(device)
         self.tuned = replace(classifier.tuned, **self._named)
         self._classifier = Classifier(classifier.backbone, self.tuned)
@@ -216,7 +210,7 @@ class Trainer:
         )
         parts = enumerate(rows[plan.batch(number)] for number in range(len(plan)))
         answers = map_in_flight(self._answer, parts, self._window, retries=lambda: self._classifier.retries)
-        total, loss_sum = torch.zeros(sum(t.numel() for t in self._named.values()), dtype=torch.float64), 0.0
+        total, loss_sum = torch.zeros(self._size, dtype=torch.float64), 0.0
         for _, gradient, loss in sorted(answers, key=lambda answer: answer[0]):  # sums depend on the order
             total += gradient
             loss_sum += loss
@@ -236,7 +230,7 @@ class Trainer:
         except ModelOutputError as error:
             if not self._scaler.is_enabled():
                 raise ModelOutputError(f"{self._data.facts.source}, rows {named}: {error}") from error
-            return number, torch.full((sum(t.numel() for t in self._named.values()),), torch.inf), math.nan
+            return number, torch.full((self._size,), torch.inf), math.nan
         except EvaluationError as error:
             raise type(error)(f"{self._data.facts.source}, rows {named}: {error}") from error
         flat = torch.cat([gradient.detach().to("cpu", torch.float64).flatten() for gradient in gradients])
