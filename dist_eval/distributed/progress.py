@@ -46,7 +46,6 @@ class Progress:
         topology: this process's place among the ranks.
         rank_store: the store shared by the ranks.
         total: examples of the whole run.
-        done: examples that earlier starts have finished.
         stop: the request to stop; shared with the other ranks in both directions.
         folder: the run's folder, which is checked for a file named STOP.
         notice: returns what this rank is waiting for, in words; empty if nothing.
@@ -63,14 +62,13 @@ class Progress:
         rank_store: RankStore,
         total: int,
         *,
-        done: int = 0,
         stop: Stop | None = None,
         folder: Path | None = None,
         notice: Callable[[], str] = lambda: "",
         stall_timeout: float = float("inf"),
         stream: TextIO | None = None,
     ) -> None:
-        self._topology, self._rank_store, self._total, self._done_before = topology, rank_store, total, done
+        self._topology, self._rank_store, self._total, self._done_before = topology, rank_store, total, 0
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
         self._heard: dict[int, tuple[int, float]] = {}

@@ -182,14 +182,14 @@ def logits_from_swarm(
         EvaluationError: a batch got no logits; the message names it.
     """
     classifier = _classifier_on_swarm(model, topology)
-    tuned, rows_left = classifier.tuned, dict[int, int]()
-    keys, parts = dict[int, Key](), dict[int, list[torch.Tensor]]()
+    keys: dict[int, Key] = {}
+    answers: dict[int, list[torch.Tensor | None]] = {}
 
     def requests() -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
         for number, (key, input_ids, lengths) in enumerate(texts):
-            rows = max(1, MAX_TOKEN_BUDGET // (tuned.pre_seq_len + input_ids.shape[1]))
+            rows = max(1, MAX_TOKEN_BUDGET // (classifier.tuned.pre_seq_len + input_ids.shape[1]))
             pieces = [*zip(torch.split(input_ids, rows), torch.split(lengths, rows), strict=True)]
-            keys[number], parts[number], rows_left[number] = key, [torch.empty(0)] * len(pieces), len(pieces)
+            keys[number], answers[number] = key, [None] * len(pieces)
             for place, (ids, ends) in enumerate(pieces):
                 yield number, place, ids, ends
 
@@ -201,12 +201,13 @@ def logits_from_swarm(
             raise type(error)(f"{name(keys[number])}: {error}") from error
 
     window = _window(classifier, topology, in_flight)
-    with closing(map_in_flight(ask, requests(), window, retries=lambda: classifier.retries)) as answers:
-        for number, place, logits in answers:
-            parts[number][place] = logits
-            rows_left[number] -= 1
-            if not rows_left[number]:
-                yield keys.pop(number), torch.cat(parts.pop(number))
+    with closing(map_in_flight(ask, requests(), window, retries=lambda: classifier.retries)) as answered:
+        for number, place, logits in answered:
+            answers[number][place] = logits
+            found = [part for part in answers[number] if part is not None]
+            if len(found) == len(answers[number]):
+                del answers[number]
+                yield keys.pop(number), torch.cat(found)
 
 
 def _classifier_on_swarm(model: nn.Module, topology: Topology) -> Classifier:

@@ -54,16 +54,15 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_session(leader: int, timeout: float = _SESSION_END_SECONDS) -> None:
+def end_session(leader: int) -> None:
     """Kills all processes of a session that a child of this process leads, and reaps them.
 
     The leader may be gone while its helpers live: its id remains their group's until the last one ends.
 
     Args:
         leader: id of the child that was started with `start_new_session=True`.
-        timeout: seconds to wait for adopted processes to end.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _SESSION_END_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)

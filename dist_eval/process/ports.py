@@ -18,15 +18,12 @@ def free_ports(host: str, count: int) -> list[int]:
     They are not reserved, and a server takes seconds until it binds one. So they are below the ephemeral ports, where
     another process is much less likely to bind one first, which would make the server fail.
     """
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket(_family(host)) as one, contextlib.suppress(OSError):
+        with socket.socket(family) as one, contextlib.suppress(OSError):
             one.bind((host, port))
             found.append(port)
         if len(found) == count:
             return found
     raise RunError(f"There are not {count} free ports on {host} from {_PORTS.start} to {_PORTS.stop - 1}.")
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

@@ -78,7 +78,8 @@ def test_what_a_rank_waits_for_is_shown_by_the_leader(two_ranks: MakeProgress) -
 
 def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> None:
     stream = io.StringIO()
-    ranks = two_ranks(0, done=60, stream=stream), two_ranks(1)
+    ranks = two_ranks(0, stream=stream), two_ranks(1)
+    ranks[0].begin(60, 0)
     with shown(*ranks):
         ranks[0].add(15)
         ranks[1].add(25)
