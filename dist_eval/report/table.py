@@ -119,9 +119,17 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
     return lines + notes.lines()
 
 
+def limits_words(name: str, interval: Interval | None) -> str:
+    """Returns the suffix of a metric that has its interval; empty if there is none."""
+    if interval is None or interval.limits is None:
+        return ""
+    low, high = interval.limits
+    return f" [{figure_words(name, low)}, {figure_words(name, high)}]"
+
+
 def interval_words(name: str, interval: Interval, notes: Footnotes, why_undefined: str | None = None) -> str:
     """Returns the suffix of a metric in a table: its interval, or the number of the footnote with the reason."""
-    return _limits(name, interval) or notes.mark(why_undefined or interval.reason)
+    return limits_words(name, interval) or notes.mark(why_undefined or interval.reason)
 
 
 def figures_of_slices(problem: str) -> Sequence[str]:
@@ -216,13 +224,4 @@ def _number(value: float | None, name: str = "") -> str:
 
 
 def _interval(name: str, interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    return _limits(name, interval) or f"  (no interval: {interval.reason})"
-
-
-def _limits(name: str, interval: Interval) -> str:
-    if interval.limits is None:
-        return ""
-    low, high = interval.limits
-    return f" [{figure_words(name, low)}, {figure_words(name, high)}]"
+    return limits_words(name, interval) or (f"  (no interval: {interval.reason})" if interval else "")
