@@ -88,7 +88,7 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     group = first.group
     if group is None:
         return
-    members = {int(rank): str(host) for rank, host in group["members"]}
+    members = dict(group.members)
     if sorted(members) != list(range(first.world_size)):
         yield Finding(
             "error",
@@ -97,13 +97,13 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
             "See that no other run uses the same port.",
         )
         return
-    slowest = max(max(facts.group["all_reduce"], facts.group["all_gather"]) for facts in ranks if facts.group)
+    slowest = max(max(facts.group.all_reduce, facts.group.all_gather) for facts in ranks if facts.group)
     by_host: dict[str, int] = {}
     for host in members.values():
         by_host[host] = by_host.get(host, 0) + 1
     hosts = ", ".join(f"{count} on {host}" for host, count in list(by_host.items())[:_SHOWN])
     text = (
-        f"{len(members)} ranks ({hosts}) come together in {group['seconds']:.1f} s; a collective takes up to "
+        f"{len(members)} ranks ({hosts}) come together in {group.seconds:.1f} s; a collective takes up to "
         f"{slowest * 1000:.1f} ms"
     )
     if slowest > _SLOW_SECONDS:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from dist_eval.cluster.hosts import interface_of, is_loopback
-from dist_eval.doctor.facts import Asked, Finding, Level, RankFacts, leaders
+from dist_eval.doctor.facts import Asked, Finding, Gpu, Level, RankFacts, leaders
 
 _CLOCK_WARNING, _CLOCK_ERROR = 1.0, 3.0
 """In seconds. Servers refuse clients beyond the second one (`MAX_DHT_TIME_DISCREPANCY_SECONDS` of hivemind 1.1.12)."""
@@ -227,18 +226,14 @@ def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 
 def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
-    gpus: dict[int, list[RankFacts]] = {}
+    sharing: dict[int, list[tuple[Gpu, int]]] = {}
     for facts in here:
         if facts.gpu is not None:
-            gpus.setdefault(facts.gpu["index"], []).append(facts)
-    for index, sharing in gpus.items():
-        gpu: dict[str, Any] = sharing[0].gpu or {}
-        needed, free = (
-            sum(facts.gpu_needed or 0 for facts in sharing),
-            min((facts.gpu or gpu)["free"] for facts in sharing),
-        )
+            sharing.setdefault(facts.gpu.index, []).append((facts.gpu, facts.gpu_needed or 0))
+    for index, users in sharing.items():
+        needed, free = sum(need for _, need in users), min(gpu.free for gpu, _ in users)
         text = (
-            f"{_ranks(sharing)} on GPU {index} ({gpu['name']}) of {here[0].host}: about {_gigabytes(needed)} are "
+            f"{_ranks(users)} on GPU {index} ({users[0][0].name}) of {here[0].host}: about {_gigabytes(needed)} are "
             f"needed, {_gigabytes(free)} are free"
         )
         if needed > free:
@@ -247,7 +242,7 @@ def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
             yield Finding("fine", "memory", text)
 
 
-def _ranks(ranks: Sequence[RankFacts]) -> str:
+def _ranks(ranks: Sequence[object]) -> str:
     return f"{len(ranks)} rank{'s' if ranks[1:] else ''}"
 
 

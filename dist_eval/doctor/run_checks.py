@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from dist_eval.doctor.facts import Asked, Finding, RankFacts, leaders
+from dist_eval.doctor.facts import Asked, Finding, RankFacts, SwarmView, leaders
 from dist_eval.swarm.coverage import format_ranges
 
 _LEAST_FREE, _LITTLE_FREE = 20 << 20, 1 << 30
@@ -150,37 +149,38 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     for places, message in _by_reason(failed, "swarm"):
         advice = "Other ranks reach it: see the route and the firewall." if len(failed) < len(ranks) else ""
         yield Finding("error", "swarm", f"At {places}: {message}", advice)
-    known = [facts for facts in ranks if facts.swarm is not None]
-    for facts in known:
-        missing = (facts.swarm or {})["missing"]
-        if missing:
-            yield Finding(
-                "error",
-                "swarm",
-                f"Seen from {facts.place}, no server holds blocks {format_ranges(missing)} of "
-                f"{(facts.swarm or {})['dht_prefix']}.",
-                "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
-            )
-            break
-    if known:
-        yield from _check_servers(known)
+    seen = [(facts, facts.swarm) for facts in ranks if facts.swarm is not None]
+    lacking = next(((facts, swarm) for facts, swarm in seen if swarm.missing), None)
+    if lacking:
+        facts, swarm = lacking
+        yield Finding(
+            "error",
+            "swarm",
+            f"Seen from {facts.place}, no server holds blocks {format_ranges(swarm.missing)} of {swarm.dht_prefix}.",
+            "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
+        )
+    if seen:
+        yield from _check_servers(seen)
 
 
-def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
-    swarm: dict[str, Any] = known[0].swarm or {}
-    servers = {s["peer"]: s for facts in known for s in (facts.swarm or {})["servers"]}
-    silent = [(facts, s) for facts in known for s in (facts.swarm or {})["servers"] if s["seconds"] is None]
-    times = [s["seconds"] for facts in known for s in (facts.swarm or {})["servers"] if s["seconds"] is not None]
+def _check_servers(seen: Sequence[tuple[RankFacts, SwarmView]]) -> Iterator[Finding]:
+    swarm = seen[0][1]
+    answers = [(facts, server) for facts, swarm in seen for server in swarm.servers]
+    servers = {server.peer: server for _, server in answers}
+    silent = [(facts, server) for facts, server in answers if server.seconds is None]
+    times = [server.seconds for _, server in answers if server.seconds is not None]
     for facts, server in silent[:_SHOWN]:
         yield Finding(
             "error",
             "swarm",
-            f"{facts.place[0].upper()}{facts.place[1:]} gets no answer from server ...{server['peer'][-8:]} (blocks "
-            f"{server['blocks']}), which announces itself.",
+            f"{facts.place[0].upper()}{facts.place[1:]} gets no answer from server ...{server.peer[-8:]} (blocks "
+            f"{server.blocks}), which announces itself.",
             "See at what address it announces itself, and whether that host reaches it.",
         )
-    kinds = {f"{s['dtype']}" + ("" if s["quantization"] in (None, "none") else f" ({s['quantization']})")
-             for s in servers.values()}  # fmt: skip
+    kinds = {
+        f"{server.dtype}" + ("" if server.quantization in (None, "none") else f" ({server.quantization})")
+        for server in servers.values()
+    }
     if len(kinds) > 1:
         yield Finding(
             "warning",
@@ -190,12 +190,12 @@ def _check_servers(known: Sequence[RankFacts]) -> Iterator[Finding]:
         )
     if times and max(times) > _FAR_SECONDS:
         yield Finding("warning", "swarm", f"A server takes {max(times):.2f} s to answer.", "Use servers nearby.")
-    if not swarm["missing"] and not silent and times:
-        alone = [number for number, count in enumerate(swarm["replicas"]) if count == 1]
+    if not swarm.missing and not silent and times:
+        alone = [number for number, count in enumerate(swarm.replicas) if count == 1]
         yield Finding(
             "fine",
             "swarm",
-            f"{len(servers)} servers hold all {swarm['num_blocks']} blocks of {swarm['dht_prefix']}"
+            f"{len(servers)} servers hold all {swarm.num_blocks} blocks of {swarm.dht_prefix}"
             + (f" ({len(alone)} blocks have one server only)" if alone else "")
             + f"; they answer within {max(times) * 1000:.0f} ms",
         )
