@@ -140,11 +140,8 @@ def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
     cells = [str(outcome.folder), outcome.status, examples]
     for name in figures:
         value = run.metrics.get(name) if run else None
-        cells.append(
-            "-"
-            if run is None or value is None
-            else figure_words(name, value) + limits_words(name, run.intervals.get(name))
-        )
+        limits = limits_words(name, run.intervals.get(name)) if run else ""
+        cells.append("-" if value is None else figure_words(name, value) + limits)
     return cells
 
 

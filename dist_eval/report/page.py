@@ -131,7 +131,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
             "page_size": _PAGE_SIZE,
             "most_choices": _MOST_CHOICES,
         },
-        facts=_facts(run),
+        details=_details(run),
     )
 
 
@@ -183,7 +183,7 @@ def _scatters(run: FinishedRun) -> dict[str, Any]:
     return {"scatters": shown, "scatter_points": len(labels), "scatters_omitted": len(names) - len(shown)}
 
 
-def _facts(run: FinishedRun) -> list[tuple[str, str]]:
+def _details(run: FinishedRun) -> list[tuple[str, str]]:
     results, options = run.results, options_of(run.results)
     data, environment = results.data, results.environment
     counts = {
@@ -192,7 +192,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         "without a token that the tokenizer knows": data.unknown,
     }
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
-    facts = {
+    details = {
         "base model": base_name(results.model),
         "tuned checkpoint": checkpoint_name(results.model),
         "dataset": " ".join(part for part in where_from if part),
@@ -212,7 +212,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         "git commit": environment.git_commit,
         "digest of texts and labels": data.text_digest,
     }
-    return [(name, str(value)) for name, value in facts.items() if value]
+    return [(name, str(value)) for name, value in details.items() if value]
 
 
 def _backend(options: Mapping[str, Any]) -> str:
