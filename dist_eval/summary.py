@@ -22,6 +22,9 @@ from dist_eval.errors import ConfigError, EvaluationError, RunError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
+from dist_eval.results.inputs import Coverage
+from dist_eval.results.run import CompleteRun, RunningRun
+from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.tables import markdown_table, text_table
 
@@ -61,13 +64,12 @@ def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) 
     Raises:
         ConfigError: no complete run has one of the requested metrics.
     """
-    complete = [outcome for outcome in outcomes if outcome.status == "complete"]
-    known = {name for outcome in complete for name in _metrics(outcome)}
+    complete = [run for run in map(_complete_run, outcomes) if run]
+    known = {name for run in complete for name in run.metrics}
     for name in asked or ():
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    problems = [outcome.as_dict.get("problem_type", "") for outcome in complete]
-    usual = [name for problem in problems for name in metric_names(problem, "compared")]
+    usual = [name for run in complete for name in metric_names(run.problem_type, "compared")]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
 
 
@@ -80,77 +82,90 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
         labels (other_data_than), and for each metric its value and the limits of its interval (NAME_low, NAME_high),
         null if undefined.
     """
-    rows, first = [], next((outcome for outcome in outcomes if outcome.status == "complete"), None)
+    rows, first = [], _first_complete(outcomes)
     for outcome in outcomes:
-        complete = outcome.status == "complete"
-        coverage = outcome.as_dict.get("coverage") or {}
+        run, coverage = _complete_run(outcome), _coverage(outcome)
         row: dict[str, Any] = {
             "run": str(outcome.folder),
             "status": outcome.status,
             "exit_status": outcome.exit_status,
             "reason": outcome.reason,
-            "problem_type": outcome.as_dict.get("problem_type"),
-            "examples": coverage.get("expected"),
-            "missing": coverage.get("missing"),
-            "failed": coverage.get("failed"),
-            "seconds": (outcome.as_dict.get("throughput") or {}).get("seconds"),
-            "other_data_than": str(first.folder) if first and complete and _data(outcome) != _data(first) else None,
+            "problem_type": run.problem_type if run else None,
+            "examples": coverage.expected if coverage else None,
+            "missing": coverage.missing if coverage else None,
+            "failed": coverage.failed if coverage else None,
+            "seconds": run.throughput.seconds if run else None,
+            "other_data_than": str(first.folder) if first and _is_on_other_data(outcome, first) else None,
         }
         for name in figures:
-            interval = (outcome.as_dict.get("intervals") or {}).get(name) or {}
-            row[name] = _metrics(outcome).get(name) if complete else None
-            row[f"{name}_low"], row[f"{name}_high"] = (
-                interval.get(end) if complete else None for end in ("low", "high")
-            )
+            interval = run.intervals.get(name) if run else None
+            row[name] = run.metrics.get(name) if run else None
+            row[f"{name}_low"], row[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
         rows.append(row)
     return rows
 
 
-def _metrics(outcome: Outcome) -> dict[str, float | None]:
-    return outcome.as_dict.get("metrics") or {}
+def _complete_run(outcome: Outcome) -> CompleteRun | None:
+    return outcome.results if isinstance(outcome.results, CompleteRun) else None
 
 
-def _data(outcome: Outcome) -> str | None:
-    return (outcome.as_dict.get("data") or {}).get("text_digest")
+def _coverage(outcome: Outcome) -> Coverage | None:
+    results = outcome.results
+    return None if results is None or isinstance(results, RunningRun) else results.coverage
 
 
-def _table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> list[list[str]]:
-    return [["run", "status", "examples", *figures], *(_cells(row, figures) for row in rows)]
+def _first_complete(outcomes: Sequence[Outcome]) -> Outcome | None:
+    return next((outcome for outcome in outcomes if outcome.status == "complete"), None)
 
 
-def _cells(row: dict[str, Any], figures: Sequence[str]) -> list[str]:
-    from dist_eval.report.table import figure_words
+def _is_on_other_data(outcome: Outcome, first: Outcome) -> bool:
+    return outcome.status == "complete" and _text_digest(outcome) != _text_digest(first)
 
-    examples = "-" if row["examples"] is None else str(row["examples"] - (row["missing"] or 0))
-    if row["missing"]:
-        examples += f" of {row['examples']}"
-    cells = [row["run"], row["status"], examples]
+
+def _text_digest(outcome: Outcome) -> str | None:
+    results = outcome.results
+    return results.data.text_digest if isinstance(results, CompleteRun | TuningRun) else None
+
+
+def _table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[list[str]]:
+    return [["run", "status", "examples", *figures], *(_cells(outcome, figures) for outcome in outcomes)]
+
+
+def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
+    from dist_eval.report.table import figure_words, limits_words
+
+    run, coverage, examples = _complete_run(outcome), _coverage(outcome), "-"
+    if coverage:
+        examples = f"{coverage.expected - coverage.missing}" + (f" of {coverage.expected}" if coverage.missing else "")
+    cells = [str(outcome.folder), outcome.status, examples]
     for name in figures:
-        value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
-        interval = "" if low is None else f" [{figure_words(name, low)}, {figure_words(name, high)}]"
-        cells.append("-" if value is None else f"{figure_words(name, value)}{interval}")
+        value = run.metrics.get(name) if run else None
+        limits = limits_words(name, run.intervals.get(name)) if run else ""
+        cells.append("-" if value is None else figure_words(name, value) + limits)
     return cells
 
 
-def _verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the number of complete runs, and for each of the others the reason."""
-    incomplete = [row for row in rows if row["status"] != "complete"]
-    lines = [f"{len(rows) - len(incomplete)} of {len(rows)} runs are complete"]
-    for row in incomplete:
-        advice = "; running the same command again resumes it" if row["exit_status"] == STOPPED else ""
-        lines.append(f"{row['run']}: {row['status']}" + (f", {row['reason']}" if row["reason"] else "") + advice)
-    return [*lines, *_cautions([row for row in rows if row["status"] == "complete"])]
+def _verdict(outcomes: Sequence[Outcome]) -> list[str]:
+    """Returns the number of complete runs, for each of the others the reason, and cautions."""
+    complete = [outcome for outcome in outcomes if outcome.status == "complete"]
+    lines = [f"{len(complete)} of {len(outcomes)} runs are complete"]
+    for outcome in outcomes:
+        if outcome.status != "complete":
+            reason = f", {outcome.reason}" if outcome.reason else ""
+            advice = "; running the same command again resumes it" if outcome.exit_status == STOPPED else ""
+            lines.append(f"{outcome.folder}: {outcome.status}{reason}{advice}")
+    return [*lines, *_cautions(complete)]
 
 
-def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
+def _cautions(complete: Sequence[Outcome]) -> list[str]:
     """Returns warnings about metrics that should not be compared directly."""
-    others = [row for row in complete if row["other_data_than"]]
+    others = [outcome for outcome in complete if _is_on_other_data(outcome, complete[0])]
     lines = [
-        f"{row['run']}: on other data than {row['other_data_than']}, their metrics are not comparable" for row in others
+        f"{one.folder}: on other data than {complete[0].folder}, their metrics are not comparable" for one in others
     ]
-    alike = [row for row in complete if not row["other_data_than"]]
+    alike = [outcome for outcome in complete if not _is_on_other_data(outcome, complete[0])]
     if len(alike) > 1:
-        named = [shlex.quote(row["run"]) for row in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
+        named = [shlex.quote(str(one.folder)) for one in alike[:_RUNS_NAMED]] + ["..."] * (len(alike) > _RUNS_NAMED)
         lines.append(
             f"the best of {len(alike)} is biased upwards by the selection; for tests of the differences: "
             f"dist-eval compare {' '.join(named)}"
@@ -158,15 +173,15 @@ def _cautions(complete: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def format_table(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
+def format_table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table for a terminal."""
-    return "\n".join([*text_table(_table(rows, figures)), "", *_verdict(rows)])
+    return "\n".join([*text_table(_table(outcomes, figures)), "", *_verdict(outcomes)])
 
 
-def format_markdown(rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> str:
+def format_markdown(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table in Markdown."""
-    lines = markdown_table([[cell.replace("|", "\\|") for cell in cells] for cells in _table(rows, figures)])
-    first, *others = _verdict(rows)
+    lines = markdown_table([[cell.replace("|", "\\|") for cell in cells] for cells in _table(outcomes, figures)])
+    first, *others = _verdict(outcomes)
     return "\n".join([*lines, "", f"{first}.", *(f"- {line}" for line in others)]) + "\n"
 
 
@@ -178,15 +193,16 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]], figures: Sequence[str]) -> None:
+def write(path: Path, outcomes: Sequence[Outcome], figures: Sequence[str]) -> None:
     """Writes the summary to a file, in the format of its suffix; creates the folder if it does not exist.
 
     Raises:
         RunError: it cannot be written.
     """
     if path.suffix == ".md":
-        text = format_markdown(rows, figures)
+        text = format_markdown(outcomes, figures)
     else:
+        rows = rows_of(outcomes, figures)
         text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -216,10 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _require_kinds(options.write)
         outcomes = [read_outcome(folder) for folder in _folders(options)]
         figures = figures_of(outcomes, options.metric)
-        rows = rows_of(outcomes, figures)
-        print(format_table(rows, figures), flush=True)
+        print(format_table(outcomes, figures), flush=True)
         for path in options.write:
-            write(path, rows, figures)
+            write(path, outcomes, figures)
     except EvaluationError as error:
         print(f"dist-eval summary: {error}", file=sys.stderr)
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED

@@ -58,8 +58,8 @@ def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[Cus
     from dist_eval.data.problems import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics
 
-    specs = [one for one in given if one not in first.figures and (":" in one or "=" in one or Path(one).exists())]
-    taken = [name for name in first.figures if name not in first.results["custom_metrics"]]
+    specs = [one for one in given if one not in first.metrics and (":" in one or "=" in one or Path(one).exists())]
+    taken = [name for name in first.metrics if name not in first.results.custom_metrics]
     outputs = first.predictions.num_labels
     custom_metrics = load_metrics(specs, PROBLEMS[first.problem], outputs, taken) if specs else []
     names = {metric.spec: metric.name for metric in custom_metrics}

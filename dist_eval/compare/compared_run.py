@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from dist_eval.errors import RunError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.results.record import Figures
+    from dist_eval.results.run import CompleteRun
     from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import Statistic
 
@@ -33,7 +35,7 @@ class Run:
     """
 
     folder: Path
-    results: dict[str, Any]
+    results: CompleteRun
     predictions: SavedPredictions
     group: np.ndarray | None = None
     custom_statistics: Sequence[Statistic] = ()
@@ -51,13 +53,13 @@ class Run:
         from dist_eval.runs.reading import read_results
         from dist_eval.runs.saved_predictions import GROUP, SavedPredictions, read_predictions
 
-        results = read_results(folder).to_json()
+        results = read_results(folder)
         try:
             columns = read_predictions(folder / PREDICTIONS)
             predictions = SavedPredictions.of_columns(columns)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{folder / PREDICTIONS} cannot be read: {error}.") from error
-        run = cls(folder, results, predictions, columns.get(GROUP) if results["groups"] else None)
+        run = cls(folder, results, predictions, columns.get(GROUP) if results.groups else None)
         run._require_groups()
         return run
 
@@ -65,10 +67,10 @@ class Run:
         """Raises RunError if the files do not agree on the groups: an older run, or one that was interrupted."""
         import numpy as np
 
-        groups = self.results["groups"]
-        if groups and (self.group is None or len(np.unique(self.group)) != groups["count"]):
+        groups = self.results.groups
+        if groups and (self.group is None or len(np.unique(self.group)) != groups.count):
             raise RunError(
-                f"{self.folder} has intervals over groups of {groups['column']!r}, but its predictions.parquet does "
+                f"{self.folder} has intervals over groups of {groups.column!r}, but its predictions.parquet does "
                 "not hold these groups. Run the same command again: it writes them and sends nothing."
             )
 
@@ -83,41 +85,43 @@ class Run:
         found = custom_results(metrics, Inputs.of(self.predictions), {})
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
         statistics = statistics_of_functions(metrics, self.predictions, units)
-        confidence = self.results["config"]["confidence"]
-        intervals = {}
+        results, intervals = self.results, {}
         for statistic in statistics:
             values = {name: found.values[name] for name in statistic.names}
             defined = {name: value for name, value in values.items() if value is not None}
             evidence = gather_evidence(statistic, defined)
-            intervals.update({name: one.interval(confidence).to_json() for name, one in evidence.items()})
-        sections: dict[str, dict[str, Any]] = {
-            "metrics": found.values,
-            "undefined": found.undefined,
-            "intervals": intervals,
+            intervals.update({name: one.interval(self.confidence) for name, one in evidence.items()})
+        revised = {
+            "metrics": {**results.metrics, **found.values},
+            "undefined": {**results.undefined, **found.undefined},
+            "intervals": {**results.intervals, **intervals},
         }
-        revised = {name: {**self.results[name], **section} for name, section in sections.items()}
-        return replace(self, results={**self.results, **revised}, custom_statistics=statistics)
+        return replace(self, results=results.model_copy(update=revised), custom_statistics=statistics)
+
+    @property
+    def confidence(self) -> float:
+        """Confidence level of the run's intervals."""
+        return cast(float, self.results.config["confidence"])
 
     @property
     def problem(self) -> str:
         """Name of the problem type."""
-        return self.results["problem_type"]
+        return self.results.problem_type
 
     @property
-    def figures(self) -> dict[str, float | None]:
-        """The section `metrics` of the results."""
-        return self.results["metrics"]
+    def metrics(self) -> Figures:
+        """The metrics by name."""
+        return self.results.metrics
 
     @property
     def group_column(self) -> str | None:
         """The column whose groups are resampled as clusters; None if examples are independent."""
-        groups = self.results["groups"]
-        return groups["column"] if groups else None
+        return self.results.groups.column if self.results.groups else None
 
     @property
     def label_names(self) -> list[str]:
         """Names of the classes, labels or outputs."""
-        return [row["label"] for row in self.results["per_class"]]
+        return self.results.label_names
 
 
 def require_comparable(first: Run, second: Run) -> None:
@@ -131,9 +135,9 @@ def require_comparable(first: Run, second: Run) -> None:
     pair = f"{first.folder} and {second.folder} cannot be compared"
     if first.problem != second.problem:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
-    if first.results["data"].get("text_digest") != second.results["data"].get("text_digest"):
+    if first.results.data.text_digest != second.results.data.text_digest:
         sources = " and ".join(
-            f"{run.results['data']['source']} ({len(run.predictions)} examples)" for run in (first, second)
+            f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
         )
         raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
     if first.label_names != second.label_names:

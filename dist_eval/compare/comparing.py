@@ -125,7 +125,7 @@ def compare(
         raise ConfigError("Nothing to compare with: name at least two runs.")
     for other in others:
         require_comparable(first, other)
-    names = _names_of_figures(first, others, metrics, custom_metrics)
+    names = _metric_names(first, others, metrics, custom_metrics)
     decisive = _share_of_right(first)
     wanted = {*names} if decisive is None else {*names, decisive}
     tables = [_differences(first, other, wanted, confidence, resamples) for other in others]
@@ -162,31 +162,29 @@ def _require_functions(custom_metrics: Sequence[CustomMetric]) -> None:
             )
 
 
-def _names_of_figures(
+def _metric_names(
     first: Run, others: Sequence[Run], metrics: Sequence[str], custom_metrics: Sequence[CustomMetric]
 ) -> list[str]:
-    """Returns the names of the metric values to compare; a custom metric may have several.
+    """Returns the names of the metrics to compare; a custom metric may have several.
 
     Raises:
         ConfigError: a run does not have one of them.
     """
     if not metrics:
-        shared = [name for name in first.results["custom_metrics"] if all(name in other.figures for other in others)]
+        shared = [name for name in first.results.custom_metrics if all(name in other.metrics for other in others)]
         metrics = [*metric_names(first.problem, "compared"), *shared, *(metric.name for metric in custom_metrics)]
     names_of_custom = {metric.name for metric in custom_metrics}
     names = []
     for name in metrics:
-        several = (
-            [figure for figure in first.figures if figure.startswith(f"{name}/")] if name in names_of_custom else []
-        )
+        several = [one for one in first.metrics if one.startswith(f"{name}/")] if name in names_of_custom else []
         names += several or [name]
     for name in names:
-        if name not in first.figures:
+        if name not in first.metrics:
             raise ConfigError(
-                f"--metric {name}: no such metric; there are {', '.join(first.figures)}, and your own as "
+                f"--metric {name}: no such metric; there are {', '.join(first.metrics)}, and your own as "
                 "package.module:name."
             )
-        lacking = [str(other.folder) for other in others if name not in other.figures]
+        lacking = [str(other.folder) for other in others if name not in other.metrics]
         if lacking:
             raise ConfigError(
                 f"--metric {name}: {first.folder} has it, but not {', '.join(lacking)}. Start the command of each of "
@@ -220,10 +218,10 @@ def _differences(
         resamples=resamples,
     )
     for name in metrics - found.keys():
-        before, after = first.figures[name], other.figures[name]
-        interval = first.results["intervals"].get(name) or {}
-        reason = _NEEDS_CODE if name in first.results["custom_metrics"] else UNKNOWN
-        if interval.get("reason") == BY_BATCH:
+        before, after = first.metrics[name], other.metrics[name]
+        interval = first.results.intervals.get(name)
+        reason = _NEEDS_CODE if name in first.results.custom_metrics else UNKNOWN
+        if interval and interval.reason == BY_BATCH:
             reason = BY_BATCH
         value = None if before is None or after is None else after - before
         found[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
@@ -235,11 +233,11 @@ def _test(first: Run, change: Changes, metric: str, difference: PairedDifference
     from dist_eval.statistics import mcnemar
     from dist_eval.statistics.units import FEW_UNITS
 
-    if first.group is None:
+    groups = first.results.groups
+    if groups is None:
         return mcnemar(change.worsened, change.improved)
-    groups = first.results["groups"]
     p_value, reason = difference.p_value, difference.interval.reason
-    if groups["count"] < FEW_UNITS:
+    if groups.count < FEW_UNITS:
         p_value, reason = None, f"fewer than {FEW_UNITS} groups: too few for the bootstrap"
     return GroupedTest(
         only_first=int(change.worsened.sum()),
@@ -247,8 +245,8 @@ def _test(first: Run, change: Changes, metric: str, difference: PairedDifference
         p_value=p_value,
         reason=None if p_value is not None else reason,
         metric=metric,
-        column=groups["column"],
-        count=groups["count"],
+        column=groups.column,
+        count=groups.count,
     )
 
 

@@ -29,7 +29,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     from dist_eval.report.footnotes import Footnotes
 
     first = comparisons[0].first
-    lines = [f"{len(first.predictions)} examples of {first.results['data']['source']}; compared with {first.folder}"]
+    lines = [f"{len(first.predictions)} examples of {first.results.data.source}; compared with {first.folder}"]
     names = _short_names([first.folder, *(one.run.folder for one in comparisons)])
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
@@ -74,7 +74,7 @@ def _words_of_changes(one: Comparison) -> str:
 
 
 def _head(name: str, run: Run) -> str:
-    return _with_confidence(name, run.results["config"]["confidence"])
+    return _with_confidence(name, run.confidence)
 
 
 def _with_confidence(words: str, confidence: float | None) -> str:
@@ -89,16 +89,12 @@ def _name_of(test: McNemar | GroupedTest) -> str:
 
 
 def _figure(run: Run, name: str, notes: Footnotes) -> str:
-    from dist_eval.report.table import figure_words
+    from dist_eval.report.table import figure_words, interval_words
 
-    value, interval = run.figures[name], run.results["intervals"].get(name)
+    value, interval = run.metrics[name], run.results.intervals.get(name)
     if value is None:
-        return f"-{notes.mark(run.results['undefined'].get(name))}"
-    if interval is None or interval["low"] is None:
-        return f"{figure_words(name, value)}{notes.mark(interval and interval['reason'])}"
-    return (
-        f"{figure_words(name, value)} [{figure_words(name, interval['low'])}, {figure_words(name, interval['high'])}]"
-    )
+        return f"-{notes.mark(run.results.undefined.get(name))}"
+    return figure_words(name, value) + (interval_words(name, interval, notes) if interval else "")
 
 
 def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
@@ -110,9 +106,10 @@ def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
     value, interval = difference.value, difference.interval
     if value is None:
         return f"-{notes.mark(interval.reason)}"
-    if interval.low is None or interval.high is None:
+    if interval.limits is None:
         return f"{signed(value)}{notes.mark(interval.reason)}"
-    return f"{signed(value)} [{signed(interval.low)}, {signed(interval.high)}]"
+    low, high = interval.limits
+    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
 
 
 def _least_p(difference: PairedDifference) -> float:
@@ -148,25 +145,25 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     first = comparisons[0].first
     return {
         "examples": len(first.predictions),
-        "source": first.results["data"]["source"],
+        "source": first.results.data.source,
         "problem_type": first.problem,
         "compared_with": str(first.folder),
-        "metrics": first.figures,
-        "intervals": first.results["intervals"],
+        "metrics": first.metrics,
+        "intervals": _intervals(first),
         "runs": [
             {
                 "run": str(one.run.folder),
-                "metrics": one.run.figures,
-                "intervals": one.run.results["intervals"],
+                "metrics": one.run.metrics,
+                "intervals": _intervals(one.run),
                 "changed": int(one.changes.changed.sum()),
                 "improved": int(one.changes.improved.sum()),
                 "worsened": int(one.changes.worsened.sum()),
-                "mcnemar": None if isinstance(one.test, GroupedTest) else _test_facts(one),
-                "paired_bootstrap_of_groups": _test_facts(one) if isinstance(one.test, GroupedTest) else None,
+                "mcnemar": None if isinstance(one.test, GroupedTest) else _test_to_json(one),
+                "paired_bootstrap_of_groups": _test_to_json(one) if isinstance(one.test, GroupedTest) else None,
                 "differences": {
                     name: {
                         **asdict(difference),
-                        "interval": difference.interval.model_dump(),
+                        "interval": difference.interval.to_json(),
                         "p_value_holm": one.corrected[name],
                     }
                     for name, difference in one.differences.items()
@@ -177,7 +174,11 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     }
 
 
-def _test_facts(one: Comparison) -> dict[str, Any] | None:
+def _intervals(run: Run) -> dict[str, Any]:
+    return {name: interval.to_json() for name, interval in run.results.intervals.items()}
+
+
+def _test_to_json(one: Comparison) -> dict[str, Any] | None:
     return None if one.test is None else {**asdict(one.test), "p_value_holm": one.test_corrected}
 
 

@@ -82,18 +82,18 @@ def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
     group = first.group
     if group is None:
         return
-    members = {int(rank): str(host) for rank, host in group["members"]}
+    members = dict(group.members)
     if sorted(members) != list(range(first.world_size)):
         yield _GROUP.error(
             f"The group has {len(members)} members instead of {first.world_size}.",
             "See that no other run uses the same port.",
         )
         return
-    slowest = max(max(facts.group["all_reduce"], facts.group["all_gather"]) for facts in ranks if facts.group)
+    slowest = max(max(facts.group.all_reduce, facts.group.all_gather) for facts in ranks if facts.group)
     ranks_of_host = list(Counter(members.values()).items())
     hosts = ", ".join(f"{count} on {host}" for host, count in ranks_of_host[:_SHOWN])
     text = (
-        f"{len(members)} ranks ({hosts}) come together in {group['seconds']:.1f} s; a collective takes up to "
+        f"{len(members)} ranks ({hosts}) come together in {group.seconds:.1f} s; a collective takes up to "
         f"{slowest * 1000:.1f} ms"
     )
     if slowest > _SLOW_SECONDS:

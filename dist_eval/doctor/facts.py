@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 Level = Literal["fine", "warning", "error"]
 
@@ -50,6 +52,73 @@ class Subject:
         return Finding("fine", self.name, message)
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, with its free and total memory in bytes."""
+
+    index: int
+    name: str
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class AnnouncedServer:
+    """An online server.
+
+    Attributes:
+        peer: its peer ID.
+        blocks: its blocks, START:END.
+        dtype: dtype of its weights.
+        quantization: how they are quantized.
+        seconds: how long it takes to answer; None if it does not.
+    """
+
+    peer: str
+    blocks: str
+    dtype: str | None
+    quantization: str | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class SwarmView:
+    """The swarm as a rank sees it.
+
+    Attributes:
+        seconds: how long joining it took.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        missing: blocks without an online server.
+        replicas: number of online servers of each block.
+        servers: the online servers.
+    """
+
+    seconds: float
+    dht_prefix: str
+    num_blocks: int
+    missing: list[int]
+    replicas: list[int]
+    servers: list[AnnouncedServer]
+
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The process group as a rank sees it.
+
+    Attributes:
+        seconds: how long opening it took.
+        members: rank and host of each member; on rank 0 only.
+        all_reduce: seconds of this collective.
+        all_gather: seconds of this collective.
+    """
+
+    seconds: float
+    members: list[tuple[int, str]]
+    all_reduce: float
+    all_gather: float
+
+
 @dataclass
 class RankFacts:
     """The facts that one rank collects; unknown ones are None or empty, and `errors` has the reason.
@@ -74,7 +143,7 @@ class RankFacts:
         launcher_files: how many files torchrun, which has the ranks' store, may have open on the first host; None
             without a limit.
         memory: bytes of memory that are available to this host's ranks.
-        gpu: index, name, free and total bytes of the GPU that the rank would use.
+        gpu: the GPU that the rank would use.
         clock: seconds since 1970 at a moment that is the same on all ranks, to about 0.2 s.
         output: the output folder.
         output_free: free bytes in the output folder.
@@ -91,9 +160,8 @@ class RankFacts:
         memory_needed: bytes of memory that this rank will need, without `gpu_needed`.
         gpu_needed: bytes that it will need on a GPU.
         servers_needed: bytes that an embedded swarm needs on the leader's host.
-        swarm: {seconds, dht_prefix, num_blocks, missing, replicas, servers: [{peer, blocks, dtype, quantization,
-            seconds}]}.
-        group: {seconds, members: [[rank, host]], all_reduce, all_gather}, in seconds; members on rank 0 only.
+        swarm: the swarm as this rank sees it.
+        group: the process group as this rank sees it.
         absent: ranks that did not reach the first barrier in time.
         errors: reason of the failure, by failed step.
     """
@@ -116,7 +184,7 @@ class RankFacts:
     open_files: int | None = None
     launcher_files: int | None = None
     memory: int | None = None
-    gpu: dict[str, Any] | None = None
+    gpu: Gpu | None = None
     clock: float | None = None
     output: str = ""
     output_free: int | None = None
@@ -133,8 +201,8 @@ class RankFacts:
     memory_needed: int | None = None
     gpu_needed: int | None = None
     servers_needed: int | None = None
-    swarm: dict[str, Any] | None = None
-    group: dict[str, Any] | None = None
+    swarm: SwarmView | None = None
+    group: GroupTimes | None = None
     absent: list[int] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -145,7 +213,7 @@ class RankFacts:
     @classmethod
     def from_json(cls, text: str) -> RankFacts:
         """Reads what `to_json` wrote."""
-        return cls(**json.loads(text))
+        return TypeAdapter(cls).validate_json(text)
 
     @property
     def place(self) -> str:

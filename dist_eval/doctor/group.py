@@ -8,7 +8,7 @@ import torch
 
 from dist_eval.distributed.collectives import all_gather, process_group, sum_vectors
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.doctor.facts import RankFacts
+from dist_eval.doctor.facts import GroupTimes, RankFacts
 
 _ROUNDS = 5
 
@@ -27,15 +27,15 @@ def collect_group(facts: RankFacts, topology: Topology, rank_store: RankStore, t
     """
     start = time.monotonic()
     with process_group(topology, rank_store, timeout):
-        members = all_gather([topology.rank, topology.host])
-        seconds, times = time.monotonic() - start, {}
+        members = all_gather((topology.rank, topology.host))
+        seconds = time.monotonic() - start
         total = torch.ones(1, dtype=torch.float64)
         start = time.monotonic()
         for _ in range(_ROUNDS):
             total = sum_vectors(total)
-        times["all_reduce"] = (time.monotonic() - start) / _ROUNDS
+        reduce_seconds = (time.monotonic() - start) / _ROUNDS
         start = time.monotonic()
         for _ in range(_ROUNDS):
             all_gather(topology.rank)
-        times["all_gather"] = (time.monotonic() - start) / _ROUNDS
-    facts.group = {"seconds": seconds, "members": members if topology.is_leader else [], **times}
+        gather_seconds = (time.monotonic() - start) / _ROUNDS
+    facts.group = GroupTimes(seconds, members if topology.is_leader else [], reduce_seconds, gather_seconds)

@@ -211,11 +211,11 @@ def check_memory(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
 
 def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
     gpus = [(facts.gpu, facts.gpu_needed or 0) for facts in here if facts.gpu is not None]
-    for index in dict.fromkeys(gpu["index"] for gpu, _ in gpus):
-        sharing = [(gpu, needed) for gpu, needed in gpus if gpu["index"] == index]
-        needed, free = sum(needed for _, needed in sharing), min(gpu["free"] for gpu, _ in sharing)
+    for index in dict.fromkeys(gpu.index for gpu, _ in gpus):
+        sharing = [(gpu, needed) for gpu, needed in gpus if gpu.index == index]
+        needed, free = sum(needed for _, needed in sharing), min(gpu.free for gpu, _ in sharing)
         text = (
-            f"{_ranks(sharing)} on GPU {index} ({sharing[0][0]['name']}) of {here[0].host}: about {_gigabytes(needed)} "
+            f"{_ranks(sharing)} on GPU {index} ({sharing[0][0].name}) of {here[0].host}: about {_gigabytes(needed)} "
             f"are needed, {_gigabytes(free)} are free"
         )
         if needed > free:

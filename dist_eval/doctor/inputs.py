@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
-from dist_eval.doctor.facts import RankFacts
+from dist_eval.doctor.facts import Gpu, RankFacts
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
 from dist_eval.options.groups import ModelOptions
@@ -61,7 +61,7 @@ def _collect_gpu(facts: RankFacts, weights: int) -> bool:
         return False
     free, total = torch.cuda.mem_get_info(device)
     name = torch.cuda.get_device_name(device)
-    facts.gpu = {"index": device.index, "name": name, "free": int(free), "total": int(total)}
+    facts.gpu = Gpu(device.index, name, int(free), int(total))
     facts.gpu_needed = weights
     return True
 

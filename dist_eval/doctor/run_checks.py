@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, leaders
+from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, SwarmView, leaders
 from dist_eval.swarm.coverage import format_ranges
 
 _FOLDER = Subject("output folder")
@@ -138,10 +137,10 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         yield _SWARM.error(f"At {places}: {message}", advice)
     known = [(facts, facts.swarm) for facts in ranks if facts.swarm is not None]
     for facts, swarm in known:
-        if swarm["missing"]:
+        if swarm.missing:
             yield _SWARM.error(
-                f"Seen from {facts.place}, no server holds blocks {format_ranges(swarm['missing'])} of "
-                f"{swarm['dht_prefix']}.",
+                f"Seen from {facts.place}, no server holds blocks {format_ranges(swarm.missing)} of "
+                f"{swarm.dht_prefix}.",
                 "Start servers for them, or give the model's name in the swarm with --dht-prefix.",
             )
             break
@@ -149,20 +148,19 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         yield from _check_servers(known)
 
 
-def _check_servers(known: Sequence[tuple[RankFacts, dict[str, Any]]]) -> Iterator[Finding]:
-    seen = [(facts, server) for facts, swarm in known for server in swarm["servers"]]
-    servers = {server["peer"]: server for _, server in seen}
-    silent = [(facts, server) for facts, server in seen if server["seconds"] is None]
-    times = [server["seconds"] for _, server in seen if server["seconds"] is not None]
+def _check_servers(known: Sequence[tuple[RankFacts, SwarmView]]) -> Iterator[Finding]:
+    seen = [(facts, server) for facts, swarm in known for server in swarm.servers]
+    servers = {server.peer: server for _, server in seen}
+    silent = [(facts, server) for facts, server in seen if server.seconds is None]
+    times = [server.seconds for _, server in seen if server.seconds is not None]
     for facts, server in silent[:_SHOWN]:
         yield _SWARM.error(
-            f"{facts.place[0].upper()}{facts.place[1:]} gets no answer from server ...{server['peer'][-8:]} (blocks "
-            f"{server['blocks']}), which announces itself.",
+            f"{facts.place[0].upper()}{facts.place[1:]} gets no answer from server ...{server.peer[-8:]} (blocks "
+            f"{server.blocks}), which announces itself.",
             "See at what address it announces itself, and whether that host reaches it.",
         )
     kinds = {
-        f"{s['dtype']}" + ("" if s["quantization"] in (None, "none") else f" ({s['quantization']})")
-        for s in servers.values()
+        f"{s.dtype}" + ("" if s.quantization in (None, "none") else f" ({s.quantization})") for s in servers.values()
     }
     if len(kinds) > 1:
         yield _SWARM.warning(
@@ -172,10 +170,10 @@ def _check_servers(known: Sequence[tuple[RankFacts, dict[str, Any]]]) -> Iterato
     if times and max(times) > _FAR_SECONDS:
         yield _SWARM.warning(f"A server takes {max(times):.2f} s to answer.", "Use servers nearby.")
     _, swarm = known[0]
-    if not swarm["missing"] and not silent and times:
-        alone = [number for number, count in enumerate(swarm["replicas"]) if count == 1]
+    if not swarm.missing and not silent and times:
+        alone = [number for number, count in enumerate(swarm.replicas) if count == 1]
         yield _SWARM.fine(
-            f"{len(servers)} servers hold all {swarm['num_blocks']} blocks of {swarm['dht_prefix']}"
+            f"{len(servers)} servers hold all {swarm.num_blocks} blocks of {swarm.dht_prefix}"
             + (f" ({len(alone)} blocks have one server only)" if alone else "")
             + f"; they answer within {max(times) * 1000:.0f} ms",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dist_eval.doctor.facts import RankFacts
+from dist_eval.doctor.facts import AnnouncedServer, RankFacts, SwarmView
 from dist_eval.model.base_model_spec import BaseModelSpec
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
@@ -45,20 +45,20 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         distances = measure_distances(dht, [server.peer_id for server in online], _ANSWER_SECONDS)
     finally:
         leave_swarm(dht)
-    facts.swarm = {
-        "seconds": seconds,
-        "dht_prefix": coverage.dht_prefix,
-        "num_blocks": coverage.num_blocks,
-        "missing": coverage.missing,
-        "replicas": coverage.replicas,
-        "servers": [
-            {
-                "peer": server.peer_id,
-                "blocks": f"{server.start}:{server.end}",
-                "dtype": server.dtype,
-                "quantization": server.quantization,
-                "seconds": distances[server.peer_id],
-            }
+    facts.swarm = SwarmView(
+        seconds=seconds,
+        dht_prefix=coverage.dht_prefix,
+        num_blocks=coverage.num_blocks,
+        missing=coverage.missing,
+        replicas=coverage.replicas,
+        servers=[
+            AnnouncedServer(
+                peer=server.peer_id,
+                blocks=f"{server.start}:{server.end}",
+                dtype=server.dtype,
+                quantization=server.quantization,
+                seconds=distances[server.peer_id],
+            )
             for server in online
         ],
-    }
+    )

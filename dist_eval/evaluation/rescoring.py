@@ -12,6 +12,7 @@ from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
+from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
 from dist_eval.metrics.predictions import PredictionsLike
@@ -60,7 +61,7 @@ def rescore_complete(
         DataError: a row names no group.
     """
     results = read_results(folder.path)
-    name, figure = headline(results.metrics, results.problem_type)
+    name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
         f"{'undefined' if figure is None else figure_words(name, figure)} on {results.coverage.seen} examples. "
@@ -71,7 +72,7 @@ def rescore_complete(
     if custom_metrics or is_new_analysis:
         predictions = _predictions(folder)
         options = analysis_of(config, data)
-        metrics, custom = compute_metrics(predictions, [row.label for row in results.per_class]), CustomResults()
+        metrics, custom = compute_metrics(predictions, results.label_names), CustomResults()
         extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
         intervals: Intervals = {}
         if custom_metrics:
@@ -86,19 +87,12 @@ def rescore_complete(
             analysis = analyse(predictions, metrics, options)
             results = _merge_analysis(results, analysis, config, custom.values)
             folder.revise(results, predictions, options.groups(predictions))
-            as_dict = analysis.to_json()  # until the tables read records
-            lines = [*format_slices(as_dict["slices"], metrics.problem), *group_lines(as_dict["groups"])]
+            lines = [*format_slices(results.slices, results.problem_type), *group_lines(results.groups)]
             intervals = results.intervals
-            names = figures_shown(metrics.problem, metrics.values, custom.values)
-            shown = {name: {**metrics.values, **custom.values}[name] for name in names}
+            shown = {name: metrics.values[name] for name in figures_shown(scores_of(metrics))} | shown
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
-        print(
-            "\n".join(
-                [*format_figures(shown, notes, {name: one.to_json() for name, one in intervals.items()}), *lines]
-            ),
-            flush=True,
-        )
+        print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)
         report_on(folder.path, config.report)
     return results.metrics
 

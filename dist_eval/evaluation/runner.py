@@ -177,7 +177,7 @@ class Evaluation:
         folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
         self.session.publish_as_leader("reported", str)
         report_on(folder.path, config.report)
-        print(format_results(metrics, results.to_json(), folder.path), flush=True)
+        print(format_results(results, folder.path), flush=True)
         return metrics.values
 
     def wait_for_results(self) -> None:

@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dist_eval.errors import ConfigError, EvaluationError
 from dist_eval.report.naming import options_of
+from dist_eval.results.record import Figures
+from dist_eval.results.run import CompleteRun
 from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
 _EPILOG = """\
@@ -75,16 +76,14 @@ def _show(options: argparse.Namespace) -> None:
     if options.markdown:
         from dist_eval.report.markdown import summary
 
-        print(summary(read_results(options.run).to_json(), options.run.resolve().name), end="")
+        print(summary(read_results(options.run), options.run.resolve().name), end="")
     elif options.model_index:
         from dist_eval.report.model_card import model_index
 
-        print(
-            model_index(read_results(options.run).to_json(), options.model_name or options.run.resolve().name), end=""
-        )
+        print(model_index(read_results(options.run), options.model_name or options.run.resolve().name), end="")
     elif options.tracker:
         require_trackers(options.tracker)
-        _log(read_results(options.run).to_json(), options.run, options.tracker)
+        _log(read_results(options.run), options.run, options.tracker)
     else:
         from dist_eval.report.page import Contents, write_report
 
@@ -92,15 +91,13 @@ def _show(options: argparse.Namespace) -> None:
         print(write_report(options.run, contents, options.output))
 
 
-def _log(results: dict[str, Any], folder: Path, names: Sequence[str]) -> None:
+def _log(results: CompleteRun, folder: Path, names: Sequence[str]) -> None:
     """Logs the metrics of a run and the limits of their intervals."""
-    ends = {
-        f"{name}/{end}": interval[end]
-        for name, interval in (results.get("intervals") or {}).items()
-        for end in ("low", "high")
-    }
+    limits: Figures = {}
+    for name, interval in results.intervals.items():
+        limits |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
     with open_trackers(names, folder, options_of(results), "dist_eval") as trackers:
-        trackers.log({**results["metrics"], **ends}, step=0)
+        trackers.log({**results.metrics, **limits}, step=0)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from dist_eval.results.scores import CalibrationBin, Interval
+from dist_eval.results.work import RankTimeline, TimelineBins
 
 _LEVELS, _MOST_COLUMNS, _MOST_STRIPS, _TICKS = 5, 64, 48, 5
 
@@ -43,52 +46,43 @@ class Scale:
         return [(self(value), f"{value:.6g}") for value in values]
 
 
-def interval_bar(value: float | None, interval: Mapping[str, Any] | None) -> dict[str, float] | None:
+def interval_bar(value: float | None, interval: Interval | None) -> dict[str, float] | None:
     """Returns the coordinates of a metric and its interval on a line from 0 to 100.
 
     Args:
         value: the metric, which is at most 1.
-        interval: as in `results.json`.
+        interval: its interval, None if that was not computed.
 
     Returns:
         The coordinates; None if there is no value or no interval, or if it extends below 0.
     """
-    if value is None or not interval or interval["low"] is None:
+    if value is None or interval is None or interval.limits is None:
         return None
-    low, high = interval["low"], interval["high"]
+    low, high = interval.limits
     if not 0 <= low <= high <= 1:
         return None
     return {"value": round(100 * value, 2), "low": round(100 * low, 2), "width": round(100 * (high - low), 2)}
 
 
-def reliability(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def reliability(bins: Sequence[CalibrationBin]) -> dict[str, Any]:
     """Lays out a reliability diagram: accuracy against mean confidence, and a histogram of the confidences below it.
 
     Args:
-        bins: as in the section `calibration` of `results.json`; at least one has examples.
+        bins: at least one has examples.
 
     Returns:
         Points of the diagram with their intervals, bars of the histogram, and tick marks of the axes.
     """
     x, y = Scale(0, 1, 44, 324), Scale(0, 1, 290, 10)
-    filled = [one for one in bins if one["n"]]
-    most = max(one["n"] for one in filled)
-    points = []
-    for one in filled:
-        low, high = one["interval"]["low"], one["interval"]["high"]
-        points.append(
-            {
-                "x": x(one["mean_confidence"]),
-                "y": y(one["accuracy"]),
-                "low": None if low is None else y(low),
-                "high": None if high is None else y(high),
-            }
-        )
-    bars = [
-        {"x": x(one["low"]), "width": max(1.0, x(one["high"]) - x(one["low"]) - 1), "height": 48 * one["n"] / most}
-        for one in filled
-    ]
-    bars = [{**bar, "height": round(max(1.0, bar["height"]), 2), "width": round(bar["width"], 2)} for bar in bars]
+    most = max(one.n for one in bins)
+    points, bars = [], []
+    for one in bins:
+        if one.mean_confidence is None or one.accuracy is None:  # it has no examples
+            continue
+        low, high = map(y, one.interval.limits) if one.interval.limits else (None, None)
+        points.append({"x": x(one.mean_confidence), "y": y(one.accuracy), "low": low, "high": high})
+        left, width, height = x(one.low), x(one.high) - x(one.low) - 1, 48 * one.n / most
+        bars.append({"x": left, "width": round(max(1.0, width), 2), "height": round(max(1.0, height), 2)})
     return {"points": points, "bars": bars, "x_ticks": x.ticks(), "y_ticks": y.ticks()}
 
 
@@ -108,29 +102,29 @@ def scatter(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     return {"points": points, "x_ticks": x.ticks(), "y_ticks": y.ticks()}
 
 
-def strips(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def strips(ranks: Sequence[RankTimeline]) -> dict[str, Any] | None:
     """Lays out the activity of ranks and servers over time: a strip for each, shaded by the number in flight.
 
     Args:
-        ranks: as in `timeline.json`.
+        ranks: what each rank did.
 
     Returns:
         Strips of ranks and of servers on a common axis, in seconds from the earliest start; None if there are none.
     """
-    by_rank = {f"rank {one['rank']}": [one["batches"]] for one in ranks if one["batches"]}
-    by_server: dict[str, list[Mapping[str, Any]]] = {}
+    by_rank = {f"rank {one.rank}": [one.batches] for one in ranks if one.batches}
+    by_server: dict[str, list[TimelineBins]] = {}
     for one in ranks:
-        for peer, timeline in one["servers"].items():
+        for peer, timeline in one.servers.items():
             if timeline:
                 by_server.setdefault(peer, []).append(timeline)
     groups = {"ranks": by_rank, "servers": dict(sorted(by_server.items()))}
     everything = [timeline for group in groups.values() for several in group.values() for timeline in several]
     if not everything:
         return None
-    width = max(one["bin_seconds"] for one in everything)
+    width = max(bins.bin_seconds for bins in everything)
     while True:
-        first = min(math.floor(one["began"] / width) for one in everything)
-        last = max(math.floor((_end(one) - one["bin_seconds"] / 2) / width) for one in everything)
+        first = min(math.floor(bins.began / width) for bins in everything)
+        last = max(math.floor((_end(bins) - bins.bin_seconds / 2) / width) for bins in everything)
         if last - first < _MOST_COLUMNS:
             break
         width *= 2
@@ -146,21 +140,21 @@ def strips(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return found
 
 
-def _end(timeline: Mapping[str, Any]) -> float:
-    return timeline["began"] + len(timeline["busy"]) * timeline["bin_seconds"]
+def _end(bins: TimelineBins) -> float:
+    return bins.began + len(bins.busy) * bins.bin_seconds
 
 
 def _coarsened(
-    timelines: Iterable[Mapping[str, Any]], width: float, first: int, columns: int
+    timelines: Iterable[TimelineBins], width: float, first: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums timelines in wider bins: average number in flight, number done, number failed."""
     sums = np.zeros((3, columns))
-    for one in timelines:
-        starts = one["began"] + one["bin_seconds"] * (np.arange(len(one["busy"])) + 0.5)
-        places = np.floor(starts / width).astype(np.int64) - first
-        for row, name in enumerate(("busy", "done", "failed")):
-            share = one["bin_seconds"] / width if name == "busy" else 1.0
-            np.add.at(sums[row], places, np.asarray(one[name], dtype=np.float64) * share)
+    for bins in timelines:
+        centers = bins.began + bins.bin_seconds * (np.arange(len(bins.busy)) + 0.5)
+        places = np.floor(centers / width).astype(np.int64) - first
+        found = np.asarray([bins.busy, bins.done, bins.failed]) * [[bins.bin_seconds / width], [1.0], [1.0]]
+        for row, values in zip(sums, found, strict=True):
+            np.add.at(row, places, values)
     return sums[0], sums[1], sums[2]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dist_eval.data.problems import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.table import figures_shown
+from dist_eval.results.run import CompleteRun
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 """Names of metrics on the hub that differ from those here."""
@@ -16,7 +16,7 @@ _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spe
 _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 
-def model_index(results: Mapping[str, Any], model_name: str) -> str:
+def model_index(results: CompleteRun, model_name: str) -> str:
     """Builds the metadata of a model card.
 
     Args:
@@ -32,23 +32,22 @@ def model_index(results: Mapping[str, Any], model_name: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    config, dataset = results["config"], dataset_name(results)
-    is_regression = results["problem_type"] == REGRESSION.name
-    values = results["metrics"]
-    names = figures_shown(results["problem_type"], values, results["custom_metrics"])
+    options: dict[str, Any] = results.config
+    subset, split, dataset = options.get("subset"), options.get("split"), dataset_name(results.data)
+    is_regression = results.problem_type == REGRESSION.name
     found = [
         EvalResult(
             task_type="text-regression" if is_regression else "text-classification",
             dataset_type=dataset,
-            dataset_name=" ".join(part for part in (dataset, config.get("subset"), config.get("split")) if part),
-            dataset_config=config.get("subset"),
-            dataset_split=config.get("split"),
+            dataset_name=" ".join(part for part in (dataset, subset, split) if part),
+            dataset_config=subset,
+            dataset_split=split,
             metric_type=_type_of(name),
             metric_name=name,
-            metric_value=values[name],
+            metric_value=results.metrics[name],
         )
-        for name in names
-        if values[name] is not None
+        for name in figures_shown(results)
+        if results.metrics[name] is not None
     ]
     if not found:
         raise RunError("All figures of this run are undefined: there is nothing for a model card.")

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dist_eval.results.inputs import DatasetSummary, ModelSummary
+from dist_eval.results.run import CompleteRun
+
 _SOURCES = ("model", "dataset", "eval_dataset")
 _FILES = ("checkpoint", "output", "peers_file")
 
@@ -27,28 +30,24 @@ def name_of(source: str, is_path: bool | None = None) -> str:
     return Path(os.path.normpath(source)).name or source if is_path else source
 
 
-def dataset_name(results: Mapping[str, Any]) -> str:
-    """Returns the public name of the dataset of a complete run."""
-    data = results["data"]
-    return name_of(data["source"], data.get("is_path"))
+def dataset_name(data: DatasetSummary) -> str:
+    """Returns the public name of a dataset."""
+    return name_of(data.source, data.is_path)
 
 
-def base_name(results: Mapping[str, Any]) -> str:
-    """Returns the public name of the base model of a complete run."""
-    model = results["model"]
-    return name_of(model["base"], model.get("base_is_path"))
+def base_name(model: ModelSummary) -> str:
+    """Returns the public name of a base model."""
+    return name_of(model.base, model.base_is_path)
 
 
-def checkpoint_name(results: Mapping[str, Any]) -> str | None:
-    """Returns the public name of the tuned checkpoint of a complete run; None if there is none."""
-    folder = results["model"]["checkpoint"]
-    return name_of(folder, is_path=True) if folder else None
+def checkpoint_name(model: ModelSummary) -> str | None:
+    """Returns the public name of a tuned checkpoint; None if there is none."""
+    return name_of(model.checkpoint, is_path=True) if model.checkpoint else None
 
 
-def options_of(results: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(results: CompleteRun) -> dict[str, Any]:
     """Returns the options of a complete run without directories (see `without_folders`)."""
-    known = {"model": results["model"].get("base_is_path"), "dataset": results["data"].get("is_path")}
-    return without_folders(results["config"], known)
+    return without_folders(results.config, {"model": results.model.base_is_path, "dataset": results.data.is_path})
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:

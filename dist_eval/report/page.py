@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from dist_eval.report.charts import scatter, strips
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
 from dist_eval.report.table import group_lines
+from dist_eval.results.inputs import DatasetSummary
+from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import FinishedRun
 
@@ -92,11 +95,10 @@ def render(run: FinishedRun, contents: Contents) -> str:
     )
     # the source, not a template: the hash must be that of the text in the page
     style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
-    results = run.as_dict
-    confusion = sections.confusion(results)
-    pairs = confusion["pairs"] if confusion else []
-    of_each_pair = contents.most // (2 * max(1, len(pairs)))
-    found = worst_mistakes(run.predictions(), contents.most, [one["classes"] for one in pairs], of_each_pair)
+    results = run.results
+    confusions = sections.top_confusions(results)
+    of_each_pair = contents.most // (2 * max(1, len(confusions)))
+    found = worst_mistakes(run.predictions(), contents.most, [one.classes for one in confusions], of_each_pair)
     rows = _rows(run, found, contents)
     return environment.get_template("report.html.jinja").render(
         title=run.folder.resolve().name,
@@ -107,40 +109,41 @@ def render(run: FinishedRun, contents: Contents) -> str:
         script_hash=_hash(script),
         footnotes=Footnotes,
         headline=sections.headline(results),
-        groups=group_lines(results["groups"]),
-        confusion=confusion,
+        groups=group_lines(results.groups),
+        confusion=sections.confusion(results),
+        top_confusions=confusions,
         label_confusion=sections.label_confusion(results),
         by_class=sections.by_class(results),
         calibration=sections.calibration(results),
         slices=sections.slices(results),
         ranks=sections.ranks(results, with_hosts=contents.texts),
-        strips=strips([timeline.to_json() for timeline in run.timelines]),
+        strips=strips(run.timelines),
         **_scatters(run),
-        mistakes_title="Largest errors" if run.problem == REGRESSION.name else "Mistakes",
-        mistakes_note=_note(run, found, contents, of_each_pair if pairs else 0),
-        what_is_right="true" if run.problem == SINGLE_LABEL.name else "label",
+        mistakes_title="Largest errors" if run.results.problem_type == REGRESSION.name else "Mistakes",
+        mistakes_note=_note(run, found, contents, of_each_pair if confusions else 0),
+        what_is_right="true" if run.results.problem_type == SINGLE_LABEL.name else "label",
         rows=rows,
         page_size=_PAGE_SIZE,
         long_table=_LONG_TABLE,
         data={
             "rows": rows,
-            "pairs": [[one["label"], one["prediction"], one["count"]] for one in pairs],
+            "pairs": [[one.label, one.prediction, one.count] for one in confusions],
             "page_size": _PAGE_SIZE,
             "most_choices": _MOST_CHOICES,
         },
-        facts=_facts(run),
+        details=_details(run),
     )
 
 
 def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
     """Returns number, label, prediction, score and text of each mistake."""
     texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
-    score = "loss" if run.problem == REGRESSION.name else "probability"
+    score = "loss" if run.results.problem_type == REGRESSION.name else "probability"
     return [
         [
             f"#{one.index}",
-            sections.words(one.label, run.problem, run.label_names),
-            sections.words(one.prediction, run.problem, run.label_names),
+            sections.words(one.label, run.results.problem_type, run.results.label_names),
+            sections.words(one.prediction, run.results.problem_type, run.results.label_names),
             f"{score} {one.score:.4g}",
             _cut(texts.get(one.index, ""), contents.longest),
         ]
@@ -156,7 +159,7 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: i
     if not found.total:
         return "There are none."
     what, order = "mistakes", "the most confident"
-    if run.problem == REGRESSION.name:
+    if run.results.problem_type == REGRESSION.name:
         what, order = "examples", "those with the largest loss"
     words = f"{found.total} {what}, {order} first."
     if len(found.worst) < found.total:
@@ -169,10 +172,10 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: i
 
 
 def _scatters(run: FinishedRun) -> dict[str, Any]:
-    if run.problem != REGRESSION.name:
+    if run.results.problem_type != REGRESSION.name:
         return {"scatters": [], "scatter_points": 0, "scatters_omitted": 0}
     labels, predictions = run.sample(_SCATTER_POINTS)
-    names = run.label_names
+    names = run.results.label_names
     shown = [
         {"name": name, **scatter(labels[:, number], predictions[:, number])}
         for number, name in enumerate(names[:_SCATTERS])
@@ -180,66 +183,60 @@ def _scatters(run: FinishedRun) -> dict[str, Any]:
     return {"scatters": shown, "scatter_points": len(labels), "scatters_omitted": len(names) - len(shown)}
 
 
-def _facts(run: FinishedRun) -> list[tuple[str, str]]:
-    results = run.as_dict
-    data, config, environment = results["data"], results["config"], results.get("environment", {})
+def _details(run: FinishedRun) -> list[tuple[str, str]]:
+    results, options = run.results, options_of(run.results)
+    data, environment = results.data, results.environment
     counts = {
-        "of several lines": data["multiline"],
-        "without a token of their own": data["blank"],
-        "without a token that the tokenizer knows": data["unknown"],
+        "of several lines": data.multiline,
+        "without a token of their own": data.blank,
+        "without a token that the tokenizer knows": data.unknown,
     }
-    facts = {
-        "base model": base_name(results),
-        "tuned checkpoint": checkpoint_name(results),
-        "dataset": " ".join(str(part) for part in _where_from(results) if part),
-        "backend": _backend(results),
-        "--max-length": _longest(results),
+    where_from = (dataset_name(data), options.get("subset"), options.get("split"))
+    details = {
+        "base model": base_name(results.model),
+        "tuned checkpoint": checkpoint_name(results.model),
+        "dataset": " ".join(part for part in where_from if part),
+        "backend": _backend(options),
+        "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
-        "custom metrics": ", ".join(options_of(results).get("metric") or ()),
-        "--confidence": config.get("confidence"),
-        "--group-column": config.get("group_column"),
-        "--slice-by": ", ".join(config.get("slice_by") or ()),
-        "ranks": _ranks(results),
-        "started": results.get("started"),
-        "finished": results.get("finished"),
-        "swarm": (results.get("swarm") or {}).get("dht_prefix"),
-        "audit": _audit(results.get("audit")),
-        "versions": ", ".join(f"{name} {version}" for name, version in environment.get("packages", {}).items()),
-        "git commit": environment.get("git_commit"),
-        "digest of texts and labels": data.get("text_digest"),
+        "custom metrics": ", ".join(options.get("metric") or ()),
+        "--confidence": options.get("confidence"),
+        "--group-column": options.get("group_column"),
+        "--slice-by": ", ".join(options.get("slice_by") or ()),
+        "ranks": _ranks(results.ranks),
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "audit": _audit(results.audit),
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
+        "git commit": environment.git_commit,
+        "digest of texts and labels": data.text_digest,
     }
-    return [(name, str(value)) for name, value in facts.items() if value]
+    return [(name, str(value)) for name, value in details.items() if value]
 
 
-def _where_from(results: dict[str, Any]) -> list[str | None]:
-    return [dataset_name(results), results["config"].get("subset"), results["config"].get("split")]
-
-
-def _backend(results: dict[str, Any]) -> str:
+def _backend(options: Mapping[str, Any]) -> str:
     """Returns the backend that ran the model's blocks, and the compression of activations."""
-    config = results["config"]
-    words = "local: in each rank's own process" if config.get("backend") == "local" else "petals: on a swarm"
-    compression = config.get("compression", "none")
+    words = "local: in each rank's own process" if options.get("backend") == "local" else "petals: on a swarm"
+    compression = options.get("compression", "none")
     return words if compression == "none" else f"{words}, activations sent as {compression}"
 
 
-def _longest(results: dict[str, Any]) -> str:
-    data = results["data"]
-    words = f"{data['max_length']} tokens"
-    words += "" if results["config"].get("max_length") else " (the option was not given)"
-    return f"{words}; {data['truncated'] or 'no'} text{'' if data['truncated'] == 1 else 's'} had to be cut to it"
+def _longest(data: DatasetSummary, *, is_given: bool) -> str:
+    words = f"{data.max_length} tokens" + ("" if is_given else " (the option was not given)")
+    return f"{words}; {data.truncated or 'no'} text{'' if data.truncated == 1 else 's'} had to be cut to it"
 
 
-def _ranks(results: dict[str, Any]) -> str:
-    ranks, hosts = results["ranks"], {one["host"] for one in results["ranks"]}
+def _ranks(ranks: Sequence[RankResults]) -> str:
+    hosts = {one.host for one in ranks}
     return f"{len(ranks)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
 
 
-def _audit(audit: dict[str, Any] | None) -> str:
-    if not audit:
+def _audit(audit: Audit | None) -> str:
+    if audit is None:
         return ""
-    faulty = [server["peer"] for server in audit["servers"] if server["odd"]]
-    words = f"{audit['batches']} batches sent twice, {audit['disputes']} disputes"
+    faulty = [server.peer for server in audit.servers if server.odd]
+    words = f"{audit.batches} batches sent twice, {audit.disputes} disputes"
     return words + (f"; outvoted by other servers: {', '.join(faulty)}" if faulty else "")
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_at_most_one, metric_names
+from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL
+from dist_eval.metrics.catalogue import is_at_most_one, metric_names
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.table import figure_words, figures_of_slices, figures_shown, interval_words, slice_name
+from dist_eval.report.table import (
+    class_columns,
+    figure_words,
+    figures_of_slices,
+    figures_shown,
+    interval_words,
+    slice_name,
+)
+from dist_eval.results.run import EvaluationResults
+from dist_eval.results.scores import CalibrationBin, ClassResults, Interval, OutputResults, Slice
+from dist_eval.results.work import ServerTraffic
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
@@ -21,56 +33,68 @@ and characters that fit side by side in the header; longer names of columns are 
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
-def figure(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a metric of a run, or of a slice, as text, with its interval or the reason why there is none."""
-    value, interval = results["metrics"].get(name), results["intervals"].get(name)
-    shown = _shown(interval, results["undefined"].get(name))
-    if shown["interval"]:
-        ends = {end: figure_words(name, shown["interval"][end]) for end in ("low", "high")}
-        shown["interval"] = {**shown["interval"], **ends}
-    has_bar = is_at_most_one(name) and name not in results.get("custom_metrics", ())  # a bar misleads for a loss of 0.9
-    return {
-        "name": name,
-        "value": None if value is None else figure_words(name, value),
-        "bar": interval_bar(value, interval) if has_bar else None,
-        **shown,
-    }
+@dataclass(frozen=True)
+class Figure:
+    """A metric in words.
+
+    Attributes:
+        name: its name.
+        value: its value, None if undefined.
+        limits: the limits of its interval, None without one.
+        why_undefined: why it has no value.
+        why_no_interval: why it has no interval.
+        bar: coordinates of a bar (see `interval_bar`), None without one.
+    """
+
+    name: str
+    value: str | None
+    limits: tuple[str, str] | None
+    why_undefined: str | None
+    why_no_interval: str | None
+    bar: dict[str, float] | None = None
 
 
-def _shown(interval: Mapping[str, Any] | None, why_undefined: str | None = None) -> dict[str, Any]:
-    has_ends = interval is not None and interval["low"] is not None
-    return {
-        "why": why_undefined,
-        "interval": interval if has_ends else None,
-        "no_interval": interval["reason"] if interval and not has_ends else None,
-    }
+def figure(name: str, results: EvaluationResults | Slice) -> Figure:
+    """Returns a metric of a run, or of a slice, with its interval or the reason why there is none."""
+    value, interval = results.metrics.get(name), results.intervals.get(name)
+    is_custom = isinstance(results, EvaluationResults) and name in results.custom_metrics
+    has_bar = is_at_most_one(name) and not is_custom  # a bar misleads for a loss of 0.9
+    return Figure(
+        name,
+        None if value is None else figure_words(name, value),
+        _limits_in_words(interval, partial(figure_words, name)),
+        results.undefined.get(name),
+        interval.reason if interval else None,
+        interval_bar(value, interval) if has_bar else None,
+    )
 
 
-def headline(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the main metrics, those of the table, and all others."""
-    names = figures_shown(results["problem_type"], results["metrics"], results["custom_metrics"])
-    figures = [figure(name, results) for name in names]
-    others = [figure(name, results) for name in results["metrics"] if name not in names]
-    confidences = {one["confidence"] for one in results["intervals"].values()}
-    return {
-        "cards": [figure(name, results) for name in metric_names(results["problem_type"], "cards")],
-        "figures": figures,
-        "others": others,
-        "confidence": max(confidences, default=None),
-        "majority_share": results.get("majority_share"),
-    }
-
-
-def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns a single-label confusion matrix, reduced to the most confused of many classes, and the top confusions."""
-    section = results.get("confusion_matrix")
-    if results["problem_type"] != SINGLE_LABEL.name or not section:
+def _limits_in_words(interval: Interval | None, words: Callable[[float], str]) -> tuple[str, str] | None:
+    if interval is None or interval.limits is None:
         return None
-    matrix, names = np.asarray(section["matrix"], dtype=np.int64), section["labels"]
-    wrong = matrix - np.diag(np.diag(matrix))
+    low, high = interval.limits
+    return words(low), words(high)
+
+
+def headline(results: EvaluationResults) -> dict[str, Any]:
+    """Returns the main metrics, those of the table, and all others."""
+    names = figures_shown(results)
+    return {
+        "cards": [figure(name, results) for name in metric_names(results.problem_type, "cards")],
+        "figures": [figure(name, results) for name in names],
+        "others": [figure(name, results) for name in results.metrics if name not in names],
+        "confidence": max((one.confidence for one in results.intervals.values()), default=None),
+    }
+
+
+def confusion(results: EvaluationResults) -> dict[str, Any] | None:
+    """Returns the confusion matrix of single labels, reduced to the most confused of many classes."""
+    if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
+        return None
+    matrix, names = np.asarray(results.confusion_matrix.matrix, dtype=np.int64), results.confusion_matrix.labels
     shown = np.arange(len(names))
     if len(names) > _CLASSES_IN_MATRIX + 1:
-        errors = wrong.sum(axis=0) + wrong.sum(axis=1)
+        errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
         shown = np.sort(np.argsort(-errors, kind="stable")[:_CLASSES_IN_MATRIX])
     others = np.setdiff1d(np.arange(len(names)), shown)
     small, labels = matrix[np.ix_(shown, shown)], [names[number] for number in shown]
@@ -105,80 +129,100 @@ def confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
         "is_large": len(labels) > _FEW_COLUMNS,
         "is_crowded": len(labels) > _COLUMNS_WITH_SHARES,
         "is_turned": len(labels) > _FEW_COLUMNS and len(labels) * max(map(len, labels)) > _LETTERS,
-        "pairs": _pairs(wrong, matrix.sum(axis=1), names),
     }
 
 
-def _pairs(wrong: np.ndarray, totals: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the most frequent confusions."""
-    flat = wrong.ravel()
-    order = np.argsort(-flat, kind="stable")[:_CONFUSIONS]
+@dataclass(frozen=True)
+class Confusion:
+    """Examples of a class that are taken for another one.
+
+    Attributes:
+        classes: numbers of both.
+        label: the true class.
+        prediction: the predicted one.
+        count: number of examples.
+        rate: their share of the true class.
+    """
+
+    classes: tuple[int, int]
+    label: str
+    prediction: str
+    count: int
+    rate: float
+
+
+def top_confusions(results: EvaluationResults) -> list[Confusion]:
+    """Returns the most frequent confusions of single labels; none for other problem types."""
+    if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
+        return []
+    matrix, names = np.asarray(results.confusion_matrix.matrix, dtype=np.int64), results.confusion_matrix.labels
+    totals, wrong = matrix.sum(axis=1), (matrix - np.diag(np.diag(matrix))).ravel()
+    places = np.argsort(-wrong, kind="stable")[:_CONFUSIONS].tolist()
+    pairs = [(divmod(place, len(names)), int(wrong[place])) for place in places if wrong[place]]
     return [
-        {
-            "classes": divmod(place, len(names)),
-            "label": names[place // len(names)],
-            "prediction": names[place % len(names)],
-            "count": int(flat[place]),
-            "rate": flat[place] / totals[place // len(names)],
-        }
-        for place in order.tolist()
-        if flat[place]
+        Confusion((label, prediction), names[label], names[prediction], count, count / totals[label])
+        for (label, prediction), count in pairs
     ]
 
 
-def label_confusion(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def label_confusion(results: EvaluationResults) -> dict[str, Any] | None:
     """Returns true positives, false negatives, false positives and true negatives of each label."""
-    section = results.get("confusion_matrix")
-    if results["problem_type"] != MULTI_LABEL.name or not section:
+    if results.problem_type != MULTI_LABEL.name or results.confusion_matrix is None:
         return None
-    rows = []
-    for name, ((right_no, wrong_yes), (wrong_no, right_yes)) in zip(
-        section["labels"][:_ROWS], section["matrix"], strict=False
-    ):
+    names, rows = results.confusion_matrix.labels, []
+    matrices: Any = results.confusion_matrix.matrix
+    for name, ((right_no, wrong_yes), (wrong_no, right_yes)) in zip(names[:_ROWS], matrices, strict=False):
         yes, no = right_yes + wrong_no, right_no + wrong_yes
         cells = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
         rows.append({"label": name, "cells": [(count, count / of if of else None) for count, of in cells]})
-    return {"rows": rows, "omitted": len(section["labels"]) - len(rows)}
+    return {"rows": rows, "omitted": len(names) - len(rows)}
 
 
-def by_class(results: Mapping[str, Any], most: int = _ROWS) -> dict[str, Any] | None:
-    """Returns the table of classes, labels or outputs, up to a number of rows, and its footnotes."""
-    rows, notes = results["per_class"], Footnotes()
-    is_regression = results["problem_type"] == REGRESSION.name
-    if is_regression and len(rows) < 2:
+@dataclass(frozen=True)
+class ClassTable:
+    """A table of classes, labels or outputs.
+
+    Attributes:
+        what: class, label or output.
+        columns: names of the columns.
+        rows: the name of each, and its cells: a value, and its interval or the number of a footnote.
+        notes: the footnotes.
+        omitted: number of those without a row.
+    """
+
+    what: str
+    columns: Sequence[str]
+    rows: list[tuple[str, list[tuple[str, str]]]]
+    notes: list[str]
+    omitted: int
+
+
+def by_class(results: EvaluationResults, most: int = _ROWS) -> ClassTable | None:
+    """Returns the table of classes, labels or outputs, up to a number of rows; None if there is one output."""
+    (what, columns), rows, notes = class_columns(results.problem_type), results.per_class, Footnotes()
+    if what == "output" and len(rows) < 2:
         return None
-    return {
-        "what": {SINGLE_LABEL.name: "class", MULTI_LABEL.name: "label"}.get(results["problem_type"], "output"),
-        "columns": OF_OUTPUT if is_regression else (*OF_CLASS, "support"),
-        "rows": [_row_in_words(row, notes) for row in rows[:most]],
-        "notes": notes.lines(),
-        "omitted": max(0, len(rows) - most),
-    }
+    cells = [(row.label, [_cell(name, row, notes) for name in columns]) for row in rows[:most]]
+    return ClassTable(what, columns, cells, notes.lines(), max(0, len(rows) - most))
 
 
-def _row_in_words(row: Mapping[str, Any], notes: Footnotes) -> dict[str, Any]:
-    """Returns the metrics of a class as text, and in `ends` the interval of each or the number of its footnote."""
-    intervals = row.get("intervals") or {}  # runs of earlier versions have none
-    words = {name: figure_words(name, value) if isinstance(value, float) else value for name, value in row.items()}
-    return {**words, "ends": {name: interval_words(name, one, notes) for name, one in intervals.items()}}
+def _cell(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> tuple[str, str]:
+    value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
+    words = "–" if value is None else str(value) if name == "support" else figure_words(name, value)
+    return words, "" if interval is None else interval_words(name, interval, notes)
 
 
-def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
+def calibration(results: EvaluationResults) -> dict[str, Any] | None:
     """Returns the calibration metrics and the reliability diagram, in a multi-label problem one for each label."""
-    section = results["calibration"]
-    if section is None:
+    if results.calibration is None:
         return None
-    rows = section["per_label"] or []
-    whole = [("", section["bins"])] if section["bins"] else []
-    diagrams = [*whole, *((row["label"], row["bins"]) for row in rows[:_DIAGRAMS])]
+    rows = results.calibration.per_label or []
+    whole = [("", results.calibration.bins)] if results.calibration.bins else []
+    diagrams = [*whole, *((row.label, row.bins) for row in rows[:_DIAGRAMS])]
     return {
         "figures": [figure(name, results) for name in ("ece", "brier")],
         "diagrams": [
-            {
-                "label": label,
-                "bins": [{**one, "shown": _shown(one["interval"])} for one in bins if one["n"]],
-                "chart": reliability(bins),
-            }
+            {"label": label, "bins": [(one, _accuracy(one)) for one in bins if one.n], "chart": reliability(bins)}
             for label, bins in diagrams
         ],
         "labels": rows[:_ROWS],
@@ -186,32 +230,49 @@ def calibration(results: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def slices(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _accuracy(one: CalibrationBin) -> Figure:
+    limits = _limits_in_words(one.interval, "{:.4f}".format)
+    return Figure("accuracy", f"{one.accuracy:.4f}", limits, None, one.interval.reason)
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """A table of slices by the same column.
+
+    Attributes:
+        by: the column.
+        names: names of the metrics.
+        rows: name, number of examples, and metrics of each slice.
+        has_bars: whether a slice has a bar for its first metric.
+        left_out: why metrics are undefined in all slices.
+    """
+
+    by: str
+    names: list[str]
+    rows: list[tuple[str, int, list[Figure]]]
+    has_bars: bool
+    left_out: list[str]
+
+
+def slices(results: EvaluationResults) -> list[SliceTable]:
     """Returns a table for each slicing, without metrics that are undefined in all slices."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for one in results["slices"]:
-        tables.setdefault(one["by"], []).append(one)
-    names = figures_of_slices(results["problem_type"])
+    tables: dict[str, list[Slice]] = {}
+    for one in results.slices:
+        tables.setdefault(one.by, []).append(one)
+    names = figures_of_slices(results.problem_type)
     return [_slices_by(by, rows, names) for by, rows in tables.items()]
 
 
-def _slices_by(by: str, slices: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    missing = [name for name in names[1:] if all(one["metrics"][name] is None for one in slices)]
+def _slices_by(by: str, slices: Sequence[Slice], names: Sequence[str]) -> SliceTable:
+    missing = [name for name in names[1:] if all(one.metrics[name] is None for one in slices)]
     shown = [name for name in names if name not in missing]
-    rows = [
-        {"name": slice_name(one), "n": one["n"], "figures": [figure(name, one) for name in shown]} for one in slices
-    ]
-    return {
-        "by": by,
-        "names": shown,
-        "rows": rows,
-        "has_bars": any(row["figures"][0]["bar"] for row in rows),
-        "left_out": [_why_left_out(name, slices) for name in missing],
-    }
+    rows = [(slice_name(one), one.n, [figure(name, one) for name in shown]) for one in slices]
+    has_bars = any(figures[0].bar for _, _, figures in rows)
+    return SliceTable(by, shown, rows, has_bars, [_why_left_out(name, slices) for name in missing])
 
 
-def _why_left_out(name: str, slices: Sequence[dict[str, Any]]) -> str:
-    first, *others = (one["undefined"][name] for one in slices)
+def _why_left_out(name: str, slices: Sequence[Slice]) -> str:
+    first, *others = (one.undefined[name] for one in slices)
     if all(why == first for why in others):
         return f"No slice has {name}: {first}."
     return f"No slice has {name}. In {slice_name(slices[0])!r}: {first}. The reasons of the others are in results.json."
@@ -234,40 +295,42 @@ def words(label: Any, problem: str, names: Sequence[str]) -> str:
     return ", ".join(f"{number:.6g}" for number in label[:_LABELS_SHOWN])
 
 
-def ranks(results: Mapping[str, Any], *, with_hosts: bool) -> dict[str, Any]:
+def ranks(results: EvaluationResults, *, with_hosts: bool) -> dict[str, Any]:
     """Returns the work and relative duration of each rank, and totals of each server over all ranks.
 
     Args:
-        results: content of `results.json`.
+        results: the results of a run.
         with_hosts: show the names of hosts instead of "host 1" and so on.
     """
-    hosts = {host: number for number, host in enumerate(dict.fromkeys(one["host"] for one in results["ranks"]), 1)}
-    seconds = [one["seconds"] for one in results["ranks"]]
-    longest = max(seconds)
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(one.host for one in results.ranks), 1)}
+    seconds = [one.seconds for one in results.ranks]
+    longest, median = max(seconds), np.median(seconds)
     rows = [
         {
-            **one,
-            "host": one["host"] if with_hosts else f"host {hosts[one['host']]}",
-            "share": round(100 * one["seconds"] / longest, 2) if longest else 0.0,
-            "speed": one["samples"] / one["seconds"] if one["seconds"] else None,
-            "is_slow": one["seconds"] > _SLOW * np.median(seconds),
+            "work": one,
+            "host": one.host if with_hosts else f"host {hosts[one.host]}",
+            "share": round(100 * one.seconds / longest, 2) if longest else 0.0,
+            "speed": one.samples / one.seconds if one.seconds else None,
+            "is_slow": one.seconds > _SLOW * median,
         }
-        for one in results["ranks"]
+        for one in results.ranks
     ]
-    servers: dict[str, dict[str, Any]] = {}
-    for one in results["ranks"]:
-        for server in (one.get("traffic") or {}).get("servers", ()):
-            sums = servers.setdefault(server["peer"], {"peer": server["peer"], "p50": [], "p95": []})
-            for name in ("requests", "failures", "wrong_answers"):
-                sums[name] = sums.get(name, 0) + server[name]
-            for short in ("p50", "p95"):
-                if server[f"latency_{short}"] is not None:
-                    sums[short].append(server[f"latency_{short}"])
+    servers: dict[str, list[ServerTraffic]] = {}
+    for one in results.ranks:
+        for server in one.traffic.servers if one.traffic else ():
+            servers.setdefault(server.peer, []).append(server)
     return {
         "rows": rows[:_ROWS],
         "omitted": max(0, len(rows) - _ROWS),
         "servers": [
-            {**one, "p50": max(one["p50"], default=None), "p95": max(one["p95"], default=None)}
-            for _, one in sorted(servers.items())
+            {
+                "peer": peer,
+                "requests": sum(one.requests for one in traffic),
+                "failures": sum(one.failures for one in traffic),
+                "wrong_answers": sum(one.wrong_answers for one in traffic),
+                "p50": max((one.latency_p50 for one in traffic if one.latency_p50 is not None), default=None),
+                "p95": max((one.latency_p95 for one in traffic if one.latency_p95 is not None), default=None),
+            }
+            for peer, traffic in sorted(servers.items())
         ],
     }

@@ -43,6 +43,11 @@ class Interval(
     reason: str | None = None
     """Why there is no interval."""
 
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Both limits, None if there is no interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
     @model_validator(mode="after")
     def _has_ends_or_a_reason(self) -> Interval:
         ends = (self.low, self.high, self.method)
@@ -268,3 +273,8 @@ class Analysis(Record):
     """The mistakes that the classifier was surest of; null for a regression."""
     slices: list[Slice]
     """With --slice-by: parts of the data, column by column."""
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the classes, labels or outputs."""
+        return [row.label for row in self.per_class]

@@ -23,9 +23,9 @@ _CELLS_WITH_NUMBERS, _PANELS, _POINTS = 20, 25, 2000
 _TALLEST_SIZE = 0.25
 
 
-def figure_name(metrics: Metrics) -> str:
-    """Returns the file name of the figure for metrics."""
-    return _NAMES[metrics.problem]
+def figure_name(problem: str) -> str:
+    """Returns the file name of the figure for a problem type."""
+    return _NAMES[problem]
 
 
 def draw_figure(path: Path, metrics: Metrics, predictions: Predictions) -> None:

@@ -11,12 +11,17 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 
 if TYPE_CHECKING:
-    from dist_eval.results.run import RunHeader
+    from pydantic import TypeAdapter
+
+    from dist_eval.results.run import CompleteRun, EndedRun, RunningRun
+    from dist_eval.results.tuning import StartedTuning, TuningRun
+
+    Results: TypeAlias = RunningRun | EndedRun | CompleteRun | StartedTuning | TuningRun
 
 _RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")
@@ -34,7 +39,7 @@ class Outcome:
         transient: whether the same command may get further although nothing is changed.
         version: changes whenever `results.json` is written.
         progress: changes whenever something is finished that a resumed run skips.
-        as_dict: content of `results.json` or `tuning.json`, of whatever format.
+        results: content of `results.json` or `tuning.json`; None if it cannot be read, or has another format.
     """
 
     folder: Path
@@ -43,17 +48,7 @@ class Outcome:
     transient: bool = True
     version: tuple[int, ...] = ()
     progress: frozenset[tuple[str, int, int]] = frozenset()
-    as_dict: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def results(self) -> RunHeader | None:
-        """The content of `results.json` as its record; None for a tuning, or if it has another format."""
-        from dist_eval.results.run import RUN
-
-        try:
-            return RUN.validate_python(self.as_dict)
-        except ValueError:
-            return None
+    results: Results | None = field(default=None, repr=False)
 
     @property
     def exit_status(self) -> int:
@@ -69,23 +64,34 @@ def read_outcome(folder: Path) -> Outcome:
     path = next((folder / name for name in _RESULTS if (folder / name).exists()), folder / _RESULTS[0])
     try:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
-            stat, results = os.fstat(file.fileno()), json.load(file)
+            stat, content = os.fstat(file.fileno()), json.load(file)
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
         return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
-    if not isinstance(results, dict) or "status" not in results:
+    if not isinstance(content, dict) or "status" not in content:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
-    failure = results.get("error") or {}
+    failure = content.get("error") or {}
     return Outcome(
         folder,
-        results["status"],
+        content["status"],
         reason=failure.get("message", ""),
-        transient=failure.get("transient", results["status"] != "failed"),
+        transient=failure.get("transient", content["status"] != "failed"),
         version=(stat.st_ino, stat.st_mtime_ns, stat.st_size),
         progress=_progress(folder),
-        as_dict=results,
+        results=_validated(content, path.name),
     )
+
+
+def _validated(content: dict[str, Any], name: str) -> Results | None:
+    from dist_eval.results.run import RUN
+    from dist_eval.results.tuning import TUNING
+
+    adapter: TypeAdapter[Any] = RUN if name == _RESULTS[0] else TUNING
+    try:
+        return adapter.validate_python(content)
+    except ValueError:
+        return None
 
 
 def _progress(folder: Path) -> frozenset[tuple[str, int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,21 +79,6 @@ class FinishedRun:
             raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
         return cls(folder, results, timelines)
 
-    @cached_property
-    def as_dict(self) -> dict[str, Any]:
-        """The results as JSON values, for what does not yet read the record."""
-        return self.results.to_json()
-
-    @property
-    def problem(self) -> str:
-        """Name of the problem type."""
-        return self.results.problem_type
-
-    @property
-    def label_names(self) -> list[str]:
-        """Names of the classes, labels or outputs."""
-        return [row.label for row in self.results.per_class]
-
     def predictions(self) -> Iterator[SavedPredictions]:
         """Yields the predictions, in pieces of bounded size and in dataset order.
 
@@ -147,7 +131,7 @@ class FinishedRun:
             DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.dataset import read_texts
-        from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+        from dist_eval.data.problems import PROBLEMS
 
         config: dict[str, Any] = self.results.config
         place = dataset or config["dataset"]
@@ -156,11 +140,9 @@ class FinishedRun:
             wanted,
             text_columns=config["text_column"],
             label_column=config["label_column"],
-            label_names=self.label_names,
+            label_names=self.results.label_names,
             labels=config["labels"],
-            problem=next(
-                problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION) if problem.name == self.problem
-            ),
+            problem=PROBLEMS[self.results.problem_type],
             subset=config["subset"],
             split=config["split"],
         )

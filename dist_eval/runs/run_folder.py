@@ -284,7 +284,7 @@ class RunFolder:
                 f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
                 "in its journal: start the same command again once that is fixed."
             ) from error
-        self._draw(figure_name(metrics), lambda path: draw_figure(path, metrics, predictions))
+        self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
         self._draw_reliability(results)
 
     def _draw_reliability(self, results: EvaluationResults) -> None:

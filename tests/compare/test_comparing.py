@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,9 @@ from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.run import CompleteRun
+from dist_eval.results.scores import Groups
+from dist_eval.runs.reading import read_results
 from dist_eval.runs.saved_predictions import SavedPredictions
 from dist_eval.statistics import McNemar, holm, paired_differences
 
@@ -80,9 +82,9 @@ def test_custom_metrics_are_computed_from_the_predictions_and_resampled(folders:
     )
     assert mine.p_value == pytest.approx(1 / 200)  # none of 199 resamples is as far away
     assert one.differences["order/labels"].value == 0  # of the labels alone
-    assert one.run.figures["error_rate"] == pytest.approx(1 - one.run.figures["accuracy"])
-    own, wilsons = (one.run.results["intervals"][name] for name in ("error_rate", "accuracy"))
-    assert (own["low"], own["high"]) == pytest.approx((1 - wilsons["high"], 1 - wilsons["low"]), abs=0.02)
+    assert one.run.metrics["error_rate"] == pytest.approx(1 - one.run.metrics["accuracy"])
+    own, wilsons = (one.run.results.intervals[name] for name in ("error_rate", "accuracy"))
+    assert (own.low, own.high) == pytest.approx((1 - wilsons.high, 1 - wilsons.low), abs=0.02)
     more = compare(runs, metrics=["error_rate"], custom_metrics=metrics[:1], resamples=999)[0].differences["error_rate"]
     assert (more.interval.resamples, more.p_value) == (999, pytest.approx(1 / 1000))
 
@@ -162,15 +164,13 @@ def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys:
     assert one.test.p_value is one.test_corrected is None
 
 
-def test_equal_models_with_fully_correlated_documents_rarely_differ_significantly() -> None:
+def test_equal_models_with_fully_correlated_documents_rarely_differ_significantly(tmp_path: Path) -> None:
     generator, samples, documents, rows = np.random.default_rng(7), 200, 40, 10
     index, label = np.arange(documents * rows), np.zeros(documents * rows, dtype=np.int64)
-    classes = [{"label": "yes"}, {"label": "no"}]
-    facts = {"problem_type": "single_label_classification", "data": {"text_digest": "texts"}, "per_class": classes}
-    facts |= {"metrics": {"accuracy": 0.5}, "undefined": {}, "intervals": {}, "custom_metrics": [], "groups": None}
-    grouped = {**facts, "groups": {"column": "doc", "count": documents, "largest": rows}}
+    alone = read_results(run_of(tmp_path, predictions(1.0, outputs=2), ["yes", "no"]))
+    grouped = alone.model_copy(update={"groups": Groups(column="doc", count=documents, largest=rows)})
 
-    def p_value(models: list[Predictions], results: dict[str, Any], group: np.ndarray | None) -> float:
+    def p_value(models: list[Predictions], results: CompleteRun, group: np.ndarray | None) -> float:
         saved = [SavedPredictions(one.index, one.label, one.prediction, one.loss, one.probabilities) for one in models]
         [one] = compare([Run(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
         assert one.differences["accuracy"].p_value == one.test.p_value
@@ -182,6 +182,6 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
         shares = generator.choice([0.05, 0.95], p=[0.3, 0.7], size=(2, documents))
         right = generator.random((2, documents * rows)) < np.repeat(shares, rows, axis=1)
         models = [Predictions.from_logits(index, label, np.eye(2)[np.where(one, 0, 1)]) for one in right]
-        p_values.append((p_value(models, grouped, index // rows), p_value(models, facts, None)))
+        p_values.append((p_value(models, grouped, index // rows), p_value(models, alone, None)))
     of_groups, of_rows = (np.asarray(p_values) <= 0.05).mean(axis=0)
     assert of_groups <= 0.1 < 0.3 < of_rows, (of_groups, of_rows)

@@ -32,8 +32,8 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
         difference = one.differences["accuracy"]
         shown = f"{difference.value:+.4f} [{difference.interval.low:+.4f}, {difference.interval.high:+.4f}]"
         assert shown in table
-    interval = runs[0].results["intervals"]["mcc"]
-    shown = f"{runs[0].results['metrics']['mcc']:.4f} [{interval['low']:.4f}, {interval['high']:.4f}]"
+    interval = runs[0].results.intervals["mcc"]
+    shown = f"{runs[0].metrics['mcc']:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
     assert table.count(shown) == 2
     assert table.count(", by Holm's procedure for 2 runs ") == 2 and table.count("p (Holm, 10)") == 2
     assert "<=0.0001  <=0.0009" in table  # as small as 9,999 resamples show, ten times

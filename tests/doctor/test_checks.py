@@ -10,19 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.doctor.checks import examine
-from dist_eval.doctor.facts import Asked, Finding, RankFacts
+from dist_eval.doctor.facts import AnnouncedServer, Asked, Finding, Gpu, GroupTimes, RankFacts, SwarmView
 from dist_eval.doctor.report import describe, has_errors
 
 GIB = 1 << 30
-SERVER = {"peer": "QmPeerOfServer1", "blocks": "0:4", "dtype": "float32", "quantization": "none", "seconds": 0.002}
-SWARM: dict[str, Any] = {
-    "seconds": 1.0,
-    "dht_prefix": "base-hf",
-    "num_blocks": 4,
-    "missing": [],
-    "replicas": [1, 1, 2, 2],
-    "servers": [SERVER],
-}
+SERVER = AnnouncedServer("QmPeerOfServer1", "0:4", "float32", "none", 0.002)
+SWARM = SwarmView(1.0, "base-hf", 4, missing=[], replicas=[1, 1, 2, 2], servers=[SERVER])
 ASKED = Asked(uses_swarm=True)
 
 
@@ -56,12 +49,12 @@ def healthy(hosts: int = 2, ranks_of_host: int = 2) -> list[RankFacts]:
             dataset_bytes=1000,
             memory_needed=GIB,
             swarm=SWARM,
-            group={
-                "seconds": 0.2,
-                "members": [[r, f"host-{r // ranks_of_host}"] for r in range(count)],
-                "all_reduce": 0.001,
-                "all_gather": 0.002,
-            },
+            group=GroupTimes(
+                seconds=0.2,
+                members=[(r, f"host-{r // ranks_of_host}") for r in range(count)],
+                all_reduce=0.001,
+                all_gather=0.002,
+            ),
         )
         for rank in range(count)
     ]
@@ -159,7 +152,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "hardly enough memory": (on_host_1, {"memory": 2 * GIB + 1}, "warning", ["2 ranks on host-1"]),
     "a GPU that is too small": (
         on_host_1,
-        {"gpu": {"index": 0, "name": "H", "free": GIB, "total": GIB}, "gpu_needed": GIB},
+        {"gpu": Gpu(0, "H", GIB, GIB), "gpu_needed": GIB},
         "error",
         ["2 ranks on GPU 0 (H) of host-1: about 2.0 GiB are needed, 1.0 GiB are free"],
     ),
@@ -238,25 +231,25 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     ),
     "missing blocks": (
         everywhere,
-        {"swarm": {**SWARM, "missing": [1, 2], "replicas": [1, 0, 0, 1]}},
+        {"swarm": replace(SWARM, missing=[1, 2], replicas=[1, 0, 0, 1])},
         "error",
         ["no server holds blocks 1-2 of base-hf", "--dht-prefix"],
     ),
     "a silent server": (
         rank_3,
-        {"swarm": {**SWARM, "servers": [{**SERVER, "seconds": None}]}},
+        {"swarm": replace(SWARM, servers=[replace(SERVER, seconds=None)])},
         "error",
         ["Rank 3 on host-1 gets no answer from server ...fServer1 (blocks 0:4)"],
     ),
     "servers that compute differently": (
         everywhere,
-        {"swarm": {**SWARM, "servers": [SERVER, {**SERVER, "peer": "QmOther", "dtype": "bfloat16"}]}},
+        {"swarm": replace(SWARM, servers=[SERVER, replace(SERVER, peer="QmOther", dtype="bfloat16")])},
         "warning",
         ["compute differently (bfloat16, float32)"],
     ),
     "a server that is far away": (
         everywhere,
-        {"swarm": {**SWARM, "servers": [{**SERVER, "seconds": 0.75}]}},
+        {"swarm": replace(SWARM, servers=[replace(SERVER, seconds=0.75)])},
         "warning",
         ["takes 0.75 s to answer"],
     ),
@@ -268,13 +261,13 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     ),
     "a group with other members": (
         everywhere,
-        {"group": {"seconds": 0.1, "members": [[0, "host-0"]], "all_reduce": 0.001, "all_gather": 0.001}},
+        {"group": GroupTimes(0.1, [(0, "host-0")], all_reduce=0.001, all_gather=0.001)},
         "error",
         ["The group has 1 members instead of 4"],
     ),
     "a slow network": (
         rank_3,
-        {"group": {"seconds": 0.1, "members": [], "all_reduce": 2.5, "all_gather": 0.001}},
+        {"group": GroupTimes(0.1, [], all_reduce=2.5, all_gather=0.001)},
         "warning",
         ["a collective takes up to 2500.0 ms"],
     ),

@@ -12,6 +12,7 @@ from conftest import results_of
 
 from dist_eval.report.__main__ import main
 from dist_eval.report.markdown import code, summary
+from dist_eval.results.run import CompleteRun
 
 
 def test_the_page_is_written_where_it_is_asked_for(
@@ -102,7 +103,7 @@ def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[st
     nothing = {"confidence": 0.95, "low": None, "high": None, "method": None, "resamples": None, "reason": "too few|x"}
     results["intervals"]["mcc"] = nothing
     results["slices"][0]["intervals"]["accuracy"] = nothing
-    printed = summary(results, "run")
+    printed = summary(CompleteRun.model_validate(results), "run")
     assert f"| `mcc` | {results['metrics']['mcc']:.4f} | – (1) |" in printed
     first, *_ = results["slices"]
     assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} | – (1) |" in printed

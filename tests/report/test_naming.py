@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from samples import sections
 
 from dist_eval.report.naming import dataset_name, name_of, without_folders
 
@@ -30,8 +31,9 @@ def test_only_a_path_is_shortened(source: str, is_path: bool | None, name: str) 
 def test_what_is_there_is_a_path_where_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "team" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert dataset_name({"data": {"source": "team/data"}}) == "data"
-    assert dataset_name({"data": {"source": "team/data", "is_path": False}}) == "team/data"
+    data = sections().data.model_copy(update={"source": "team/data", "is_path": None})
+    assert dataset_name(data) == "data"
+    assert dataset_name(data.model_copy(update={"is_path": False})) == "team/data"
 
 
 def test_options_lose_their_folders_and_nothing_else() -> None:

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of
+from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of, sections
 
 from dist_eval.errors import print_error
-from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.report.table import figure_words, format_results
 from dist_eval.statistics import metric_intervals
+
+
+def table_of(folder: Path, metrics: Metrics = METRICS, **changes: Any) -> str:
+    return format_results(sections(metrics, **{"per_class": metrics.per_class, **changes}), folder)
 
 
 def line_of(table: str, start: str) -> str:
@@ -19,7 +23,7 @@ def line_of(table: str, start: str) -> str:
 
 
 def test_the_table_contains_the_figures(tmp_path: Path) -> None:
-    table = format_results(METRICS, FACTS, tmp_path)
+    table = table_of(tmp_path)
     for name in ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "roc_auc"):
         digits = "#.4g" if "loss" in name else ".4f"
         assert line_of(table, name + " ").split()[1] == format(METRICS.values[name], digits)
@@ -32,7 +36,7 @@ def test_the_table_contains_the_figures(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
-    table = format_results(METRICS, FACTS, tmp_path)
+    table = table_of(tmp_path)
     assert "coverage: 5 of 5 examples, each exactly once\n" in table
     assert "speed: 10.0 examples/s, 90 tokens/s on 1 rank\n" in table
     for name in (RESULTS, "predictions.parquet", "confusion_matrix.png"):
@@ -40,37 +44,34 @@ def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_the_number_of_truncated_texts(tmp_path: Path) -> None:
-    facts = {**FACTS, "data": {**FACTS["data"], "truncated": 3}, "ranks": FACTS["ranks"] * 2}
-    table = format_results(METRICS, facts, tmp_path)
+    table = table_of(tmp_path, data={**FACTS["data"], "truncated": 3}, ranks=FACTS["ranks"] * 2)
     assert "each exactly once; 3 texts cut to 64 tokens" in table
     assert "on 2 ranks" in table
 
 
 def test_the_table_shows_the_number_of_multiline_texts(tmp_path: Path) -> None:
-    assert "lines" not in format_results(METRICS, FACTS, tmp_path)
-    facts = {**FACTS, "data": {**FACTS["data"], "multiline": 2}}
-    assert "each exactly once; 2 texts have several lines\n" in format_results(METRICS, facts, tmp_path)
-    facts["data"]["truncated"] = 3
-    table = format_results(METRICS, facts, tmp_path)
+    assert "lines" not in table_of(tmp_path)
+    data = {**FACTS["data"], "multiline": 2}
+    assert "each exactly once; 2 texts have several lines\n" in table_of(tmp_path, data=data)
+    table = table_of(tmp_path, data={**data, "truncated": 3})
     assert "each exactly once; 3 texts cut to 64 tokens; 2 texts have several lines\n" in table
 
 
 def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None:
-    table = format_results(METRICS, FACTS, tmp_path)
+    table = table_of(tmp_path)
     assert "95% interval" in table
     low, high = (FACTS["intervals"]["accuracy"][end] for end in ("low", "high"))
     assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]  (always guessing" in line_of(table, "accuracy ")
     perfect = predictions_of([0, 1] * 10, [0, 1] * 10, 2)
     metrics = compute_metrics(perfect, ["neg", "pos"])
-    intervals = {name: one.to_json() for name, one in metric_intervals(perfect, metrics, confidence=0.9).items()}
-    table = format_results(metrics, {**FACTS, "intervals": intervals}, tmp_path)
+    table = table_of(tmp_path, metrics, intervals=metric_intervals(perfect, metrics, confidence=0.9))
     assert "90% interval" in table
     assert "(no interval: all resamples give the same value" in line_of(table, "f1_macro ")
 
 
 def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([1, 1, 1], [1, 1, 1], 2), ["neg", "pos"])
-    table = format_results(metrics, FACTS, tmp_path)
+    table = table_of(tmp_path, metrics)
     assert line_of(table, "mcc ").split(maxsplit=2)[1:] == ["-", f"({metrics.undefined['mcc']})"]
     assert line_of(table, "roc_auc ").split(maxsplit=2)[1:] == ["-", "(class 'neg' without examples)"]
     assert line_of(table, "neg ").split()[1:] == ["-", "-", "-", "0"]
@@ -78,20 +79,20 @@ def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: P
 
 def test_an_average_that_is_undefined_is_a_dash_with_its_reason_somewhere(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([0, 1, 2, 0], [0, 1, 1, 0], 3), ["a", "b", "c"])
-    table = format_results(metrics, FACTS, tmp_path)
+    table = table_of(tmp_path, metrics)
     assert line_of(table, "macro avg").split()[2] == "-"
     assert "class 'c' was never predicted" in table
 
 
 def test_of_many_classes_the_table_shows_the_first(tmp_path: Path) -> None:
-    table = format_results(metrics_for([f"class-{number}" for number in range(60)]), FACTS, tmp_path)
+    table = table_of(tmp_path, metrics_for([f"class-{number}" for number in range(60)]))
     assert "class-39 " in table
     assert "class-40 " not in table
     assert "... and 20 more classes in results.json" in table
 
 
 def test_the_columns_of_the_table_are_aligned(tmp_path: Path) -> None:
-    table = format_results(metrics_for(["a", "a rather long name of a class", "b"]), FACTS, tmp_path)
+    table = table_of(tmp_path, metrics_for(["a", "a rather long name of a class", "b"]))
     header = line_of(table, "class ")
     rows = [line_of(table, start) for start in ("a ", "a rather", "b ", "macro avg", "weighted avg")]
     assert {len(row) for row in rows} == {len(header)}
@@ -118,38 +119,34 @@ def test_the_table_shows_the_findings_of_an_audit(tmp_path: Path) -> None:
         "disputes": 0,
         "first_disputes": [],
     }
-    lines = [
-        line for line in format_results(METRICS, {**FACTS, "audit": audit}, tmp_path).splitlines() if "audit" in line
-    ]
+    lines = [line for line in table_of(tmp_path, audit=audit).splitlines() if "audit" in line]
     assert len(lines) == 2
     assert "12 batches" in lines[0] and "all agree" in lines[0] and "1.5e-06" in lines[0]
     assert "for 3 there was no other server" in lines[0]
     assert "QmOdd" in lines[1] and "QmGood" not in lines[1]
     dispute = {"peers": ["QmA", "QmB"], "blocks": [0, 2], "difference": 0.5, "why": "no third server"}
     disputed = {**audit, "servers": [], "disputes": 1, "first_disputes": [dispute]}
-    lines = [
-        line for line in format_results(METRICS, {**FACTS, "audit": disputed}, tmp_path).splitlines() if "audit" in line
-    ]
+    lines = [line for line in table_of(tmp_path, audit=disputed).splitlines() if "audit" in line]
     assert "1 differ" in lines[0]
     assert "QmA" in lines[1] and "QmB" in lines[1] and "no third server" in lines[1]
-    assert "audit" not in format_results(METRICS, FACTS, tmp_path)
+    assert "audit" not in table_of(tmp_path)
 
 
 def slice_of(value: str | None, kind: str = "value", n: int = 40, f1: float | None = None) -> dict[str, Any]:
     metrics = {"accuracy": 0.875, "f1_macro": f1}
     undefined = {"f1_macro": "no class"} if f1 is None else {}
     intervals = {
-        "accuracy": {"low": 0.7, "high": 0.95, "reason": None},
-        "f1_macro": {"low": None, "high": None, "reason": "too few"},
+        "accuracy": {"confidence": 0.95, "low": 0.7, "high": 0.95, "method": "wilson"},
+        "f1_macro": {"confidence": 0.95, "reason": "too few"},
     }
     figures = {"metrics": metrics, "undefined": undefined, "intervals": intervals}
-    return {"by": "source", "kind": kind, "value": value, "n": n, **figures}
+    return {"by": "source", "kind": kind, "value": value, "low": None, "high": None, "n": n, **figures}
 
 
 def test_the_table_shows_slices(tmp_path: Path) -> None:
     values = ["web", "", None, "two\nlines", "x" * 90]
     slices = [slice_of(value) for value in values] + [slice_of("tv", f1=0.5), slice_of("book", f1=0.25)]
-    table = format_results(METRICS, {**FACTS, "slices": slices}, tmp_path)
+    table = table_of(tmp_path, slices=slices)
     assert line_of(table, "slice ").split() == ["slice", "n", "accuracy", "f1_macro"]
     assert line_of(table, "source: web").split()[2:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-", "(1)"]
     assert line_of(table, "source: tv").endswith("  0.5000 (2)") and line_of(table, "source: book").endswith("(2)")
@@ -157,13 +154,13 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
     for shown in ("source: (empty) ", "source: (missing) ", "source: two lines ", "source: " + "x" * 29 + "..."):
         assert line_of(table, shown)
     many = [slice_of(str(number)) for number in range(70)]
-    assert "... and 10 more slices in results.json" in format_results(METRICS, {**FACTS, "slices": many}, tmp_path)
-    assert "slice " not in format_results(METRICS, {**FACTS, "slices": []}, tmp_path)
+    assert "... and 10 more slices in results.json" in table_of(tmp_path, slices=many)
+    assert "slice " not in table_of(tmp_path, slices=[])
 
 
 @pytest.mark.parametrize(("count", "warned"), [(7, True), (40, False)])
 def test_the_table_mentions_groups_and_warns_if_there_are_few(tmp_path: Path, count: int, warned: bool) -> None:
-    table = format_results(METRICS, {**FACTS, "groups": {"column": "doc", "count": count, "largest": 3}}, tmp_path)
+    table = table_of(tmp_path, groups={"column": "doc", "count": count, "largest": 3})
     line = line_of(table, "intervals: ")
     assert line.startswith(f"intervals: {count} groups of 'doc' are resampled as clusters")
     assert ("with fewer than 20 there are none" in line) == warned

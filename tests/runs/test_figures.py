@@ -40,7 +40,7 @@ def test_class_names_of_any_kind_can_be_drawn(tmp_path: Path, names: list[str]) 
 def test_every_problem_type_has_a_figure(tmp_path: Path, name: str, outputs: int) -> None:
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     metrics = compute_metrics(predictions, [f"$output {number}" for number in range(outputs)])
-    path = tmp_path / figure_name(metrics)
+    path = tmp_path / figure_name(name)
     draw_figure(path, metrics, predictions)
     assert image.imread(path).size > 0
     assert (path.name == "confusion_matrix.png") == (name == SINGLE_LABEL.name)

@@ -53,6 +53,7 @@ def test_the_outcome_of_a_tuning_is_in_another_file(tmp_path: Path) -> None:
     (tmp_path / "tuning.json").write_text('{"status": "incomplete", "error": {"message": "asked"}}')
     outcome = read_outcome(tmp_path)
     assert (outcome.status, outcome.exit_status, outcome.reason) == ("incomplete", 75, "asked")
+    assert outcome.results is None  # it lacks most of its keys
 
 
 def test_a_file_that_a_person_made_stops_for_good_and_a_signal_does_not(tmp_path: Path) -> None:

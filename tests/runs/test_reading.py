@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
     run = FinishedRun.load(folder)
-    assert (run.problem, run.label_names) == ("single_label_classification", ["neg", "pos"])
+    assert run.results.label_names == ["neg", "pos"]
     assert (run.results.metrics, run.timelines) == (METRICS.values, [TIMELINE])
-    assert run.as_dict == results_of(folder)
+    assert run.results.to_json() == results_of(folder)
 
 
 def test_a_run_may_lack_a_timeline_but_not_have_a_broken_one(folder: Path) -> None:
