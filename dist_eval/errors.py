@@ -104,6 +104,11 @@ class RunStopped(EvaluationError):
         self.coverage = coverage
 
 
+def os_reason(error: Exception) -> str:
+    """Returns why the operating system refused something, without the path, which messages name themselves."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or its type if it has none."""
     lines = [line for line in str(error).splitlines() if line.strip()]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.errors import ConfigError, EvaluationError, RunError
+from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
@@ -208,7 +208,7 @@ def write(path: Path, outcomes: Sequence[Outcome], figures: Sequence[str]) -> No
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, text.encode())
     except OSError as error:
-        raise RunError(f"--write {path}: cannot be written ({error.strerror}).") from error
+        raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
 
 
 def _require_kinds(paths: Sequence[Path]) -> None:

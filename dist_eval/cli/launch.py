@@ -80,4 +80,4 @@ def _with_dashes(word: str) -> str:
     """Spells an option of the launch with dashes: torchrun accepts both --nproc-per-node and --nproc_per_node."""
     name, equals, value = word.partition("=")
     dashed = name.replace("_", "-")
-    return dashed + equals + value if dashed.removeprefix("--") in _OPTIONS else word
+    return dashed + equals + value if name.startswith("--") and dashed[2:] in _OPTIONS else word

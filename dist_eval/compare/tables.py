@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, os_reason
 from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
                     labels = (_label_words(cell, one.first.label_names) for cell in cells)
                     writer.writerow([one.run.folder, first.index[row], *labels, change])
     except OSError as error:
-        raise RunError(f"--changed {path}: cannot be written ({error.strerror}).") from error
+        raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error
 
 
 def _label_words(label: Any, names: Sequence[str]) -> str:

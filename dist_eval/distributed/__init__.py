@@ -1,6 +1,6 @@
 """Communication between ranks: store, collectives, progress, stopping.
 
 `rank_store` is a key-value store on torchrun's, with a time limit for each call (`limited_store`); `collectives` are
-exchanges in a process group; no other module imports torch.distributed. `progress` tracks how far all ranks are, `stop`
-shuts them down gracefully, `timeline` records when this rank was busy.
+exchanges in a process group; nothing else is exchanged through torch.distributed. `progress` tracks how far all ranks
+are, `stop` shuts them down gracefully, `timeline` records when this rank was busy.
 """

@@ -1,6 +1,7 @@
 """Collectives between ranks, in a gloo process group that is opened after the model is built.
 
-Only this module and `rank_store`, which passes small values between ranks without a group, import torch.distributed.
+Only this module and `rank_store`, which passes small values between ranks without a group, exchange anything through
+torch.distributed.
 """
 
 from __future__ import annotations

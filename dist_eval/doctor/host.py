@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dist_eval.cluster.hosts import address_towards, interfaces, is_loopback, outward, resolve
 from dist_eval.doctor.facts import RankFacts
+from dist_eval.errors import os_reason
 from dist_eval.process.files import most_open_files
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -131,7 +132,7 @@ def probe_rendezvous(host: str, port: int, timeout: float) -> str:
     except ConnectionRefusedError:
         pass
     except OSError as error:
-        return f"error: {error.strerror or error}"
+        return f"error: {os_reason(error)}"
     family = socket.AF_INET6 if ":" in addresses[0] else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

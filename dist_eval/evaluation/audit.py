@@ -12,7 +12,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -107,7 +106,7 @@ class Audit:
             return self._classifier.answer(input_ids, lengths, routing)
         answers, route, findings = self._audited(input_ids, lengths)
         routing.route += route
-        routing.findings = Findings.merged([routing.findings or Findings(), findings])
+        routing.findings = Findings.merged([routing.findings or Findings(), findings]).of_one_batch()
         return {name: torch.from_numpy(answers[name].copy()) for name in column_names(answers.dtype)}
 
     def _audited(
@@ -147,7 +146,7 @@ class Audit:
                 assert dispute is not None
                 disputed = Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
                 return first, own.route, disputed
-        return first, own.route, Findings()
+        return first, own.route, Findings(unanswered=1)
 
     def _by_halves(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
@@ -159,8 +158,7 @@ class Audit:
         halves = [
             self._audited(input_ids[rows], lengths[rows]) for rows in torch.arange(len(input_ids)).tensor_split(2)
         ]
-        both = Findings.merged([findings for _, _, findings in halves])
-        findings = replace(both, batches=int(both.batches > 0), alone=0, unanswered=int(both.batches == 0))
+        findings = Findings.merged([findings for _, _, findings in halves])
         route = [segment for _, route, _ in halves for segment in route]
         return np.concatenate([answers for answers, _, _ in halves]), route, findings
 

@@ -42,12 +42,14 @@ class Comparison:
         changed: examples with another prediction: position in the dataset, and both answers. None for a regression,
             where any difference would count.
         left: batches that were not compared, because the run was asked to stop.
+        failed: examples of all batches that have no answer to compare.
     """
 
     compared: int = 0
     largest_difference: float = 0.0
     changed: list[ChangedPrediction] | None = field(default_factory=list)
     left: int = 0
+    failed: int = 0
 
     @classmethod
     def merged(cls, parts: Sequence[Comparison]) -> Comparison:
@@ -58,6 +60,7 @@ class Comparison:
             largest_difference=max(part.largest_difference for part in parts),
             changed=None if parts[0].changed is None else sorted(changed, key=lambda change: change.index),
             left=sum(part.left for part in parts),
+            failed=sum(part.failed for part in parts),
         )
 
     def summary(self, folder: Path) -> BackendComparison:
@@ -108,8 +111,9 @@ def compare_backends(
     is_regression = problem_of(data.labels.dtype) is REGRESSION
     found = Comparison(changed=None if is_regression else [], left=len(batches))
     for outcome in journal.outcomes(batches):
+        found.failed += len(outcome.failed)
         if stopping():
-            break
+            continue
         rows = plan.batch(outcome.batch)
         input_ids, lengths = data.padded(rows)
         ours = checked_answers(local, torch.from_numpy(input_ids), torch.from_numpy(lengths), Routing())

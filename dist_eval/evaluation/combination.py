@@ -1,4 +1,4 @@
-"""Gathers and reduces the results of all ranks from their journals: every rank calls it, the leader gets them."""
+"""Brings together what all ranks found and did, from their journals: every rank calls `combine` and `compare_all`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Combined:
     """The results of all ranks.
 
     Attributes:
-        gathered: the predictions of all ranks.
+        gathered: the predictions of all ranks, on the leader only, and their totals.
         failed: examples without a prediction: position in the dataset, and the reason.
         ranks: each rank's entry in the section `ranks` of `results.json`.
         audit: the findings of all audits.
@@ -101,14 +101,15 @@ def compare_all(
     stop: Stop,
     rank_store: RankStore,
 ) -> Comparison:
-    """Compares the swarm's logits with those of a local model; every rank calls it, with its assigned batches.
+    """Compares the swarm's answers with those of a local model; every rank calls it, with its assigned batches.
 
     Raises:
         RunStopped: the run was asked to stop; on all ranks.
     """
     found = compare_backends(local, data, plan, journal, batches, lambda: stop.requested)
     rank_store.barrier("compared", _COMPARISON_SECONDS)
-    require_complete(found.left, 0, 0, len(data), stop, len(data))
+    examples = int(plan.sizes[batches].sum())
+    require_complete(found.left, examples - found.failed, found.failed, 0, stop, len(data))
     return Comparison.merged(all_gather(found))
 
 

@@ -81,7 +81,6 @@ def rescore_complete(
             custom = custom_results(custom_metrics, inputs, reduced)
             intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
             results = _revise_metrics(results, config, custom_metrics, custom, intervals)
-            folder.revise(results)
         shown, lines = dict(custom.values), []
         if is_new_analysis:
             analysis = analyse(predictions, metrics, options)
@@ -90,6 +89,8 @@ def rescore_complete(
             lines = [*format_slices(results.slices, results.problem_type), *group_lines(results.groups)]
             intervals = results.intervals
             shown = {name: metrics.values[name] for name in figures_shown(scores_of(metrics))} | shown
+        else:
+            folder.revise(results)
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
         print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)

@@ -137,7 +137,7 @@ class Evaluation:
             yield worker
 
     def compare(self, local: Classifier | FullClassifier, batches: np.ndarray) -> Comparison:
-        """Compares the logits in the journal with those of a model in this process (see `compare_all`)."""
+        """Compares the answers in the journal with those of a model in this process (see `compare_all`)."""
         stop, rank_store = self.session.stop, self.session.rank_store
         return compare_all(local, self.data, self.plan, self.journal, batches, stop, rank_store)
 
@@ -175,7 +175,7 @@ class Evaluation:
         )
         folder.save_timelines(combined.timelines)
         folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
-        self.session.publish_as_leader("reported", str)
+        self.session.publish_as_leader("reported", lambda: "")
         report_on(folder.path, config.report)
         print(format_results(results, folder.path), flush=True)
         return metrics.values

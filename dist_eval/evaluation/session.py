@@ -65,6 +65,8 @@ class Session(Generic[Config, Folder]):
     folder: Folder
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
+    _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
     def __enter__(self) -> Session[Config, Folder]:
         """Opens the run's folder, on the leader.
@@ -72,7 +74,6 @@ class Session(Generic[Config, Folder]):
         Raises:
             RunError: the folder cannot be written, or another run is using it.
         """
-        self._closing, self._peers = ExitStack(), SwarmPeers()
         if self.topology.is_leader:
             self.folder.open(self.topology.attempt)
             self._closing.callback(self.folder.close)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line
+from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line, os_reason
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
@@ -137,6 +136,6 @@ def write_dataset(
         )
     except OSError as error:
         raise RunError(
-            f"The tokenized dataset cannot be written to {folder}: {os.strerror(error.errno or 0)}. Nothing was lost. "
+            f"The tokenized dataset cannot be written to {folder}: {os_reason(error)}. Nothing was lost. "
             "Free some space, or name another place with the environment variable TMPDIR."
         ) from error

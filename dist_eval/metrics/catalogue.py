@@ -1,4 +1,8 @@
-"""The catalogue of metrics: what is known of each, and where it is shown. Imports no library, for command lines."""
+"""The catalogue of metrics: what is known of each, and where it is shown. Imports no library, for command lines.
+
+Their values are computed in `computing`, `multilabel` and `regression`, and again from resampled counts, for intervals,
+in `dist_eval.statistics`. A metric of each class or output also has a field in `dist_eval.results.scores`.
+"""
 
 from __future__ import annotations
 

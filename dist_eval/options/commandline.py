@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
@@ -200,7 +200,7 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+        raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
         raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
     if content is None:
@@ -234,11 +234,12 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
 
 
 def end_for_wrong_options(error: ConfigError) -> NoReturn:
-    """Prints the error on the first rank, and exits with the status for wrong options.
+    """Prints the error, once on each host, and exits with the status for wrong options.
 
-    torchrun ends all ranks as soon as one has ended: the other ranks give the first one time to print.
+    torchrun ends all ranks as soon as one has ended: the other ranks of a host give its first one time to print. Hosts
+    may have different errors, because a YAML file and a file of peers are their own.
     """
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         print(error, file=sys.stderr, flush=True)
     else:
         time.sleep(_FIRST_RANK_SECONDS)

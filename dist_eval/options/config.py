@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
     DataOptions,
     ModelOptions,
@@ -210,9 +210,7 @@ def read_peers(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"--peers-file {path}: cannot be read ({getattr(error, 'strerror', None) or error})."
-        ) from error
+        raise ConfigError(f"--peers-file {path}: cannot be read ({os_reason(error)}).") from error
     peers = [line for line in lines if line and not line.startswith("#")]
     if not peers:
         raise ConfigError(f"--peers-file {path} holds no address.")

@@ -24,7 +24,7 @@ _PEER_ADDRESS = re.compile(
 
 
 def option(default: Any, help: str, *, group: str, metavar: str | None = None, **extra: Any) -> Any:
-    """Declares a field of a `RunConfig` that is an option of the command line and of the YAML file.
+    """Declares a field of a group that is an option of the command line and of the YAML file.
 
     Args:
         default: value if the option is not given; lists are copied for each instance.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.errors import ConfigError, EvaluationError, os_reason
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import Figures
 from dist_eval.results.run import CompleteRun
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist-eval report: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        print(f"dist-eval report: {error.filename} cannot be written: {error.strerror or error}.", file=sys.stderr)
+        print(f"dist-eval report: {error.filename} cannot be written: {os_reason(error)}.", file=sys.stderr)
         return 1
     return 0
 

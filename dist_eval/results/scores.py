@@ -265,8 +265,8 @@ class Analysis(Record):
     per_class: list[ClassResults] | list[OutputResults]
     """One entry for each class or label, or for each output of a regression."""
     groups: Groups | None
-    """With --group-column: what all intervals draw whole. The column group of predictions.parquet has the group of each
-    example, by number; without --group-column there is no such column."""
+    """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has
+    the group of each example, by number; without --group-column there is no such column."""
     calibration: Calibration | None
     """Whether probabilities are what they say, null for a regression (see dist_eval/metrics/calibration.py)."""
     confident_mistakes: Annotated[list[ConfidentMistake], Field(max_length=20)] | None

@@ -55,7 +55,7 @@ class RankResults(Record):
     host: str
     """Its host."""
     began: Time
-    """When it sent its first batch."""
+    """When it was ready to send batches."""
     batches: Count
     """That it predicted in this start."""
     samples: Count

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, os_reason
 from dist_eval.process.files import write_atomically
 
 FOLDER, FINGERPRINT = "journal", "fingerprint.json"
@@ -177,7 +177,7 @@ def _readable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"The journal in {folder} cannot be read: {error.strerror or error}.") from error
+        raise RunError(f"The journal in {folder} cannot be read: {os_reason(error)}.") from error
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def _writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"The journal {path} cannot be written: {error.strerror or error}. Earlier batches are kept: start the "
+            f"The journal {path} cannot be written: {os_reason(error)}. Earlier batches are kept: start the "
             "same command again once that is fixed."
         ) from error
 

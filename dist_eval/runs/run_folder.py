@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.errors import RunError, RunStopped, print_error
+from dist_eval.errors import RunError, RunStopped, os_reason, print_error
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
@@ -102,7 +102,7 @@ class RunFolder:
             if self._before is None or self._before.status != "complete":
                 self._begin()
         except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
+            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
@@ -156,7 +156,7 @@ class RunFolder:
                 self._begin()
             fingerprint.save(self.path)
         except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {error.strerror or error}.") from error
+            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
         return True
 
     def close(self) -> None:
@@ -237,6 +237,8 @@ class RunFolder:
         self, message: str, *, rank: int, host: str, coverage: Mapping[str, int] | None = None, transient: bool = True
     ) -> bool:
         """Marks the run as incomplete, and keeps torchrun's restarts from resuming it; all else is as with `fail`."""
+        if not self.is_ours:
+            return False
         (self.path / STOP_FILE).touch()
         transient = transient and not asked_by_a_person(message)
         failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
@@ -281,7 +283,7 @@ class RunFolder:
             self._write(CompleteRun(**{**header, **changes, **dict(results)}))
         except OSError as error:
             raise RunError(
-                f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}. All predictions are "
+                f"The results cannot be written to {self.path}: {os_reason(error)}. All predictions are "
                 "in its journal: start the same command again once that is fixed."
             ) from error
         self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
@@ -307,7 +309,7 @@ class RunFolder:
         try:
             write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
         except OSError as error:
-            raise RunError(f"{self.path / TIMELINE} cannot be written: {os.strerror(error.errno or 0)}.") from error
+            raise RunError(f"{self.path / TIMELINE} cannot be written: {os_reason(error)}.") from error
 
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
@@ -327,7 +329,7 @@ class RunFolder:
                 write_predictions(self.path / PREDICTIONS, predictions, groups)
             self._write(results)
         except OSError as error:
-            raise RunError(f"The results cannot be written to {self.path}: {os.strerror(error.errno or 0)}.") from error
+            raise RunError(f"The results cannot be written to {self.path}: {os_reason(error)}.") from error
         if predictions is not None:
             self._draw_reliability(results)
 

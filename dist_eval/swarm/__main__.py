@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
-from dist_eval.errors import ConfigError, EvaluationError, SwarmError
+from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason
 from dist_eval.process.files import write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -159,7 +159,7 @@ def _claim(file: Path, first_peers: Path) -> None:
             "choose another."
         ) from error
     except OSError as error:
-        raise ConfigError(f"--peers-file {file} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"--peers-file {file} cannot be written: {os_reason(error)}.") from error
 
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:

@@ -178,6 +178,8 @@ class Attempts:
         self._messages.append(f"{what}: {first_line(error)}")
         peers = self._peers.setdefault(failure, [])
         peers.append(segment.peer)
+        if failure in (Failure.WRONG, Failure.REFUSED):
+            self._outage_since = None  # it was reached
         if failure in (Failure.WRONG, Failure.REFUSED) and self._is_confirmed(peers, sent):
             messages = "; ".join(self._messages)
             if failure is Failure.REFUSED:
@@ -196,7 +198,7 @@ class Attempts:
     def _unreachable(self, what: str, why: str, now: float) -> WaitForServers | Skip:
         if self.part.avoided:
             return self._no_second_opinion(what)
-        self._outage_since = self._outage_since or now
+        self._outage_since = now if self._outage_since is None else self._outage_since
         return WaitForServers(what, why, self._outage_since)
 
     def _no_second_opinion(self, what: str) -> Skip:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dist_eval.results.work import Audit, AuditedServer, Dispute
@@ -67,6 +67,16 @@ class Findings:
         disputes = [Dispute(**dispute) for dispute in record["disputes"]]
         counts = {name: Counter(record[name]) for name in ("agreed", "disagreed")}
         return cls(**{**record, **counts, "disputes": disputes})
+
+    def of_one_batch(self) -> Findings:
+        """Counts the parts in which a batch was compared as one batch: compared, if a part was."""
+        unanswered = not self.batches and self.unanswered > 0
+        return replace(
+            self,
+            batches=int(self.batches > 0),
+            unanswered=int(unanswered),
+            alone=int(not self.batches and not unanswered and self.alone > 0),
+        )
 
     def summary(self, fraction: float) -> Audit:
         """Returns the section `audit` of `results.json`.

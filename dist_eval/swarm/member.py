@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import read_peers
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
@@ -146,7 +146,7 @@ def make_identities(arguments: argparse.Namespace) -> None:
             addresses.append(f"{arguments.address.replace('{}', str(number))}/p2p/{peer_name(key)}")
         (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--folder {arguments.folder} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"--folder {arguments.folder} cannot be written: {os_reason(error)}.") from error
     print(*addresses, sep="\n")
 
 
@@ -161,6 +161,6 @@ def peer_name(identity: Path) -> str:
     try:
         return PeerID.from_identity(identity.read_bytes()).to_base58()
     except OSError as error:
-        raise ConfigError(f"--identity {identity} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"--identity {identity} cannot be read: {os_reason(error)}.") from error
     except Exception as error:  # hivemind's cryptography raises many kinds
         raise ConfigError(f"--identity {identity} is not a key created by `identities`.") from error

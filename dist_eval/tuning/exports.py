@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, first_line, os_reason
 from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.swarm.families import read_base_config
 
@@ -67,7 +67,7 @@ def _load(path: Path) -> Any:
         with torch.serialization.safe_globals(_ALLOWED):
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise CheckpointError(f"{path} cannot be read: {os_reason(error)}.") from error
     except Exception as error:  # a damaged file can make the unpickler raise anything
         refused = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
         if refused is None:

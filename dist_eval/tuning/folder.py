@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, os_reason
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.run import RunHeader
 from dist_eval.results.tuning import TUNING, StartedTuning, TuningProgress, TuningRank, TuningRun
@@ -62,7 +62,7 @@ class TuningFolder(RunFolder):
             new.rename(place)
             shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
-            raise RunError(f"The checkpoint {place} cannot be written: {error.strerror or error}.") from error
+            raise RunError(f"The checkpoint {place} cannot be written: {os_reason(error)}.") from error
 
     def update_results(self, progress: TuningProgress, **changes: Any) -> None:
         """Replaces the sections of `tuning.json` after an epoch.
@@ -79,7 +79,7 @@ class TuningFolder(RunFolder):
         try:
             self._write(TuningRun(**{**header, **dict(progress), **changes}))
         except OSError as error:
-            raise RunError(f"{self.path / RESULTS} cannot be written: {error.strerror or error}.") from error
+            raise RunError(f"{self.path / RESULTS} cannot be written: {os_reason(error)}.") from error
 
     def finish(self, progress: TuningProgress, ranks: list[TuningRank]) -> None:
         """Replaces the sections of `tuning.json`, and marks the run as complete."""

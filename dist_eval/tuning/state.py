@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, os_reason
 from dist_eval.process.files import write_atomically
 from dist_eval.results.tuning import EpochResults
 
@@ -76,7 +76,7 @@ def write_state(path: Path, content: bytes) -> None:
         write_atomically(path, content)
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written: {error.strerror or error}. The earlier state is kept: start the same command "
+            f"{path} cannot be written: {os_reason(error)}. The earlier state is kept: start the same command "
             "again once that is fixed."
         ) from error
 

@@ -478,3 +478,11 @@ def test_a_peer_id_without_an_address_is_not_written(tmp_path: Path) -> None:
     assert "rpc_forward" in message
     assert "stream reset" in message
     assert_no_peer_is_named(tmp_path)
+
+
+def test_a_run_that_has_not_opened_its_folder_leaves_no_request_to_stop_there(tmp_path: Path) -> None:
+    holder = folder_of(config_for(tmp_path))
+    holder.open()
+    assert not folder_of(config_for(tmp_path)).stop("interrupted before the end", rank=0, host="here")
+    assert not (tmp_path / "STOP").exists()
+    holder.close()

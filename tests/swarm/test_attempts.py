@@ -88,6 +88,14 @@ def test_without_a_server_requests_wait_from_the_first_moment_on_and_no_attempt_
     assert fails(attempts, LATE, REPLICAS) == Retry(0.0)
 
 
+def test_an_outage_begins_again_once_a_server_was_reached() -> None:
+    attempts = attempts_of()
+    assert attempts.next([], 10.0).since == 10.0
+    fails(attempts, REFUSED, REPLICAS[:1], now=20.0)
+    assert attempts.next([], 30.0).since == 30.0
+    assert attempts.next([], 40.0).since == 30.0
+
+
 def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
     attempts = attempts_of()
     assert attempts.has_route(REPLICAS[:1], 0.0)
