@@ -1,9 +1,9 @@
 """`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
 torchrun exits with 1 whatever the exit status of its ranks, so that a scheduler cannot tell a wrong option from a run
-that stopped gracefully. This is torchrun itself, with all of its options, except for two things. Where this host's name
-resolves to a loopback address, as Debian and Ubuntu configure it, the ranks announce the address towards the other
-hosts instead. And the exit status is:
+that stopped gracefully. This is torchrun itself, with all of its options, except for three things. Where this host's
+name resolves to a loopback address, as Debian and Ubuntu configure it, the ranks announce the address towards the other
+hosts instead. The folder for logs is removed at the end, unless --log-dir names one. And the exit status is:
 
     0         all ranks of this host completed
     2         an option of torchrun is wrong
@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
@@ -47,13 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        torchrun.config_from_args(options)
-    except (ValueError, AssertionError) as error:
-        print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
-        return WRONG_OPTIONS
-    _announce_reachable_address(options)
-    try:
-        torchrun.run(options)
+        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder:  # torchrun would leave one of its own behind
+            options.log_dir = options.log_dir or folder
+            try:
+                torchrun.config_from_args(options)
+            except (ValueError, AssertionError) as error:
+                print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
+                return WRONG_OPTIONS
+            _announce_reachable_address(options)
+            torchrun.run(options)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode > 0:

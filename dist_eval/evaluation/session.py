@@ -74,11 +74,13 @@ class Session(Generic[Config, Folder]):
         Raises:
             RunError: the folder cannot be written, or another run is using it.
         """
-        if self.topology.is_leader:
-            self.folder.open(self.topology.attempt)
-            self._closing.callback(self.folder.close)
-        self.publish_as_leader("opened", lambda: "")
-        self.rank_store.wait_for("opened", _OPENING_SECONDS)
+        with ExitStack() as stack:
+            if self.topology.is_leader:
+                self.folder.open(self.topology.attempt)
+                stack.callback(self.folder.close)
+            self.publish_as_leader("opened", lambda: "")
+            self.rank_store.wait_for("opened", _OPENING_SECONDS)
+            self._closing = stack.pop_all()
         self.folder.is_ours = True
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         return self

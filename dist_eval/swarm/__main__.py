@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import socket
@@ -269,6 +270,7 @@ def _part(text: str) -> tuple[int, int]:
 def _with_petals(command: Command) -> Command:
     """Makes a command run in a workspace, with Petals imported."""
 
+    @functools.wraps(command)
     def run(arguments: argparse.Namespace) -> bool | None:
         from dist_eval.swarm.hivemind_compat import import_petals
 

@@ -49,7 +49,7 @@ def test_after_a_signal_it_may_be_started_again(script: Path, launcher: Launcher
     _, err = agent.communicate(timeout=TIMEOUT)
     assert agent.returncode == 75
     assert "dist_eval: ended by SIGTERM" in err
-    assert not launcher.leftovers()
+    assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
 
 
 def test_a_wrong_option_is_one_clear_message(script: Path, launcher: Launcher) -> None:
