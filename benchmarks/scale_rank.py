@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -18,9 +18,8 @@ import torch
 
 from benchmarks.ranks import Meter
 from dist_eval.__main__ import run
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.evaluation import runner, scoring, session, task, worker
-from dist_eval.model.backbone import Backbone
+from dist_eval.model.backbone import Backbone, HostedModel
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.options.commandline import parse_args
@@ -46,34 +45,11 @@ PHASES = {
 """A run's steps, and the attribute to patch for each of them."""
 
 
-class NoBackbone:
-    """A stub of a base model that does nothing."""
-
-    retries = 0
-
-    def traffic(self) -> None:
-        """See the local backbone."""
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See the local backbone."""
-        return {}
-
-    def notice(self) -> str:
-        """See the local backbone."""
-        return ""
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
 class StubClassifier(Classifier):
     """A stub of a classifier: two logits that are a hash of the text's tokens."""
 
     def __init__(self, tuned: TunedCheckpoint) -> None:
-        super().__init__(cast(Backbone, NoBackbone()), tuned)
+        super().__init__(cast(Backbone, HostedModel()), tuned)
 
     def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """See `Classifier.logits`."""
