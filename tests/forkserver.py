@@ -257,14 +257,22 @@ def run(arguments: list[str]) -> None:
 
 
 def run_to_the_end(arguments: list[str]) -> None:
-    """Runs, and exits as an interpreter does, but for clearing all modules, which would copy what is shared."""
+    """Runs, and exits as an interpreter does, but for clearing all modules.
+
+    That would copy what is shared, and destructors of native libraries crash in it now and then.
+    """
     status = 0
     try:
         run(arguments)
     except SystemExit as error:
-        if not isinstance(error.code, int | None):
-            raise
-        status = error.code or 0
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        else:
+            print(error.code, file=sys.stderr)
+            status = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
