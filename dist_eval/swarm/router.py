@@ -133,7 +133,7 @@ class ServerStats:
 
     @property
     def seconds_per_work(self) -> float | None:
-        """Measured seconds for one token through one block; None before the first answer."""
+        """Measured seconds for one token through one block; None before the second answer."""
         return self._busy_seconds / self._busy_work if self._busy_work else None
 
     def sent(self, work: int) -> None:
@@ -145,7 +145,8 @@ class ServerStats:
         """Records the answer to a request.
 
         While several requests are in flight, the time between answers is the server's time for one, whatever the
-        network latency. A request to an idle server also measures the latency.
+        network latency. A request to an idle server also measures the latency. The first one measures nothing: it had
+        to open the connection, which may take a hundred times as long as a small request.
         """
         self.backlog -= work
         self._in_flight -= 1
@@ -153,6 +154,9 @@ class ServerStats:
         self.work += work
         self.latencies.append(now - sent_at)
         self._streak = 0
+        if self.requests == 1:
+            self._last_answer = now
+            return
         was_busy = self._last_answer > sent_at
         seconds = now - max(sent_at, self._last_answer)
         if not was_busy and self._busy_work:

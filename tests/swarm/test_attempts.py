@@ -152,11 +152,17 @@ def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
     assert str(without_servers.error) == "no second opinion for block 0"
 
 
+def answer_twice(router: Router, peer: str, seconds: float) -> None:
+    """Has a server answer twice, because the first answer does not tell its speed."""
+    for sent_at in (-seconds, 0.0):
+        router.stats(peer).sent(TOKENS)
+        router.stats(peer).answered(TOKENS, sent_at, sent_at + seconds)
+
+
 def router_with_latency(seconds: float) -> Router:
     router = Router()
     for span in REPLICAS:
-        router.stats(span.peer).sent(TOKENS)
-        router.stats(span.peer).answered(TOKENS, 0.0, seconds)
+        answer_twice(router, span.peer, seconds)
     return router
 
 
@@ -177,8 +183,7 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     router = router_with_latency(10.0)  # the others look much faster
     halves = [Span("x", 0, 2), Span("y", 2, BLOCKS)]
     for peer in ("x", "y"):
-        router.stats(peer).sent(TOKENS)
-        router.stats(peer).answered(TOKENS, 0.0, 1e-3)
+        answer_twice(router, peer, 1e-3)
     attempts = attempts_of(prefer_whole=True, router=router)
     assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "a"
     assert sent(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"

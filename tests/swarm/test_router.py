@@ -71,6 +71,13 @@ def simulate(
     return now, counts, router
 
 
+def measure(router: Router, peer: str, seconds: float, tokens: int = TOKENS) -> None:
+    """Has a server answer a first request, which does not count, and one that takes this long."""
+    for sent_at, now in ((-1.0, 0.0), (0.0, seconds)):
+        router.stats(peer).sent(tokens)
+        router.stats(peer).answered(tokens, sent_at, now)
+
+
 @pytest.mark.parametrize("travel", [0.0, 0.2])
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0, 20.0])
 def test_replicas_get_work_in_proportion_to_their_speed(slower: float, travel: float) -> None:
@@ -125,8 +132,7 @@ def test_without_measurements_routes_have_few_segments() -> None:
 def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
     router = Router()
     for peer, seconds in (("slow", 4.0), ("fast", 0.1)):
-        router.stats(peer).sent(4 * TOKENS)
-        router.stats(peer).answered(4 * TOKENS, 0.0, seconds)
+        measure(router, peer, seconds, 4 * TOKENS)
     spans = [Span("slow", 0, 6), Span("fast", 2, 8)]
     segment = router.next_segment(spans, 0, 8, TOKENS, 5.0)
     assert segment == Span("slow", 0, 2)
@@ -162,12 +168,21 @@ def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
 def test_a_server_that_was_slow_is_tried_again() -> None:
     router = Router()
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
-        router.stats(peer).sent(TOKENS)
-        router.stats(peer).answered(TOKENS, 0.0, seconds)
+        measure(router, peer, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
     router.stats("fast").sent(TOKENS)  # one waits there already
     assert router.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
     assert router.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
+
+
+def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
+    router = Router()
+    measure(router, "in use", 0.1)
+    router.stats("slow to connect").sent(1)
+    router.stats("slow to connect").answered(1, 0.0, 2.0)
+    spans = [Span("in use", 0, 1), Span("slow to connect", 0, 1)]
+    router.stats("in use").sent(TOKENS)
+    assert router.next_segment(spans, 0, 1, TOKENS, 3.0) == Span("slow to connect", 0, 1)
 
 
 def test_blocks_without_a_server_have_no_route() -> None:
@@ -188,8 +203,7 @@ def test_segments_lead_to_the_end_whenever_there_is_a_route(
 ) -> None:
     spans, router = [Span(*span) for span in drawn], Router()
     for peer, taken in seconds.items():
-        router.stats(peer).sent(TOKENS)
-        router.stats(peer).answered(TOKENS, 0.0, taken)
+        measure(router, peer, taken)
     holders = {block for span in spans for block in range(span.start, span.end)}
     reachable = holders >= set(range(start, 8))
     block = start
