@@ -141,10 +141,10 @@ class Report:
             Comparison(claim, statistics.median(ratios), min(ratios), max(ratios), bar=bar, at_most=at_most)
         )
 
-    def bound(self, claim: str, values: Sequence[float], bar: float | None = None) -> None:
-        """Adds a figure of each round, and its required upper bound."""
+    def bound(self, claim: str, values: Sequence[float], bar: float | None = None, *, at_most: bool = True) -> None:
+        """Adds a figure of each round, and its required upper bound, or lower bound unless `at_most`."""
         self.comparisons.append(
-            Comparison(claim, statistics.median(values), min(values), max(values), bar=bar, at_most=True)
+            Comparison(claim, statistics.median(values), min(values), max(values), bar=bar, at_most=at_most)
         )
 
     def table(self) -> str:

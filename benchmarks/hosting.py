@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.delay_proxy import DelayProxy
 from benchmarks.models import Model
@@ -17,15 +18,21 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def swarm_of(
-    model: Model, scratch_dir: Path, *, servers: int = 2, ports: Sequence[tuple[int, int]] | None = None
+    model: Model,
+    scratch_dir: Path,
+    *,
+    servers: int = 2,
+    spans: Sequence[tuple[int, int]] | None = None,
+    **options: Any,
 ) -> Iterator[PrivateSwarm]:
-    """Opens a swarm of servers with one thread each and waits until all blocks are served.
+    """Opens a swarm of servers with one thread each and waits until all are there.
 
     Args:
         model: the model to serve.
         scratch_dir: folder for temporary files.
-        servers: number of servers.
-        ports: see `PrivateSwarm`.
+        servers: number of servers, which get equal shares of the blocks.
+        spans: the blocks of each server instead.
+        **options: of `PrivateSwarm`.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
@@ -38,34 +45,40 @@ def swarm_of(
         str(model.base),
         num_blocks=blocks,
         dht_prefix=model.dht_prefix,
-        spans=split_blocks(blocks, servers),
+        spans=spans or split_blocks(blocks, servers),
         threads=1,
-        ports=ports,
+        **options,
     ) as swarm:
         dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
         try:
-            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, check=swarm.require_alive)
+            count = len(swarm.spans)
+            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, servers=count, check=swarm.require_alive)
         finally:
             leave_swarm(dht)
         yield swarm
 
 
 @contextmanager
-def distant_swarm_of(model: Model, scratch_dir: Path, *, servers: int = 2) -> Iterator[tuple[PrivateSwarm, DelayProxy]]:
+def distant_swarm_of(
+    model: Model, scratch_dir: Path, *, spans: Sequence[tuple[int, int]] | None = None, **options: Any
+) -> Iterator[tuple[PrivateSwarm, DelayProxy]]:
     """Opens such a swarm behind a delay proxy, which forwards all traffic to its servers, also between them.
 
     Args:
         model: the model to serve.
         scratch_dir: folder for temporary files.
-        servers: number of servers.
+        spans: the blocks of each server, by default of two with half of them each.
+        **options: of `PrivateSwarm`.
 
     Yields:
         The swarm, and the proxy, whose delay is still 0.
     """
+    spans = spans or split_blocks(model.size.layers, 2)
+    servers = len(spans)
     ports = free_ports(_HOST, 2 * servers)
     pairs = list(zip(ports[:servers], ports[servers:], strict=True))
     with (
         DelayProxy([(announced, listening) for listening, announced in pairs]) as proxy,
-        swarm_of(model, scratch_dir, servers=servers, ports=pairs) as swarm,
+        swarm_of(model, scratch_dir, spans=spans, ports=pairs, **options) as swarm,
     ):
         yield swarm, proxy

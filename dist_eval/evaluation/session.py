@@ -19,7 +19,6 @@ import torch
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
-from dist_eval.inference.window import Window, largest_window
 from dist_eval.model.backends import SwarmPeers, load_classifier, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.classifier import Classifier
@@ -28,6 +27,7 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
 from dist_eval.runs.run_folder import RunFolder
+from dist_eval.swarm.window import Window, largest_window
 
 _OPENING_SECONDS = 120.0
 _PREPARATION_SECONDS = 72 * 3600.0

@@ -23,13 +23,13 @@ from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, predict_batches
-from dist_eval.inference.window import Window
 from dist_eval.metrics.computing import Totals
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankResults, Traffic
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
+from dist_eval.swarm.window import Window
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ and the number of retries is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     start, end, inputs = part
     tokens = tokens_in(inputs)
 
-    def make_request(segment: Span) -> tuple[Awaitable[Any], int]:
+    def make_request(segment: Span) -> tuple[Coroutine[Any, Any, Any], int]:
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
             return requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work

@@ -46,6 +46,7 @@ class PrivateSwarm:
             default the same free port.
         identities: a file with the key of each server; by default new ones.
         initial_peers: addresses of other servers, whose swarm the first server joins; by default it starts one.
+        program: arguments of the interpreter that runs a server, before those of the server itself.
 
     Raises:
         ConfigError: a span is outside the model.
@@ -65,6 +66,7 @@ class PrivateSwarm:
         ports: Sequence[tuple[int, int]] | None = None,
         identities: Sequence[Path] | None = None,
         initial_peers: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "dist_eval.swarm.server"),
     ) -> None:
         _require_in_model(spans, num_blocks)
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
@@ -74,6 +76,7 @@ class PrivateSwarm:
         self.addresses: list[str] = []
         self._ports = list(ports or ())
         self._identities, self._initial_peers = list(identities or ()), list(initial_peers)
+        self._program = list(program)
         self._exit = ExitStack()
 
     def __enter__(self) -> PrivateSwarm:
@@ -126,7 +129,7 @@ class PrivateSwarm:
         if number < len(self.servers):  # a restart: two that are down must not wait for each other
             others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
         log = (self.folder / f"server-{number}.log").open("ab")
-        command = [*PYTHON, "-m", "dist_eval.swarm.server", str(self.folder), self.model]
+        command = [*PYTHON, *self._program, str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
         others = others[:1] or self._initial_peers

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -29,13 +30,14 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import classify
+from dist_eval.swarm.gate import Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.router import Router, RouteSegment, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
-RequestFactory = Callable[[Span], tuple[Awaitable[Any], int]]
+RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
 
 
@@ -74,6 +76,7 @@ class SwarmRequests:
         self.router, self.retries, self.halved = Router(seed), 0, 0
         self.excluded: set[str] = set()
         self.outage = Outage(outage_timeout, rejoin)
+        self._gates: defaultdict[Any, Gate] = defaultdict(Gate)
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
         self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
@@ -229,6 +232,8 @@ class SwarmRequests:
                     request, work = make_request(decision.segment)
                     answer = await self._measured(request, decision.segment, work, decision.stall_timeout)
                     return decision.segment, answer
+                except TurnedAway:
+                    continue
                 except Exception as reason:  # any of the daemon, the connection or the server
                     error = reason
                     decision = attempts.after(decision, reason)
@@ -265,20 +270,32 @@ class SwarmRequests:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found odd)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
-    async def _measured(self, request: Awaitable[Answer], segment: Span, work: int, stall_timeout: float) -> Answer:
-        server, sent_at = self.router.stats(segment.peer), time.monotonic()
-        server.sent(work)
+    async def _measured(
+        self, request: Coroutine[Any, Any, Answer], segment: Span, work: int, stall_timeout: float
+    ) -> Answer:
+        server, gate = self.router.stats(segment.peer), self._gates[segment.peer]
+        server.assigned(work)
+        try:
+            await gate.enter()
+        except TurnedAway:
+            request.close()
+            server.withdrawn(work)
+            raise
+        sent_at = time.monotonic()
         try:
             answer = await asyncio.wait_for(request, stall_timeout)
         except PeerUnreachable:
             server.not_listening(work, time.monotonic())
+            gate.failed()
             raise
         except BaseException as error:
             server.failed(work, now := time.monotonic(), classify(error))
             server.timeline.add(sent_at, now, done=0, failed=1)
+            gate.failed()
             raise
         server.answered(work, sent_at, now := time.monotonic())
         server.timeline.add(sent_at, now)
+        gate.answered((now - sent_at) / work)
         return answer
 
 

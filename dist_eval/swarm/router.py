@@ -112,7 +112,7 @@ class ServerStats:
         wrong_answers: failed requests whose answer cannot be right.
         work: tokens times blocks of all answered requests.
         latencies: seconds from request to answer of the latest requests.
-        backlog: tokens times blocks that are in flight.
+        backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
     """
 
@@ -136,10 +136,15 @@ class ServerStats:
         """Measured seconds for one token through one block; None before the second answer."""
         return self._busy_seconds / self._busy_work if self._busy_work else None
 
-    def sent(self, work: int) -> None:
-        """Records a request."""
+    def assigned(self, work: int) -> None:
+        """Records a request that is sent, or waits to be sent."""
         self.backlog += work
         self._in_flight += 1
+
+    def withdrawn(self, work: int) -> None:
+        """Records that a request was not sent after all."""
+        self.backlog -= work
+        self._in_flight -= 1
 
     def answered(self, work: int, sent_at: float, now: float) -> None:
         """Records the answer to a request.
@@ -189,8 +194,7 @@ class ServerStats:
 
     def not_listening(self, work: int, now: float) -> None:
         """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
-        self.backlog -= work
-        self._in_flight -= 1
+        self.withdrawn(work)
         self._ban(now)
 
     def _ban(self, now: float) -> None:

@@ -19,7 +19,7 @@ def measured(**seconds_per_work: float) -> Router:
     router = Router()
     for peer, seconds in seconds_per_work.items():
         for now in (0.0, 1000 * seconds):  # the first one measures nothing
-            router.stats(peer).sent(1000)
+            router.stats(peer).assigned(1000)
             router.stats(peer).answered(1000, 0.0, now)
     return router
 

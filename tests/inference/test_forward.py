@@ -17,8 +17,8 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
-from dist_eval.inference.window import FIRST_SIZE, Window
 from dist_eval.swarm.router import Routing
+from dist_eval.swarm.window import FIRST_SIZE, Window
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 LONG = 7
@@ -166,10 +166,10 @@ def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDa
 
 
 def test_the_window_grows_while_answers_do_not_slow_down(dataset: TokenizedDataset, plan: Plan) -> None:
-    window, classifier = Window(), Classifier(lambda call: time.sleep(0.05))
+    window, classifier = Window(first=2), Classifier(lambda call: time.sleep(0.05))
     assert len(list(predict_batches(classifier, dataset, plan, range(len(plan)), window=window))) == len(plan)
-    assert window.size > FIRST_SIZE
-    assert classifier.most_active > FIRST_SIZE
+    assert window.size > 2
+    assert classifier.most_active > 2
 
 
 def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: Plan) -> None:

@@ -50,7 +50,7 @@ def sent(attempts: Attempts, online: list[Span], now: float = 0.0) -> Send:
 def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> object:
     """Asks one of the servers, which fails and is banned."""
     decision, server = sent(attempts, online, now), attempts.router
-    server.stats(decision.segment.peer).sent(1)
+    server.stats(decision.segment.peer).assigned(1)
     failure = Failure.WRONG if isinstance(error, WrongAnswer) else Failure.NO_ANSWER
     server.stats(decision.segment.peer).failed(1, now, failure)
     return attempts.after(decision, error)
@@ -155,7 +155,7 @@ def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
 def answer_twice(router: Router, peer: str, seconds: float) -> None:
     """Has a server answer twice, because the first answer does not tell its speed."""
     for sent_at in (-seconds, 0.0):
-        router.stats(peer).sent(TOKENS)
+        router.stats(peer).assigned(TOKENS)
         router.stats(peer).answered(TOKENS, sent_at, sent_at + seconds)
 
 

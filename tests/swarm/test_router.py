@@ -50,7 +50,7 @@ def simulate(
             assert found is not None
             segment = found
         work = TOKENS * (segment.end - segment.start)
-        router.stats(segment.peer).sent(work)
+        router.stats(segment.peer).assigned(work)
         counts[segment.peer] += 1
         free_at[segment.peer] = max(free_at[segment.peer], now + travel / 2) + work * rates[segment.peer]
         heapq.heappush(
@@ -74,7 +74,7 @@ def simulate(
 def measure(router: Router, peer: str, seconds: float, tokens: int = TOKENS) -> None:
     """Has a server answer a first request, which does not count, and one that takes this long."""
     for sent_at, now in ((-1.0, 0.0), (0.0, seconds)):
-        router.stats(peer).sent(tokens)
+        router.stats(peer).assigned(tokens)
         router.stats(peer).answered(tokens, sent_at, now)
 
 
@@ -118,7 +118,7 @@ def test_requests_in_flight_count_before_anything_is_measured() -> None:
     for _ in range(6):
         segment = router.next_segment(spans, 0, 4, TOKENS, 0.0)
         assert segment is not None
-        router.stats(segment.peer).sent(4 * TOKENS)
+        router.stats(segment.peer).assigned(4 * TOKENS)
         sent.append(segment.peer)
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
@@ -143,7 +143,7 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
     spans, router = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
     bad, lengths, now = router.stats("bad"), [], 0.0
     for _ in range(3):
-        bad.sent(TOKENS)
+        bad.assigned(TOKENS)
         bad.failed(TOKENS, now)
         assert all(router.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
         start = now
@@ -151,16 +151,16 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
             now += 0.1
         lengths.append(now - start)
     assert lengths[0] < lengths[1] < lengths[2]
-    bad.sent(TOKENS)
+    bad.assigned(TOKENS)
     bad.answered(TOKENS, now, now + 1)
-    bad.sent(TOKENS)
+    bad.assigned(TOKENS)
     bad.failed(TOKENS, now)
     assert not bad.is_banned(now + lengths[0] + 0.1), "an answer ends the streak"
 
 
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
     router = Router()
-    router.stats("only").sent(TOKENS)
+    router.stats("only").assigned(TOKENS)
     router.stats("only").failed(TOKENS, 0.0)
     assert router.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
 
@@ -170,7 +170,7 @@ def test_a_server_that_was_slow_is_tried_again() -> None:
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
         measure(router, peer, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
-    router.stats("fast").sent(TOKENS)  # one waits there already
+    router.stats("fast").assigned(TOKENS)  # one waits there already
     assert router.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
     assert router.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
 
@@ -178,10 +178,10 @@ def test_a_server_that_was_slow_is_tried_again() -> None:
 def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
     router = Router()
     measure(router, "in use", 0.1)
-    router.stats("slow to connect").sent(1)
+    router.stats("slow to connect").assigned(1)
     router.stats("slow to connect").answered(1, 0.0, 2.0)
     spans = [Span("in use", 0, 1), Span("slow to connect", 0, 1)]
-    router.stats("in use").sent(TOKENS)
+    router.stats("in use").assigned(TOKENS)
     assert router.next_segment(spans, 0, 1, TOKENS, 3.0) == Span("slow to connect", 0, 1)
 
 

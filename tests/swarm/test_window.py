@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.inference.window import FIRST_SIZE, LARGEST_SIZE, Window, largest_window
+from dist_eval.swarm.window import FIRST_SIZE, LARGEST_SIZE, Window, largest_window
 
 
 def simulate(
@@ -50,7 +50,16 @@ def test_the_server_is_busy_nearly_all_the_time(travel: float, noise: float) -> 
 def test_it_grows_no_further_than_is_useful(travel: float) -> None:
     service = 0.1
     _, sizes = simulate(Window(), 300, travel=travel, service=service)
-    assert max(sizes) <= 1 + travel / service + 8
+    assert max(sizes) <= max(FIRST_SIZE + 2, 1 + travel / service + 8)
+
+
+@pytest.mark.parametrize("travel", [0.0, 0.1, 0.4, 1.0])
+def test_it_does_not_grow_over_time_if_it_measures_the_minimum_again(travel: float) -> None:
+    batches, service = 5000, 0.1
+    window = Window(first=1, queued=(0.6, 1.6), timeout=float("inf"), remeasure=True)
+    seconds, sizes = simulate(window, batches, travel=travel, service=service, noise=0.3)
+    assert max(sizes[-1000:]) <= 1 + travel / service + 2
+    assert batches * service * 1.15 / (seconds - travel) > 0.95
 
 
 def test_it_backs_off_when_a_server_becomes_slow() -> None:

@@ -1,0 +1,72 @@
+"""A Petals server that waits instead of computing: `python -m benchmarks.waiting_server FILE [arguments of a server]`.
+
+Transport, handlers, queues and the order of work are Petals' own. Only the forward of a block is replaced: it sleeps
+and returns its input. Like a GPU, it works on one request at a time and leaves the processor alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long a server takes for a request, for all its blocks together.
+
+    Attributes:
+        per_request: seconds.
+        per_token: seconds.
+    """
+
+    per_request: float
+    per_token: float
+
+    def seconds(self, tokens: int) -> float:
+        """Returns the seconds for a request with this number of tokens."""
+        return self.per_request + self.per_token * tokens
+
+
+def set_speeds(file: Path, speeds: Sequence[Speed]) -> None:
+    """Sets the speeds of running servers, in the order of the swarm's spans.
+
+    Args:
+        file: what they were started with.
+        speeds: of all servers.
+    """
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps([asdict(speed) for speed in speeds]), encoding="utf-8")
+    draft.replace(file)
+
+
+def main() -> None:
+    """Runs a server until it is stopped."""
+    file = Path(sys.argv.pop(1))
+    start, _, end = sys.argv[sys.argv.index("--block_indices") + 1].partition(":")
+    number = int(sys.argv[sys.argv.index("--identity_path") + 1].rpartition("-")[2])
+
+    from dist_eval.swarm.hivemind_compat import import_petals
+
+    import_petals(sockets=Path(sys.argv[1]))
+    from petals.server.backend import TransformerBackend
+
+    from dist_eval.swarm import server
+
+    def forward(self: Any, hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        speed = Speed(**json.loads(file.read_bytes())[number])
+        time.sleep(speed.seconds(hidden.shape[0] * hidden.shape[1]) / (int(end) - int(start)))
+        return (hidden.clone(),)
+
+    TransformerBackend.forward = forward
+    server.main()
+
+
+if __name__ == "__main__":
+    main()
