@@ -469,7 +469,7 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     with kind.around(scene) if kind.around else nullcontext():
         status = end_of(options, scratch_dir)
     said = capfd.readouterr()
-    assert status == kind.status
+    assert status == kind.status, said.err
     assert kind.says in (said.err if status else said.out)
     assert "Traceback" not in said.err
     assert before.items() <= contents(tmp_path).items()

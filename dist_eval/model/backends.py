@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,6 +132,7 @@ def load_classifier(
             seed=topology.rank,
             outage_timeout=timeout,
             rejoin=rejoin,
+            tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
         )
     except BaseException:
         leave_swarm(dht)

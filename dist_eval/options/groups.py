@@ -72,7 +72,7 @@ class Options:
 
     def _check_range(self, name: str, low: int, high: int | None = None) -> None:
         value = getattr(self, name)
-        if value is not None and (value < low or (high is not None and value > high)):
+        if value is not None and not (value >= low and (high is None or value <= high)):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ConfigError(f"{flag(name)} must be {limits}, not {value}.")
 
@@ -132,6 +132,13 @@ class SwarmOptions(Options):
         choices=("embedded", "public"),
     )
     servers: int = option(2, "number of servers of an embedded swarm", group="where")
+    max_tokens_per_second: float | None = option(
+        None,
+        "most tokens that all ranks together send in a second, including padding and prompts, to leave a share of the "
+        "swarm to others (default: no limit)",
+        group="how",
+        metavar="TOKENS",
+    )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
@@ -144,7 +151,7 @@ class SwarmOptions(Options):
                     f"--initial-peers: {address!r} is no peer address. "
                     "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
                 )
-        for name in ("servers", "max_retries"):
+        for name in ("servers", "max_retries", "max_tokens_per_second"):
             self._check_range(name, 1)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)

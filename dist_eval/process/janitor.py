@@ -6,12 +6,14 @@ because it is in a separate session, and ends when the owner closes its pipe.
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 
 KILL_SECONDS = 5.0
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.25, 30.0
 SHARED_MEMORY = "/dev/shm"
 EXITING = 0x4  # PF_EXITING in the flags of proc_pid_stat(5)
 
@@ -30,6 +32,17 @@ def processes_of(folder: str) -> list[int]:
                     found.append(int(name))
         except OSError:  # it ended meanwhile
             continue
+    return found
+
+
+def descendants_of(process: int) -> set[int]:
+    """Lists the processes that a process started, and those that they started."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:
+                for child in map(int, file.read().split()):
+                    found |= {child} | descendants_of(child)
     return found
 
 
@@ -56,10 +69,10 @@ def main() -> None:
     descriptor, owner, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while True:  # the owner writes nothing: the read returns when its end of the pipe closes
-        if not os.read(descriptor, 1):
-            break
-    ended = {owner} if has_ended(owner) else set()  # it may have closed the workspace and still run
+    known, wait = {owner}, FIRST_LOOK_SECONDS
+    while not select.select([descriptor], [], [], wait)[0]:  # the owner writes nothing: its end of the pipe closes
+        known |= descendants_of(owner)  # those that the kernel ends with the owner cannot be found later
+        wait = min(2 * wait, LONGEST_LOOK_SECONDS)
     deadline = time.monotonic() + KILL_SECONDS
     while os.path.isdir("/proc") and time.monotonic() < deadline:
         remaining = processes_of(folder)
@@ -68,9 +81,9 @@ def main() -> None:
         for process in remaining:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-        ended.update(remaining)
+        known.update(remaining)
         time.sleep(0.02)
-    for process in ended:
+    for process in filter(has_ended, known):  # the owner may have closed the workspace and still run
         remove_shared_memory(process)
     shutil.rmtree(folder, ignore_errors=True)
     for path in sys.argv[4:]:

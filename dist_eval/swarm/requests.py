@@ -7,6 +7,7 @@ small requests (`transport.py`), and a bounded number of retries (`attempts.py`)
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,6 +34,7 @@ from dist_eval.swarm.failures import classify
 from dist_eval.swarm.gate import Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
+from dist_eval.swarm.pace import Pace
 from dist_eval.swarm.router import Router, RouteSegment, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
@@ -52,10 +54,12 @@ class SwarmRequests:
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.
+        tokens_per_second: most tokens to send through the swarm in a second.
 
     Attributes:
         router: chooses servers, and keeps their statistics.
         outage: waits for servers.
+        pace: spaces batches.
         retries: requests that had to be repeated.
         halved: requests that were too large for a server, and were split in halves.
         excluded: peer ids of servers that are no longer used.
@@ -72,10 +76,11 @@ class SwarmRequests:
         seed: int = 0,
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
+        tokens_per_second: float = math.inf,
     ) -> None:
         self.router, self.retries, self.halved = Router(seed), 0, 0
         self.excluded: set[str] = set()
-        self.outage = Outage(outage_timeout, rejoin)
+        self.outage, self.pace = Outage(outage_timeout, rejoin), Pace(tokens_per_second)
         self._gates: defaultdict[Any, Gate] = defaultdict(Gate)
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
@@ -167,6 +172,8 @@ class SwarmRequests:
         return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
     async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
+        if block == 0:
+            await self.pace.wait(tokens_in(hidden))
         while block < self.num_blocks:
             try:
                 segment, hidden = await self.send(hidden, block, routing.avoided)

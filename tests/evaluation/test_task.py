@@ -16,6 +16,7 @@ BY_VALUE = {"compression", "backend"}
 
 WITHOUT_EFFECT = {
     *("initial_peers", "peers_file", "swarm", "servers", "dht_prefix", "in_flight", "compare_backends"),
+    "max_tokens_per_second",
     *("swarm_timeout", "request_timeout", "max_retries", "collective_timeout", "stop_grace"),
     *("audit", "audit_tolerance", "on_error", "max_failed"),
     *("metric", "confidence", "slice_by", "group_column", "output", "overwrite", "verbose", "report"),

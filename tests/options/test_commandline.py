@@ -48,6 +48,7 @@ anywhere = {
     "server_max_tokens": st.integers(1, 10**9),
     "swarm_timeout": seconds,
     "request_timeout": seconds,
+    "max_tokens_per_second": st.floats(1, 1e9),
     "max_retries": st.integers(1, 1000),
     "collective_timeout": seconds,
     "verbose": st.booleans(),

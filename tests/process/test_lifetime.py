@@ -27,6 +27,7 @@ def test_a_killed_owner_leaves_nothing(launcher: Launcher, end: signal.Signals) 
     assert Path(left["folder"], "left.sock").exists()
     assert wait_for(lambda: set(left["processes"]) < set(launcher.processes()))  # one may still be starting
     assert all(Path(path).exists() for path in left["shared"])
+    time.sleep(2.0)  # until the janitor has seen the forked process, which the kernel ends with its parent
     os.kill(owner.pid, end)
     owner.wait()
     assert not launcher.leftovers()

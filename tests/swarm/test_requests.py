@@ -231,6 +231,17 @@ def test_the_death_of_this_ranks_node_is_reported(
         classifier.close()
 
 
+def test_no_more_tokens_are_sent_in_a_second_than_allowed(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    ids, lengths = batch()
+    classifier = swarm_client.classifier(family_swarms["llama"], make_tuned(None), tokens_per_second=ids.numel() / 0.2)
+    start = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(lambda _: classifier.logits(ids, lengths), range(4)))) == 4
+    assert time.monotonic() - start > 3 * 0.2
+
+
 def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:

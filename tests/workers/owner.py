@@ -24,7 +24,7 @@ def main() -> None:
             time.sleep(600)
             os._exit(0)
         socket.socket(socket.AF_UNIX).bind(str(folder / "left.sock"))
-        shared = [Path(f"/dev/shm/torch_{process}_{os.getpid()}_0") for process in (os.getpid(), named.pid)]
+        shared = [Path(f"/dev/shm/torch_{process}_{os.getpid()}_0") for process in (os.getpid(), named.pid, forked)]
         for path in shared:
             path.touch()
         left = {"folder": str(folder), "processes": [named.pid, forked], "shared": [str(path) for path in shared]}
@@ -35,7 +35,8 @@ def main() -> None:
             elif sys.argv[1:] == ["fail"]:
                 raise RuntimeError("a failure with an open workspace")
         finally:
-            shared[0].unlink()  # as torch does
+            for path in (shared[0], shared[2]):  # as torch does
+                path.unlink()
 
 
 if __name__ == "__main__":
