@@ -58,7 +58,7 @@ class StubClassifier(Classifier):
 
 
 def load_stub(base: Any, target: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
-    """Replaces `session.load_classifier`."""
+    """Replaces `session.load_model`."""
     return StubClassifier(target), None
 
 
@@ -70,7 +70,7 @@ def measured_steps(meter: Meter) -> Iterator[None]:
             step = getattr(module, function)
             measure = _MEASURES.get(function, _measured)
             stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
-        stack.enter_context(mock.patch.object(session, "load_classifier", load_stub))
+        stack.enter_context(mock.patch.object(session, "load_model", load_stub))
         yield
 
 

@@ -31,7 +31,7 @@ from dist_eval import demo
 from dist_eval.errors import SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, load_on_swarm, load_petals_classifier
+from dist_eval.model.classifier import Classifier, load_petals_classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -124,7 +124,7 @@ class SwarmClient:
 
     sockets: Path
     nodes: dict[str, Any] = field(default_factory=dict)
-    classifiers: list[Classifier] = field(default_factory=list)
+    backbones: list[SwarmBackbone] = field(default_factory=list)
 
     def join(self, swarm: PrivateSwarm) -> Any:
         from dist_eval.swarm.client import join_swarm
@@ -153,17 +153,20 @@ class SwarmClient:
         from dist_eval.swarm.client import leave_swarm
 
         node = self.nodes.pop(swarm.dht_prefix, None)
-        for classifier in [one for one in self.classifiers if getattr(one.backbone, "dht", None) is node]:
-            classifier.close()
-            self.classifiers.remove(classifier)
+        for backbone in [one for one in self.backbones if one.dht is node]:
+            backbone.close()
+            self.backbones.remove(backbone)
         if node is not None and node.is_alive():
             leave_swarm(node)
 
-    def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
+    def backbone(self, swarm: PrivateSwarm, **options: Any) -> SwarmBackbone:
         options = {"request_timeout": TIMEOUT, "max_retries": 5, **options}
-        classifier = load_on_swarm(swarm.model, tuned, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
-        self.classifiers.append(classifier)
-        return classifier
+        backbone = load_swarm_backbone(swarm.model, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
+        self.backbones.append(backbone)
+        return backbone
+
+    def classifier(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
+        return with_tuned_head(self.backbone(swarm, **options), swarm.model, tuned)
 
     def classifier_on_all(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
         """Makes a classifier for which every server has answered already: on a busy host the first contact may fail."""
@@ -205,8 +208,8 @@ def swarm_client() -> Iterator[SwarmClient]:
         client = SwarmClient(sockets)
         CLIENTS.append(client)
         yield client
-        for classifier in client.classifiers:
-            classifier.close()
+        for backbone in client.backbones:
+            backbone.close()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """What a model answers to a batch: one row for each example, with the columns that the model's head declares.
 
-The columns are the fields of a structured dtype. A classification head has one, `logits`; another head may have a
-score, several, or numbers of another type. Only what interprets the answers knows which.
+The columns are the fields of a structured dtype. A classification head has one, `logits`; a language model has the
+log-likelihood of a continuation, and whether it is the likeliest. Only what interprets the answers knows which.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class BatchOutcome:
 def logits_columns(num_labels: int) -> AnswerColumns:
     """Returns the columns of a classification head: `logits`, float32 of shape [num_labels]."""
     return np.dtype([("logits", np.float32, (num_labels,))])
+
+
+def log_likelihood_columns() -> AnswerColumns:
+    """Returns the columns of a language model: `log_likelihood`, float64, and `is_greedy`, uint8 (0 or 1)."""
+    return np.dtype([("log_likelihood", np.float64), ("is_greedy", np.uint8)])
 
 
 def column_names(columns: AnswerColumns) -> tuple[str, ...]:

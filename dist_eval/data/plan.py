@@ -64,7 +64,7 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> Plan:
+def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1) -> Plan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
     Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
@@ -75,6 +75,7 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
         token_budget: maximum number of tokens in a batch, including padding and prompts. An example that exceeds it
             is a batch of its own.
         prefix: prompt tokens before every example.
+        copies: how often each example is sent, with another continuation each time.
 
     Returns:
         The plan; every position is in exactly one batch.
@@ -87,8 +88,8 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
     starts, tokens, start = [0], [], 0
     while start < len(order):
         width = prefix + int(lengths[order[start]])
-        end = min(start + max(1, token_budget // width), len(order))
-        tokens.append((end - start) * width)
+        end = min(start + max(1, token_budget // (copies * width)), len(order))
+        tokens.append((end - start) * copies * width)
         starts.append(end)
         start = end
     sizes = np.diff(starts)
@@ -98,7 +99,7 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0) -> 
         starts=np.asarray(starts, dtype=np.int64),
         tokens=np.asarray(tokens, dtype=np.int64),
         prefix=prefix,
-        real_tokens=texts + prefix * sizes,
+        real_tokens=copies * (texts + prefix * sizes),
     )
 
 

@@ -19,8 +19,7 @@ import torch
 from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.model.backbone import SwarmBackbone
-from dist_eval.model.classifier import Classifier
+from dist_eval.model.backbone import ModelOnBackbone, SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.router import RouteSegment, Routing, Span
@@ -67,43 +66,43 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
 
 
 class Audit:
-    """A classifier on a swarm that predicts some batches a second time, over other servers.
+    """A model on a swarm that answers some batches a second time, over other servers.
 
     Args:
-        classifier: the classifier, on a `SwarmBackbone`.
+        model: the model, on a `SwarmBackbone`.
         on_faulty: called with each server that is found faulty.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
     """
 
     def __init__(
         self,
-        classifier: Classifier,
+        model: ModelOnBackbone,
         on_faulty: Callable[[str], None] = lambda server: None,
         tolerance: float | None = None,
     ) -> None:
-        if not isinstance(classifier.backbone, SwarmBackbone):
-            raise TypeError("only a classifier on a swarm can be audited")
-        self._classifier, self._backbone, self._tolerance = classifier, classifier.backbone, tolerance
-        self._requests, self._on_faulty = classifier.backbone.requests, on_faulty
+        if not isinstance(model.backbone, SwarmBackbone):
+            raise TypeError("only a model on a swarm can be audited")
+        self._model, self._backbone, self._tolerance = model, model.backbone, tolerance
+        self._requests, self._on_faulty = model.backbone.requests, on_faulty
 
     @property
     def columns(self) -> AnswerColumns:
         """Columns of the answer to a text."""
-        return self._classifier.columns
+        return self._model.columns
 
     @property
     def retries(self) -> int:
         """Requests that had to be repeated so far."""
-        return self._classifier.retries
+        return self._model.retries
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Sends no more requests to servers, whichever rank found them faulty."""
-        self._classifier.exclude(servers)
+        self._model.exclude(servers)
 
     def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `Classifier.answer`); more than once if it is to be audited."""
+        """Computes the columns for a batch (see `ModelOnBackbone.answer`); more than once if it is to be audited."""
         if not routing.audited:
-            return self._classifier.answer(input_ids, lengths, routing)
+            return self._model.answer(input_ids, lengths, routing)
         answers, route, findings = self._audited(input_ids, lengths)
         routing.route += route
         routing.findings = Findings.merged([routing.findings or Findings(), findings]).of_one_batch()
@@ -117,12 +116,13 @@ class Audit:
         Returns:
             The answers, their route, and what the comparison found.
         """
+        sent = self._model.forwards(input_ids, lengths)
         for _ in range(_MOST_ROUNDS):
             own = Routing()
-            first = checked_answers(self._classifier, input_ids, lengths, own)
+            first = checked_answers(self._model, input_ids, lengths, own)
             other = Routing(avoided=tuple(own.route))
             try:
-                second = checked_answers(self._classifier, input_ids, lengths, other)
+                second = checked_answers(self._model, input_ids, lengths, other)
             except EvaluationError:
                 return first, own.route, Findings(unanswered=1)
             names = _differing_servers(own.route, other.route)
@@ -137,7 +137,7 @@ class Audit:
                 if self._requests.excluded.isdisjoint(peer for peer, *_ in route):
                     return answers, route, findings
                 continue
-            faulty, dispute = self._compare_by_parts(input_ids, own.route, other.route, difference)
+            faulty, dispute = self._compare_by_parts(sent, own.route, other.route, difference)
             for server in faulty - self._requests.excluded:
                 self._on_faulty(server)
             self.exclude(faulty)
@@ -174,7 +174,7 @@ class Audit:
     ) -> tuple[set[str], Dispute | None]:
         """Walks two routes segment by segment, and asks a third server where their answers differ."""
         spans, faulty = self._requests.spans(), set[str]()
-        hidden = self._backbone.embedded(input_ids, self._classifier.tuned.prompts)
+        hidden = self._backbone.embedded(input_ids, self._model.prompts)
         parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
         cuts = sorted({block for _, start, end in parts for block in (start, end)})
         for start, end in itertools.pairwise(cuts):
@@ -229,7 +229,7 @@ class Audit:
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
                 segment = Span(span.peer, start, end, span.dtype)
-                return self._requests.ask(segment, hidden, self._classifier.tuned.deep_prompts)
+                return self._requests.ask(segment, hidden, self._model.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 

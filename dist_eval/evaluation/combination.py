@@ -21,8 +21,7 @@ from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
-from dist_eval.model.classifier import Classifier
-from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.model.backends import LoadedModel
 from dist_eval.results.work import RankResults, RankTimeline, Spread, Throughput
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
@@ -58,7 +57,7 @@ def combine(
     worker: BatchWorker,
     batches: np.ndarray,
     topology: Topology,
-    classifier: Classifier | FullClassifier,
+    classifier: LoadedModel,
     custom_metrics: Sequence[CustomMetric],
     plan: Plan,
 ) -> Combined:

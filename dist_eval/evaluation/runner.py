@@ -24,9 +24,8 @@ from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
-from dist_eval.model.backends import load_on_host
-from dist_eval.model.classifier import Classifier
-from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.backends import LoadedModel, load_on_host
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
@@ -96,7 +95,7 @@ class Evaluation:
         task: EvalTask,
         data: TokenizedDataset,
         plan: Plan,
-        model: Classifier | FullClassifier,
+        model: LoadedModel,
     ) -> None:
         config, topology = session.config, session.topology
         self.session, self.task, self.data, self.plan, self.model = session, task, data, plan, model
@@ -126,7 +125,7 @@ class Evaluation:
             stall_timeout=config.collective_timeout,
         )
         worker = BatchWorker(
-            Audit(cast(Classifier, model), self.journal.exclude, config.audit_tolerance) if config.audit else model,
+            self.audited_model() if config.audit else model,
             *(self.data, self.plan, self.journal, progress, self.window, session.stop),
             drain_timeout=config.stop_grace,
             failures=self.failures,
@@ -136,7 +135,11 @@ class Evaluation:
             session.stop.defer_signals()
             yield worker
 
-    def compare(self, local: Classifier | FullClassifier, batches: np.ndarray) -> Comparison:
+    def audited_model(self) -> Audit:
+        """Returns the model, of which some batches are audited."""
+        return Audit(cast(ModelOnBackbone, self.model), self.journal.exclude, self.session.config.audit_tolerance)
+
+    def compare(self, local: LoadedModel, batches: np.ndarray) -> Comparison:
         """Compares the answers in the journal with those of a model in this process (see `compare_all`)."""
         stop, rank_store = self.session.stop, self.session.rank_store
         return compare_all(local, self.data, self.plan, self.journal, batches, stop, rank_store)

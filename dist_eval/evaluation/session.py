@@ -19,10 +19,8 @@ import torch
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
-from dist_eval.model.backends import SwarmPeers, load_classifier, open_swarm
-from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
-from dist_eval.model.classifier import Classifier
-from dist_eval.model.pretrained_classifier import FullClassifier
+from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
+from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
@@ -131,10 +129,10 @@ class Session(Generic[Config, Folder]):
         """
         self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
 
-    def load_model(self, base: BaseModelSpec, target: EvalTarget) -> Classifier | FullClassifier:
-        """Loads the model (see `model.backends.load_classifier`)."""
+    def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:
+        """Loads the model (see `model.backends.load_model`)."""
         options = self.config.only(SwarmOptions) if self.config.backend == "petals" else None
-        model, self.swarm = load_classifier(
+        model, self.swarm = load_model(
             base, target, options, self._peers, self.topology, self.scratch_dir, compression=self.config.compression
         )
         self._closing.callback(model.close)

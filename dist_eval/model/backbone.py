@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dist_eval.data.answers import AnswerColumns
 from dist_eval.distributed.timeline import Timeline
+from dist_eval.errors import ModelOutputError
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
@@ -47,7 +49,13 @@ class HostedModel:
 
 
 class Backbone(HostedModel, ABC):
-    """A base model without a head."""
+    """A base model without a head.
+
+    Attributes:
+        model: the base model of Petals or Hugging Face.
+    """
+
+    model: Any
 
     @property
     @abstractmethod
@@ -82,6 +90,80 @@ class Backbone(HostedModel, ABC):
     @abstractmethod
     def move(self, device: torch.device) -> None:
         """Moves what runs in this process to a device."""
+
+
+class ModelOnBackbone(HostedModel, ABC):
+    """What is put on a backbone to make its outputs answers.
+
+    Args:
+        backbone: where the base model runs.
+        hidden_size: width of its outputs.
+        prompts: float32 of shape [pre_seq_len, hidden], or None.
+        deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        hidden_size: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> None:
+        self.backbone, self.prompts, self.deep_prompts = backbone, prompts, deep_prompts
+        self._hidden_size = hidden_size
+
+    @property
+    @abstractmethod
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text."""
+
+    @abstractmethod
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Computes the columns for a batch (see `dist_eval.inference.forward.TextModel`)."""
+
+    def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Returns the token ids that are sent for a batch, int64 of shape [forwards, length]."""
+        return input_ids
+
+    def hidden_states(self, input_ids: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
+        """Runs the base model after the prompts (see `Backbone.hidden_states`).
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
+        prompt_tokens = 0 if self.prompts is None else len(self.prompts)
+        expected = (len(input_ids), prompt_tokens + input_ids.shape[1], self._hidden_size)
+        if tuple(hidden.shape) != expected:
+            raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
+        return hidden
+
+    @property
+    def retries(self) -> int:
+        """See `HostedModel.retries`."""
+        return self.backbone.retries
+
+    def traffic(self) -> Traffic | None:
+        """See `HostedModel.traffic`."""
+        return self.backbone.traffic()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `HostedModel.timelines`."""
+        return self.backbone.timelines()
+
+    def notice(self) -> str:
+        """See `HostedModel.notice`."""
+        return self.backbone.notice()
+
+    def exclude(self, servers: Iterable[str]) -> None:
+        """See `HostedModel.exclude`."""
+        self.backbone.exclude(servers)
+
+    def close(self) -> None:
+        """See `HostedModel.close`."""
+        self.backbone.close()
 
 
 class SwarmBackbone(Backbone):

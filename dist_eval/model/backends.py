@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
-from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
+from dist_eval.errors import CheckpointError, ConfigError, SwarmError
+from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone, with_tuned_head
+from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
@@ -74,17 +77,21 @@ def open_swarm(
                 raise
 
 
-def load_classifier(
+LoadedModel = ModelOnBackbone | FullClassifier
+"""A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
+
+
+def load_model(
     base: BaseModelSpec,
-    target: EvalTarget,
+    target: ModelTarget,
     options: SwarmOptions | None,
     peers: SwarmPeers,
     topology: Topology,
     sockets: Path,
     *,
     compression: str = "none",
-) -> tuple[Classifier | FullClassifier, Swarm | None]:
-    """Builds the classifier; on a swarm, waits first until all blocks have a server.
+) -> tuple[LoadedModel, Swarm | None]:
+    """Builds the model; on a swarm, waits first until all blocks have a server.
 
     Args:
         base: the base model.
@@ -96,7 +103,7 @@ def load_classifier(
         compression: precision of transferred activations, "none" or "float16".
 
     Returns:
-        The classifier and the section `swarm` of `results.json`.
+        The model and the section `swarm` of `results.json`.
 
     Raises:
         SwarmError: the swarm does not answer or misses blocks.
@@ -121,9 +128,8 @@ def load_classifier(
         blocks = base.config.num_hidden_layers
         coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, check=check)
         rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
-        classifier = load_on_swarm(
+        backbone = load_swarm_backbone(
             base.name,
-            target,
             dht,
             dht_prefix=base.dht_prefix,
             request_timeout=options.request_timeout,
@@ -137,11 +143,11 @@ def load_classifier(
     except BaseException:
         leave_swarm(dht)
         raise
-    return classifier, coverage.summary()
+    return with_head(backbone, base, target), coverage.summary()
 
 
-def load_on_host(base: BaseModelSpec, target: EvalTarget, topology: Topology) -> Classifier | FullClassifier:
-    """Builds the classifier in this process, on a GPU of this host if there is one.
+def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> LoadedModel:
+    """Builds the model in this process, on a GPU of this host if there is one.
 
     Raises:
         CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
@@ -149,4 +155,19 @@ def load_on_host(base: BaseModelSpec, target: EvalTarget, topology: Topology) ->
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):
         return load_full_model(target, device)
-    return load_locally(base.name, target, device)
+    return with_head(load_local_backbone(base.name, device), base, target)
+
+
+def with_head(backbone: Backbone, base: BaseModelSpec, target: TunedCheckpoint | CausalModel) -> ModelOnBackbone:
+    """Puts the head of what is evaluated on its base model, which is closed if that fails.
+
+    Raises:
+        CheckpointError: the head does not fit these weights, or cannot be read.
+    """
+    try:
+        if isinstance(target, TunedCheckpoint):
+            return with_tuned_head(backbone, base.name, target)
+        return target.on(backbone)
+    except CheckpointError:
+        backbone.close()
+        raise

@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
@@ -24,7 +25,10 @@ _POSITIONS_AFTER_PAD = (
 """Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)."""
 
 EvalTarget = TunedCheckpoint | PretrainedClassifier
-"""What is evaluated: tuned tensors for a base model, or a complete pretrained classifier."""
+"""The classifier that is evaluated: tuned tensors for a base model, or a complete pretrained classifier."""
+
+ModelTarget = EvalTarget | CausalModel
+"""What is put on a base model: a classifier's head, or a language model's own."""
 
 
 def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
@@ -62,16 +66,16 @@ class BaseModelSpec:
     token_budget: int
 
     @classmethod
-    def of(cls, options: ModelOptions, tuned: EvalTarget) -> BaseModelSpec:
+    def of(cls, options: ModelOptions, tuned: ModelTarget) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
-        A complete pretrained classifier is its own base.
+        A complete model is its own base.
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
             ConfigError: a text of `--max-length` tokens could not be sent.
         """
-        if isinstance(tuned, PretrainedClassifier):
+        if not isinstance(tuned, TunedCheckpoint):
             name, base = tuned.name, tuned.config
         else:
             name = options.model or tuned.base_model or ""
@@ -118,7 +122,7 @@ class BaseModelSpec:
         )
 
 
-def _max_length(asked: int | None, tuned: EvalTarget, base: Any, accepted: int | None) -> int:
+def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
     if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
@@ -126,15 +130,15 @@ def _max_length(asked: int | None, tuned: EvalTarget, base: Any, accepted: int |
     if not limits:
         return asked or _LONGEST_TEXT
     limit, what = min(limits)
-    longest = limit - tuned.pre_seq_len
+    longest = limit - tuned.extra_tokens
     if longest < 1:
         raise CheckpointError(
-            f"{tuned.pre_seq_len} prompt tokens leave no room for a text in the {limit} tokens that {what}"
+            f"{tuned.extra_tokens} prompt tokens leave no room for a text in the {limit} tokens that {what}"
             + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
         )
     if (asked or 1) > longest:
         raise ConfigError(
-            f"--max-length {asked} and {tuned.pre_seq_len} prompt tokens are more than the {limit} "
+            f"--max-length {asked} and {tuned.extra_tokens} prompt tokens are more than the {limit} "
             f"tokens that {what}: give --max-length of at most {longest}."
         )
     return asked or longest

@@ -81,6 +81,16 @@ class TunedCheckpoint:
         return 0 if self.prompts is None else self.prompts.shape[0]
 
     @property
+    def extra_tokens(self) -> int:
+        """Tokens of a forward besides those of the text: the prompts."""
+        return self.pre_seq_len
+
+    @property
+    def forwards_per_text(self) -> int:
+        """Forwards that a text needs: one."""
+        return 1
+
+    @property
     def num_labels(self) -> int:
         """Width of the head."""
         return self.head.shape[0]

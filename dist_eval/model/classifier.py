@@ -10,20 +10,16 @@ Both backends share everything but the transformer blocks. Two things differ fro
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
-from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import CheckpointError, ModelOutputError
-from dist_eval.model.backbone import Backbone, HostedModel, LocalBackbone, SwarmBackbone
+from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
 from dist_eval.process.patching import patched
-from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
@@ -38,7 +34,7 @@ _PETALS_CLASS = {
 _NOT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
 
 
-class Classifier(HostedModel):
+class Classifier(ModelOnBackbone):
     """A base model with a tuned head and prompts.
 
     Args:
@@ -47,17 +43,13 @@ class Classifier(HostedModel):
     """
 
     def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
-        self.backbone, self.tuned = backbone, tuned
+        super().__init__(backbone, tuned.head.shape[1], tuned.prompts, tuned.deep_prompts)
+        self.tuned = tuned
 
     @property
     def num_labels(self) -> int:
         """Width of the head."""
         return self.tuned.num_labels
-
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far."""
-        return self.backbone.retries
 
     @property
     def columns(self) -> AnswerColumns:
@@ -97,50 +89,19 @@ class Classifier(HostedModel):
             ModelOutputError: the outputs have the wrong shape.
         """
         tuned = self.tuned
-        hidden = self.backbone.hidden_states(input_ids, tuned.prompts, tuned.deep_prompts, routing)
-        expected = (input_ids.shape[0], tuned.pre_seq_len + input_ids.shape[1], tuned.head.shape[1])
-        if tuple(hidden.shape) != expected:
-            raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
+        hidden = self.hidden_states(input_ids, routing)
         rows = torch.arange(len(lengths), device=hidden.device)
         last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
 
-    def traffic(self) -> Traffic | None:
-        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
-        return self.backbone.traffic()
 
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time, none without a swarm."""
-        return self.backbone.timelines()
-
-    def notice(self) -> str:
-        """Returns a message about what the model waits for; empty if it does not wait."""
-        return self.backbone.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no further requests to servers, given by peer id."""
-        self.backbone.exclude(servers)
-
-    def close(self) -> None:
-        """Closes connections and processes."""
-        self.backbone.close()
-
-
-def load_on_swarm(
-    model: str,
-    tuned: TunedCheckpoint,
-    dht: Any,
-    *,
-    dht_prefix: str,
-    request_timeout: float,
-    max_retries: int,
-    **options: Any,
-) -> Classifier:
-    """Builds a classifier whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
+def load_swarm_backbone(
+    model: str, dht: Any, *, dht_prefix: str, request_timeout: float, max_retries: int, **options: Any
+) -> SwarmBackbone:
+    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
     Args:
         model: folder or hub name of the base model.
-        tuned: the tuned checkpoint.
         dht: a running `hivemind.DHT` (see `dist_eval.swarm.client.join_swarm`).
         dht_prefix: name under which the swarm announces the blocks.
         request_timeout: seconds to wait for a server's answer.
@@ -148,10 +109,10 @@ def load_on_swarm(
         **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `seed` and `compression`.
 
     Returns:
-        The classifier. Close it before the process group.
+        The base model. Close it before the process group.
 
     Raises:
-        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
+        CheckpointError: weights are missing or pickled.
         SwarmError: a block has no server any more.
     """
     import petals
@@ -176,7 +137,73 @@ def load_on_swarm(
         remote.h.sequence_manager, request_timeout=request_timeout, max_retries=max_retries, **options
     )
     requests.start()
-    return _assemble(model, SwarmBackbone(remote, dht, requests), remote.config, tuned)
+    return SwarmBackbone(remote, dht, requests)
+
+
+def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
+    """Loads a base model that runs in this process.
+
+    Args:
+        model: folder or hub name of the base model.
+        device: of the base model, by default the CPU.
+
+    Raises:
+        CheckpointError: weights are missing or pickled.
+    """
+    from transformers import AutoModel
+
+    return LocalBackbone(_load_base(AutoModel, model, trust_remote_code=False).to(device or torch.device("cpu")))
+
+
+def load_on_swarm(model: str, tuned: TunedCheckpoint, dht: Any, **settings: Any) -> Classifier:
+    """Builds a classifier whose blocks a swarm hosts.
+
+    Args:
+        model: folder or hub name of the base model.
+        tuned: the tuned checkpoint.
+        dht: a running `hivemind.DHT`.
+        **settings: further arguments of `load_swarm_backbone`.
+
+    Returns:
+        The classifier. Close it before the process group.
+
+    Raises:
+        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
+        SwarmError: a block has no server any more.
+    """
+    return with_tuned_head(load_swarm_backbone(model, dht, **settings), model, tuned)
+
+
+def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
+    """Builds a classifier that runs in this process.
+
+    Args:
+        model: folder or hub name of the base model.
+        tuned: the tuned checkpoint.
+        device: of the base model, by default the CPU.
+
+    Returns:
+        The classifier.
+
+    Raises:
+        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
+    """
+    return with_tuned_head(load_local_backbone(model, device), model, tuned)
+
+
+def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> Classifier:
+    """Puts the tuned head and prompts on a base model.
+
+    Args:
+        backbone: the base model.
+        model: its folder or hub name.
+        tuned: the tuned checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint was tuned on other weights.
+    """
+    tuned.require_base(model, backbone.model.config, base_fingerprint(backbone))
+    return Classifier(backbone, tuned)
 
 
 def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
@@ -236,40 +263,11 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
         return load_pretrained(kind, model, what=what, optional=_NOT_IN_BASE, random_init=True, config=config)
 
 
-def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
-    """Builds a classifier that runs in this process.
-
-    Args:
-        model: folder or hub name of the base model.
-        tuned: the tuned checkpoint.
-        device: of the base model, by default the CPU.
-
-    Returns:
-        The classifier.
-
-    Raises:
-        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
-    """
-    from transformers import AutoModel
-
-    base = _load_base(AutoModel, model, trust_remote_code=False).to(device or torch.device("cpu"))
-    return _assemble(model, LocalBackbone(base), base.config, tuned)
-
-
 def base_fingerprint(backbone: Backbone) -> str:
     """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
     weight = backbone.word_embeddings.weight
     rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
     return fingerprint([weight[rows], *backbone.final_norm.state_dict().values()])
-
-
-def _assemble(model: str, backbone: Backbone, config: Any, tuned: TunedCheckpoint) -> Classifier:
-    try:
-        tuned.require_base(model, config, base_fingerprint(backbone))
-    except CheckpointError:
-        backbone.close()
-        raise
-    return Classifier(backbone, tuned)
 
 
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:

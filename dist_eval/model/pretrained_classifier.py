@@ -80,6 +80,16 @@ class PretrainedClassifier:
         return 0
 
     @property
+    def extra_tokens(self) -> int:
+        """Tokens of a forward besides those of the text: none."""
+        return 0
+
+    @property
+    def forwards_per_text(self) -> int:
+        """Forwards that a text needs: one."""
+        return 1
+
+    @property
     def tuning_mode(self) -> None:
         """None: the whole model was trained."""
         return

@@ -17,7 +17,7 @@ from conftest import HIDDEN, LAYERS, TIMEOUT, ForkedSwarm, SwarmClient, requests
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, load_on_swarm
+from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
@@ -120,16 +120,16 @@ def is_banned(requests: SwarmRequests, span: Span) -> bool:
     return requests.router.stats(span.peer).is_banned(time.monotonic())
 
 
-def hidden_states(classifier: Classifier, rows: int, length: int) -> torch.Tensor:
+def hidden_states(backbone: SwarmBackbone, rows: int, length: int) -> torch.Tensor:
     ids = torch.randint(0, 100, (rows, length), generator=torch.Generator().manual_seed(4))
-    return classifier.backbone.word_embeddings(ids)
+    return backbone.word_embeddings(ids)
 
 
 def test_a_request_too_large_for_a_server_is_split_in_halves(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
-    hidden = hidden_states(swarm_client.classifiers[-1], rows=30, length=100)  # servers accept 2048 tokens
+    hidden = hidden_states(swarm_client.backbones[-1], rows=30, length=100)  # servers accept 2048 tokens
     routing = Routing()
     whole = requests.forward(hidden, None, routing)
     assert requests.halved == 1
@@ -138,14 +138,14 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
     assert not any(is_banned(requests, span) for span in requests.spans())
     assert {(start, end) for _, start, end in routing.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
-        requests.forward(hidden_states(swarm_client.classifiers[-1], rows=2, length=2100), None)
+        requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
 
 
 def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
-    requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
+    requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
     with pytest.raises(RefusedError, match=r"servers refused it, blocks 0:4 \(peer \w+\): .*; blocks 0:4 \(peer"):
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
     assert requests.retries == 2
@@ -158,7 +158,7 @@ def test_non_finite_values_from_two_servers_are_not_counted_against_them(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
-    requests, hidden = requests_of(classifier), hidden_states(classifier, rows=2, length=10)
+    requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
     with pytest.raises(ModelOutputError, match=r"values that are not finite; blocks 0:4 \(peer"):
         requests.forward(torch.full_like(hidden, torch.nan), None)
     servers = requests.router.servers.values()
@@ -221,7 +221,8 @@ def test_the_death_of_this_ranks_node_is_reported(
 ) -> None:
     dht = join_swarm(three_replicas.initial_peers, TIMEOUT)
     options = {"request_timeout": 5.0, "max_retries": 5, "dht_prefix": three_replicas.dht_prefix}
-    classifier = load_on_swarm(three_replicas.model, make_tuned(None), dht, **options)
+    backbone = load_swarm_backbone(three_replicas.model, dht, **options)
+    classifier = with_tuned_head(backbone, three_replicas.model, make_tuned(None))
     try:
         os.kill(dht.pid, signal.SIGKILL)  # as by the kernel when memory runs out
         dht.join(TIMEOUT)

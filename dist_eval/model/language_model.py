@@ -1,0 +1,116 @@
+"""Base model + output embedding → a language model: contexts and continuations → log-likelihoods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
+from dist_eval.data.forwards import distinct_forwards
+from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.checkpoint import fingerprint
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.swarm.families import read_base_config
+from dist_eval.swarm.router import Routing
+
+
+@dataclass(frozen=True)
+class CausalModel:
+    """A language model as it is, before it is loaded.
+
+    Attributes:
+        name: folder or hub name.
+        config: its `transformers` config.
+    """
+
+    name: str
+    config: Any
+
+    folder = None
+    extra_tokens = -1  # the last token of a text is not sent
+    forwards_per_text = 1
+
+    @classmethod
+    def of(cls, name: str) -> CausalModel:
+        """Reads a model's config.
+
+        Raises:
+            CheckpointError: there is no such model, or Petals cannot serve it.
+        """
+        return cls(name, read_base_config(name))
+
+    def on(self, backbone: Backbone) -> LanguageModel:
+        """Puts the output embedding on the base model.
+
+        Raises:
+            CheckpointError: the model has no output embedding.
+        """
+        return LanguageModel(backbone, OutputEmbedding(self.name, self.config))
+
+    def digest(self) -> str:
+        """Returns a hash of nothing: the base model is all there is."""
+        return fingerprint([])
+
+
+class LanguageModel(ModelOnBackbone):
+    """A base model with its output embedding.
+
+    Args:
+        backbone: where the base model runs.
+        output: its output embedding.
+    """
+
+    def __init__(self, backbone: Backbone, output: OutputEmbedding) -> None:
+        super().__init__(backbone, output.hidden_size)
+        self.output = output
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a context and its continuation."""
+        return log_likelihood_columns()
+
+    def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """See `ModelOnBackbone.forwards`: what several texts share is sent once."""
+        return torch.from_numpy(distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())[0])
+
+    @torch.no_grad()
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Computes the log-likelihoods of continuations.
+
+        The model is sent context and continuation without the last token. Texts that are equal up to there share one
+        forward, so the one-token choices of a question cost one.
+
+        Args:
+            input_ids: contexts with their continuations, int64 of shape [batch, length], padded on the right with any
+                id.
+            lengths: number of tokens of each context, and of context and continuation together, int64 of shape
+                [batch, 2]. Neither a context nor a continuation is empty.
+            routing: records the route through a swarm.
+
+        Returns:
+            `log_likelihood`: of each continuation after its context, in nats, float64 of shape [batch];
+            `is_greedy`: whether greedy decoding would give the continuation, uint8 of shape [batch].
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
+        hidden = self.hidden_states(torch.from_numpy(forwards), routing)
+        # each position predicts the token after it
+        counts = (lengths[:, 1] - lengths[:, 0]).numpy()
+        rows = np.repeat(np.arange(len(counts)), counts)
+        places = np.concatenate([np.arange(start, end) for start, end in lengths.tolist()])
+        tokens = input_ids[rows, places]
+        # a position that several continuations share goes through the output embedding once
+        needed, positions = np.unique(which[rows] * forwards.shape[1] + places - 1, return_inverse=True)
+        states = self.backbone.final_norm(hidden.flatten(0, 1)[torch.from_numpy(needed).to(hidden.device)])
+        found, is_likeliest = self.output.log_likelihoods(states, torch.from_numpy(positions), tokens)
+        greedy = np.ones(len(counts), dtype=np.uint8)
+        np.logical_and.at(greedy, rows, is_likeliest.numpy())
+        sums = np.bincount(rows, weights=found.numpy(), minlength=len(counts))
+        return {"log_likelihood": torch.from_numpy(sums), "is_greedy": torch.from_numpy(greedy)}

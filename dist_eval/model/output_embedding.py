@@ -1,0 +1,112 @@
+"""The output embedding of a language model: hidden states → log-likelihoods of tokens.
+
+It is mapped from the model's safetensors file, so all ranks of a host share one copy in the page cache. The vocabulary
+is gone through in chunks: a rank holds the logits of one chunk at a time, and that chunk in float32 if the file has
+another dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_eval.errors import CheckpointError, first_line
+from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
+_CHUNK_BYTES = 1 << 25
+"""Of a chunk of the vocabulary in float32."""
+
+
+class OutputEmbedding:
+    """The output embedding of a language model.
+
+    Args:
+        model: folder or hub name of the model.
+        config: its `transformers` config.
+
+    Raises:
+        CheckpointError: the model has no output embedding, or its weights cannot be read.
+    """
+
+    def __init__(self, model: str, config: Any) -> None:
+        from safetensors import safe_open
+
+        file, name = _find(model, tied=config.tie_word_embeddings)
+        try:
+            self._file = safe_open(file, framework="pt", device="cpu")
+            self._weight: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
+            self.vocab_size, self.hidden_size = self._weight.get_shape()
+        except Exception as error:  # OSError and SafetensorError
+            raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {first_line(error)}") from error
+        self._step = max(1, _CHUNK_BYTES // (4 * self.hidden_size))
+
+    def rows(self, tokens: list[int]) -> torch.Tensor:
+        """Returns a copy of the rows of some tokens, float32 of shape [tokens, hidden]."""
+        return torch.cat([self._weight[token : token + 1].to(torch.float32) for token in tokens])
+
+    def log_likelihoods(
+        self, hidden: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Computes the log-likelihoods of tokens.
+
+        Args:
+            hidden: hidden states after the final norm, floats of shape [positions, hidden].
+            positions: the row of `hidden` that predicts each token, int64 of shape [n].
+            tokens: token ids, int64 of shape [n].
+
+        Returns:
+            The log-likelihood of each token, float64 of shape [n], and whether no other token is likelier (or as
+            likely, with a lower id), bool of shape [n]; on the CPU.
+        """
+        hidden = hidden.to(torch.float32)
+        positions, tokens = positions.to(hidden.device), tokens.to(hidden.device)
+        total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
+        best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
+        likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        own = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)
+        for start in range(0, self.vocab_size, self._step):
+            chunk = self._weight[start : start + self._step].to(hidden)
+            logits = hidden @ chunk.T
+            total = torch.logaddexp(total, torch.logsumexp(logits, dim=1).to(torch.float64))
+            largest, where = logits.max(dim=1)
+            likeliest = torch.where(largest > best, where + start, likeliest)
+            best = torch.maximum(best, largest)
+            here = ((tokens >= start) & (tokens < start + len(chunk))).nonzero().squeeze(1)
+            own[here] = logits[positions[here], tokens[here] - start].to(torch.float64)
+        return (own - total[positions]).cpu(), (likeliest[positions] == tokens).cpu()
+
+
+def _find(model: str, *, tied: bool) -> tuple[Path, str]:
+    """Returns the file and the name of the tensor."""
+    from transformers.utils.hub import cached_file
+
+    def path_of(name: str) -> Path | None:
+        try:
+            found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
+        except Exception as error:  # OSError and errors of the hub's client
+            raise CheckpointError(f"The weights of {model} cannot be read: {first_line(error)}") from error
+        return Path(found) if found else None
+
+    wanted = _EMBEDDINGS if tied else (_HEAD,)
+    if index := path_of(INDEX_FILE):
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    elif weights := path_of(WEIGHTS_FILE):
+        from safetensors import safe_open
+
+        with safe_open(weights, framework="pt") as file:
+            places = dict.fromkeys(file.keys(), WEIGHTS_FILE)
+    else:
+        raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")
+    name = next((name for name in places if name.endswith(wanted)), None)
+    file_name = path_of(places[name]) if name else None
+    if name is None or file_name is None:
+        raise CheckpointError(
+            f"{model} has no language-model head: its weights lack {wanted[0]!r}. Name the model that it was made of, "
+            "or evaluate a classifier with --checkpoint."
+        )
+    return file_name, name

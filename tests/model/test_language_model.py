@@ -1,0 +1,128 @@
+"""Log-likelihoods of continuations equal those of Hugging Face's language models, on a swarm and in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from conftest import FAMILIES, VOCABULARY
+
+from dist_eval.errors import CheckpointError
+from dist_eval.model import output_embedding
+from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.language_model import LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.swarm.families import read_base_config
+
+if TYPE_CHECKING:
+    from conftest import SwarmClient
+
+    from dist_eval.swarm.private import PrivateSwarm
+
+PARTS = [(5, 3), (5, 1), (1, 9), (12, 1), (7, 2)]
+
+
+def texts(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Contexts with continuations; the last three are one-token choices of one question."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([(context, context + choice) for context, choice in PARTS] + [(6, 7)] * 3)
+    ids = torch.randint(0, VOCABULARY, (len(lengths), int(lengths.max())), generator=random)
+    ids[-2:, :6] = ids[-3, :6]
+    return ids, lengths
+
+
+def reference(path: Path, ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    sums, greedy = [], []
+    for row, (start, end) in zip(ids, lengths.tolist(), strict=True):
+        with torch.no_grad():
+            found = torch.log_softmax(model(input_ids=row[None, : end - 1]).logits[0, start - 1 :], dim=1)
+        own = row[start:end]
+        sums.append(found[torch.arange(len(own)), own].sum())
+        greedy.append((found.argmax(dim=1) == own).all())
+    return torch.stack(sums).to(torch.float64), torch.stack(greedy)
+
+
+def likeliest_continuations(path: Path, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Replaces the continuation of every second text by what greedy decoding gives."""
+    from transformers import AutoModelForCausalLM
+
+    model, ids = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval(), ids.clone()
+    for row in range(0, len(ids), 2):
+        for place in range(*lengths[row].tolist()):
+            with torch.no_grad():
+                ids[row, place] = model(input_ids=ids[row : row + 1, :place]).logits[0, -1].argmax()
+    return ids
+
+
+def language_model(path: Path, backbone: Any = None) -> LanguageModel:
+    return LanguageModel(
+        backbone or load_local_backbone(str(path)), OutputEmbedding(str(path), read_base_config(str(path)))
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_likelihoods_equal_those_of_hugging_face(
+    family: str, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_embedding, "_CHUNK_BYTES", 7 * 4 * 32)  # the vocabulary in several chunks
+    path = tiny_models[family]
+    ids, lengths = texts()
+    ids = likeliest_continuations(path, ids, lengths)
+    expected, greedy = reference(path, ids, lengths)
+    assert greedy[::2].all() and not greedy.all()
+    answer = language_model(path).answer(ids, lengths)
+    torch.testing.assert_close(answer["log_likelihood"], expected, atol=1e-5, rtol=1e-5)
+    assert answer["is_greedy"].tolist() == greedy.tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_swarm_gives_the_same_log_likelihoods(
+    family: str, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient
+) -> None:
+    ids, lengths = texts()
+    remote = language_model(tiny_models[family], swarm_client.backbone(family_swarms[family]))
+    for name, column in language_model(tiny_models[family]).answer(ids, lengths).items():
+        torch.testing.assert_close(remote.answer(ids, lengths)[name], column)
+
+
+def test_equal_forwards_are_computed_once(tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sent = language_model(tiny_models["llama"]), []
+    run = model.backbone.hidden_states
+    monkeypatch.setattr(model.backbone, "hidden_states", lambda ids, *rest: sent.append(len(ids)) or run(ids, *rest))
+    ids, lengths = texts()
+    model.answer(ids, lengths)
+    assert sent == [len(PARTS) + 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_other_dtypes_are_computed_with_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).to(dtype)
+    model.save_pretrained(tmp_path, safe_serialization=True, max_shard_size="1KB")  # several files, and their index
+    output = OutputEmbedding(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
+    weight = model.lm_head.weight.detach().to(torch.float32)
+    assert torch.equal(output.rows([49, 0]), weight[[49, 0]])
+    hidden, positions, tokens = torch.randn(3, 16), torch.tensor([2, 0, 1, 2]), torch.tensor([49, 0, 7, 3])
+    found, _ = output.log_likelihoods(hidden, positions, tokens)
+    expected = torch.log_softmax((hidden @ weight.T).to(torch.float64), dim=1)[positions, tokens]
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_model_without_a_language_model_head_is_an_error(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaModel(config).save_pretrained(tmp_path, safe_serialization=True)
+    with pytest.raises(CheckpointError, match="has no language-model head"):
+        OutputEmbedding(str(tmp_path), config)
