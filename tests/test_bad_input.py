@@ -68,6 +68,10 @@ class Scene:
         change(folder)
         return [*self.data(), "--checkpoint", str(folder)]
 
+    def prompt(self, *options: str, data: str = "text,label\n" + ROWS) -> list[str]:
+        """Writes a dataset and returns the options of a run with a prompt in place of a checkpoint."""
+        return [*self.data(data), "--checkpoint", "", "--label-delimiter", "", *options]
+
     def tensors(self, change: Callable[[dict[str, torch.Tensor]], None]) -> list[str]:
         """Spoils the tensors of a copy of the checkpoint."""
 
@@ -335,6 +339,54 @@ KINDS = (
         "an option without its value",
         "argument --max-length: expected one argument.",
         lambda s: [*s.data(), "--max-length"],
+        2,
+    ),
+    Kind(
+        "a prompt and a checkpoint",
+        "--checkpoint and --prompt contradict each other",
+        lambda s: [*s.data(), "--prompt", "{text}", "--label-words", "<0>", "<1>"],
+        2,
+    ),
+    Kind(
+        "a prompt without label words",
+        "--prompt and --label-words belong together",
+        lambda s: s.prompt("--prompt", "{text}"),
+        2,
+    ),
+    Kind(
+        "a prompt without a column",
+        "--prompt 'Review:' is no template: it names no column, such as {text}",
+        lambda s: s.prompt("--prompt", "Review:", "--label-words", "<0>", "<1>"),
+        2,
+    ),
+    Kind(
+        "a prompt with a column that is not there",
+        "has no column 'review'. It has: text, label.",
+        lambda s: s.prompt("--prompt", "{review}", "--label-words", "<0>", "<1>"),
+    ),
+    Kind(
+        "a prompt that has the labels",
+        "--prompt shows the model the labels, the column 'label'.",
+        lambda s: s.prompt("--prompt", "{text}{label}", "--label-words", "<0>", "<1>"),
+        2,
+    ),
+    Kind(
+        "label words that are the same tokens",
+        "--label-words '<0>' and '<0>' are the same tokens. Choose other words.",
+        lambda s: s.prompt("--prompt", "{text}", "--label-words", "a=<0>", "b=<0>"),
+    ),
+    Kind(
+        "label words that start alike",
+        "--label-words '1' and '12' start alike: the first is never less likely.",
+        lambda s: s.prompt("--prompt", "{text}", "--label-words", "1", "12"),
+    ),
+    Kind(
+        "examples from the dataset itself",
+        "is the dataset that is evaluated: draw examples from other data.",
+        lambda s: s.prompt(
+            *("--prompt", "{text}", "--label-words", "<0>", "<1>", "--few-shot", "1"),
+            *("--few-shot-from", str(s.folder / "data.csv")),
+        ),
         2,
     ),
     Kind(

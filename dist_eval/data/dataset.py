@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from dist_eval.results.inputs import DatasetSummary
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_KEPT_MAPPED = 128
 """The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
+
+
+Render = Callable[[Sequence[Sequence[str]], int], list[str]]
 
 
 class TokenizedDataset:
@@ -107,6 +110,7 @@ def tokenize_dataset(
     problem: Problem = SINGLE_LABEL,
     strict: bool = False,
     extra_columns: Sequence[str] = (),
+    render: Render | None = None,
     subset: str | None = None,
     split: str | None = None,
 ) -> TokenizedDataset:
@@ -116,7 +120,7 @@ def tokenize_dataset(
         dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
         folder: an existing folder to write to.
         tokenizer: a Hugging Face tokenizer.
-        text_columns: one column, or two for a pair.
+        text_columns: one column, or two for a pair; any number with `render`.
         label_column: the column with the labels.
         label_names: names of the head's classes or outputs.
         max_length: maximum number of tokens of a text.
@@ -125,6 +129,7 @@ def tokenize_dataset(
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
+        render: makes the text that is tokenized from the columns of some rows and the position of the first one.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
 
@@ -151,7 +156,12 @@ def tokenize_dataset(
         column_writer(folder, source.name, extra_columns) as write_columns,
     ):
         for batch in source.batches:
-            texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
+            numbers = render is not None
+            texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
+            of_texts.update(_bytes_of(texts))
+            multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
+            if render is not None:
+                texts = [render(texts, row)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
             ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
@@ -181,10 +191,8 @@ def tokenize_dataset(
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
             digest.update(values.tobytes() + kept.tobytes())
-            of_texts.update(_bytes_of(texts))
             truncated += len(too_long)
             longest = max(longest, int(full.max(initial=0)))
-            multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             row += len(ids)
     if row == 0:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
@@ -220,6 +228,7 @@ def read_texts(
     label_names: Sequence[str],
     labels: str = "auto",
     problem: Problem = SINGLE_LABEL,
+    numbers: bool = False,
     subset: str | None = None,
     split: str | None = None,
 ) -> tuple[dict[int, tuple[str, ...]], str]:
@@ -233,6 +242,7 @@ def read_texts(
         label_names: see `tokenize_dataset`.
         labels: see `tokenize_dataset`.
         problem: see `tokenize_dataset`.
+        numbers: whether text columns may hold numbers, as they may in a prompt.
         subset: see `tokenize_dataset`.
         split: see `tokenize_dataset`.
 
@@ -246,7 +256,7 @@ def read_texts(
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, codes, found, row = hashlib.sha256(), [], {}, 0
     for batch in source.batches:
-        texts = [_texts(source.name, name, batch.column(i), row) for i, name in enumerate(text_columns)]
+        texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
         digest.update(_bytes_of(texts))
         codes.append(reader.codes(batch.column(len(text_columns)), row))
         found.update({row + i: of_row for i, of_row in enumerate(zip(*texts, strict=True)) if row + i in wanted})
@@ -292,12 +302,26 @@ def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> 
     return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
 
 
-def _texts(source: str, column: str, array: pa.Array, first_row: int) -> list[str]:
+def texts_in(source: str, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
+    """Returns a chunk of a text column.
+
+    Args:
+        source: name of the dataset, for messages.
+        column: name of the column.
+        array: the chunk.
+        first_row: position of its first row.
+        numbers: whether the column may hold numbers, or true and false; they are written as Arrow writes them.
+
+    Raises:
+        DataError: a text is missing, or the column holds something else.
+    """
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"{source}, row {row} (counted from 0): the text in column {column!r} is missing (null).")
+    if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
+        array = array.cast(pa.string())
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
         raise DataError(f"{source}: column {column!r} holds {array.type}, not text.")
     return array.to_pylist()

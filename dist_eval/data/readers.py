@@ -116,7 +116,7 @@ def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]
             shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             raise DataError(
                 f"{name} has no column {column!r}. It has: {shown}. Name yours with --text-column, "
-                "--label-column, --slice-by or --group-column."
+                "--prompt, --label-column, --slice-by or --group-column."
             )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from dist_eval.data.readers import open_rows
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.facts import Gpu, RankFacts
-from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
+from dist_eval.evaluation.task import target_of
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
@@ -30,8 +31,8 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
     Raises:
         EvaluationError: checkpoint or model do not exist, or do not fit together.
     """
-    target = read_target(config.checkpoint, config.model)
-    facts.digests["tuned checkpoint"] = target.digest()
+    target = target_of(config)
+    facts.digests["prompt and label words" if config.prompt else "tuned checkpoint"] = target.digest()
     base = BaseModelSpec.of(config.only(ModelOptions), target)
     facts.digests["base model"] = base.digest()
     collect_needs(facts, config, base, target)

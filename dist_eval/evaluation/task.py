@@ -9,14 +9,17 @@ from pathlib import Path
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line, os_reason
+from dist_eval.data.tokenizers import load_tokenizer
+from dist_eval.errors import ConfigError, RunError, os_reason
+from dist_eval.evaluation.prompting import label_words_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
+from dist_eval.model.label_words import LabelWords
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.options.groups import DataOptions, ModelOptions, PromptOptions
 from dist_eval.runs.journal import Fingerprint
 
 
@@ -42,21 +45,27 @@ class EvalTask:
             CheckpointError: there is no such checkpoint or model, or they do not fit together.
             ConfigError: an option does not fit the model, or a metric cannot be used.
         """
-        target = read_target(config.checkpoint, config.model)
+        target = target_of(config)
         base = BaseModelSpec.of(config.only(ModelOptions), target)
         return cls(base, target, find_metrics(config.metric, target))
 
     def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
         """Opens the tokenized dataset in a folder, and plans its batches."""
         data = TokenizedDataset(folder)
-        return data, plan_batches(data.lengths, token_budget=self.base.token_budget, prefix=self.target.pre_seq_len)
+        plan = plan_batches(
+            data.lengths,
+            token_budget=self.base.token_budget,
+            prefix=self.target.extra_tokens,
+            copies=self.target.forwards_per_text,
+        )
+        return data, plan
 
     def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
         return Fingerprint(
             {
                 "base model": self.base.digest(),
-                "tuned checkpoint": self.target.digest(),
+                "prompt and label words" if config.prompt else "tuned checkpoint": self.target.digest(),
                 "names of the classes": json.dumps(self.target.label_names),
                 "problem_type": self.target.problem.name,
                 "tokenizer": data.facts.tokenizer_digest,
@@ -69,6 +78,19 @@ class EvalTask:
                 "plan": plan.digest(),
             }
         )
+
+
+def target_of(config: EvaluationConfig) -> EvalTarget:
+    """Reads the classifier that the options name.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or model, or they do not fit together.
+        ConfigError: prompt or label words cannot be used.
+        DataError: an example for the prompt cannot be read.
+    """
+    if config.prompt is None:
+        return read_target(config.checkpoint, config.model)
+    return label_words_of(str(config.model), config.only(PromptOptions), config.only(DataOptions))
 
 
 def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]:
@@ -98,15 +120,13 @@ def write_dataset(
         ConfigError: the model cannot take pairs of texts.
         RunError: the folder cannot be written.
     """
-    from transformers import AutoTokenizer
-
     own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
     place = str(target.folder) if own_tokenizer else base.name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
-        also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
-        raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
+    also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
+    tokenizer = load_tokenizer(place, also)
+    prompted = target.prompted if isinstance(target, LabelWords) else None
+    if prompted:
+        tokenizer.truncation_side = "left"  # the end of a prompt asks the question
     if (
         isinstance(target, PretrainedClassifier)
         and len(options.text_column) == 2
@@ -131,6 +151,7 @@ def write_dataset(
             problem=target.problem,
             strict=options.strict,
             extra_columns=extra_columns,
+            render=prompted.render if prompted else None,
             subset=options.subset,
             split=options.split,
         )

@@ -14,6 +14,7 @@ from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone, with_tuned_head
+from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
@@ -158,7 +159,9 @@ def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -
     return with_head(load_local_backbone(base.name, device), base, target)
 
 
-def with_head(backbone: Backbone, base: BaseModelSpec, target: TunedCheckpoint | CausalModel) -> ModelOnBackbone:
+def with_head(
+    backbone: Backbone, base: BaseModelSpec, target: TunedCheckpoint | LabelWords | CausalModel
+) -> ModelOnBackbone:
     """Puts the head of what is evaluated on its base model, which is closed if that fails.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.groups import ModelOptions
@@ -24,8 +25,8 @@ _POSITIONS_AFTER_PAD = (
 )
 """Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)."""
 
-EvalTarget = TunedCheckpoint | PretrainedClassifier
-"""The classifier that is evaluated: tuned tensors for a base model, or a complete pretrained classifier."""
+EvalTarget = TunedCheckpoint | PretrainedClassifier | LabelWords
+"""The classifier that is evaluated: tuned tensors or label words for a base model, or a complete classifier."""
 
 ModelTarget = EvalTarget | CausalModel
 """What is put on a base model: a classifier's head, or a language model's own."""
@@ -119,6 +120,7 @@ class BaseModelSpec:
             pre_seq_len=tuned.pre_seq_len,
             num_labels=tuned.num_labels,
             weights_digest=tuned.digest(),
+            prompt=tuned.summary() if isinstance(tuned, LabelWords) else None,
         )
 
 

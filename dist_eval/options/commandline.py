@@ -39,6 +39,7 @@ _FIRST_RANK_SECONDS = 10.0
 
 _GROUPS = {
     "data": ("the data", None),
+    "prompt": ("a language model without a tuned head", None),
     "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
     "how": ("how it runs", "Nothing here needs setting: a rank finds out by itself what is fast."),
     "failure": ("when servers fail, or answer falsely", None),

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
     DataOptions,
     ModelOptions,
     OutputOptions,
+    PromptOptions,
     RankOptions,
     SwarmOptions,
     flag,
@@ -77,7 +79,7 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions, DataOpti
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(RunConfig):
+class EvaluationConfig(RunConfig, PromptOptions):
     """The options of one evaluation run.
 
     Raises:
@@ -160,12 +162,21 @@ class EvaluationConfig(RunConfig):
             self._become_demo()
         else:
             self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
-            if self.backend == "local" and not self.checkpoint:
+            if self.prompt_file or self.prompt:
+                self._require(self.model, "--model", "the language model that --prompt is for")
+                if self.checkpoint:
+                    raise ConfigError(
+                        "--checkpoint and --prompt contradict each other: the one has a tuned head, the other asks the "
+                        "language model itself. Leave out one of them, and compare both runs with `dist-eval compare`."
+                    )
+            elif self.backend == "local" and not self.checkpoint:
                 what = "a classifier, or what was tuned of one"
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
                 self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
         super().__post_init__()
+        if self.prompt is not None:
+            self._take_columns_of(self.prompt)
         self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
@@ -175,13 +186,32 @@ class EvaluationConfig(RunConfig):
             raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
 
     @property
+    def most_text_columns(self) -> int:
+        """Most columns that make up a text: with a prompt any number."""
+        return super().most_text_columns if self.prompt is None else len(self.text_column)
+
+    @property
     def output_folder(self) -> Path:
         """The run's folder: `--output`, or `runs/` and the dataset's name, or `runs/demo`."""
         return Path("runs") / "demo" if self.demo and self.output is None else super().output_folder
 
+    def _take_columns_of(self, prompt: str) -> None:
+        columns = Template(prompt).columns
+        if self.text_column not in (["text"], columns):
+            raise ConfigError("--prompt names the columns of the texts itself: leave out --text-column.")
+        if self.label_column in columns:
+            raise ConfigError(f"--prompt shows the model the labels, the column {self.label_column!r}.")
+        if self.few_shot_from is not None and Path(self.few_shot_from).resolve() == Path(str(self.dataset)).resolve():
+            raise ConfigError(
+                f"--few-shot-from {self.few_shot_from} is the dataset that is evaluated: draw examples from other data."
+            )
+        self.text_column = columns
+
     def _become_demo(self) -> None:
         from dist_eval import demo
 
+        if self.prompt is not None or self.prompt_file is not None:
+            raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
             if getattr(self, name) not in (default, value):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, os_reason
 
 MAX_TOKEN_BUDGET = 1024
 """Most tokens in one request: Petals' client splits anything larger into requests of this size (its
@@ -110,12 +111,90 @@ class DataOptions(Options):
     )
     strict: bool = option(False, "a text longer than --max-length is an error", group="data")
 
+    @property
+    def most_text_columns(self) -> int:
+        """Most columns that make up a text: a tokenizer takes a pair."""
+        return 2
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= len(self.text_column) <= 2:
+        if len(self.text_column) > self.most_text_columns or not self.text_column:
             raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
         if self.label_column in self.text_column:
             raise ConfigError(f"--label-column and --text-column both name {self.label_column!r}.")
+
+
+@dataclass(kw_only=True)
+class PromptOptions(Options):
+    """A prompt and label words, by which a language model is a classifier without a tuned head."""
+
+    prompt: str | None = option(
+        None,
+        r"template over the columns of the dataset, such as 'Review: {text}\nSentiment:'; evaluates the language model "
+        "--model itself, by its --label-words",
+        group="prompt",
+        metavar="TEMPLATE",
+    )
+    prompt_file: str | None = option(None, "file with such a template", group="prompt", metavar="FILE")
+    label_words: list[str] = option(
+        [],
+        "what may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
+        group="prompt",
+        nargs="+",
+        metavar="WORD",
+    )
+    label_delimiter: str | None = option(
+        None,
+        "text between the prompt and a label word (default: the white space that ends the prompt, or else a space)",
+        group="prompt",
+        metavar="TEXT",
+    )
+    length_normalization: str = option(
+        "none",
+        "what the log-likelihood of a label word is divided by: nothing, its number of tokens, or its number of bytes",
+        group="prompt",
+        choices=("none", "tokens", "bytes"),
+    )
+    few_shot: int = option(0, "examples before each prompt, drawn at random from --few-shot-from", group="prompt")
+    few_shot_from: str | None = option(
+        None, "file with the columns of --dataset, other than it", group="prompt", metavar="FILE"
+    )
+    few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt_file is not None:
+            if self.prompt is not None:
+                raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
+            self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
+        if self.prompt is not None:
+            self.prompt = _with_escapes(self.prompt)
+        if self.label_delimiter is not None:
+            self.label_delimiter = _with_escapes(self.label_delimiter)
+        if (self.prompt is None) != (not self.label_words):
+            raise ConfigError(
+                "--prompt and --label-words belong together: a language model chooses the word behind the prompt."
+            )
+        if self.prompt is None and self.few_shot:
+            raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")
+        if len(self.label_words) == 1:
+            raise ConfigError(f"--label-words names only {self.label_words[0]!r}: there is nothing to choose from.")
+        for name in ("few_shot", "few_shot_seed"):
+            self._check_range(name, 0)
+        if bool(self.few_shot) != bool(self.few_shot_from):
+            raise ConfigError("--few-shot K and --few-shot-from FILE belong together: leave out both, or give both.")
+
+
+def _with_escapes(text: str) -> str:
+    """Replaces what people write for line breaks and tabs where they cannot type them."""
+    return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _read_prompt(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt-file {path}: cannot be read ({os_reason(error)}).") from error
 
 
 @dataclass(kw_only=True)

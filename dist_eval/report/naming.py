@@ -11,7 +11,7 @@ from dist_eval.results.inputs import DatasetSummary, ModelSummary
 from dist_eval.results.run import CompleteRun
 
 _SOURCES = ("model", "dataset", "eval_dataset")
-_FILES = ("checkpoint", "output", "peers_file")
+_FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:

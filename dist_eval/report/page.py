@@ -23,7 +23,7 @@ from dist_eval.report.charts import scatter, strips
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
 from dist_eval.report.table import group_lines
-from dist_eval.results.inputs import DatasetSummary
+from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import FinishedRun
@@ -195,6 +195,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
     details = {
         "base model": base_name(results.model),
         "tuned checkpoint": checkpoint_name(results.model),
+        **_prompt(results.model.prompt),
         "dataset": " ".join(part for part in where_from if part),
         "backend": _backend(options),
         "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
@@ -213,6 +214,18 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "digest of texts and labels": data.text_digest,
     }
     return [(name, str(value)) for name, value in details.items() if value]
+
+
+def _prompt(prompt: PromptSummary | None) -> dict[str, str]:
+    """Returns how a language model was asked for the classes."""
+    if prompt is None:
+        return {}
+    return {
+        "prompt": repr(prompt.template),
+        "label words": ", ".join(map(repr, prompt.words)),
+        "examples before each prompt": str(len(prompt.few_shot_rows) or ""),
+        "--length-normalization": "" if prompt.length_normalization == "none" else prompt.length_normalization,
+    }
 
 
 def _backend(options: Mapping[str, Any]) -> str:

@@ -63,6 +63,24 @@ class DatasetSummary(Record):
     """Hash of the tokenizer."""
 
 
+class PromptSummary(Record):
+    """How a language model was asked for the classes."""
+
+    template: str
+    """Text of the prompt, with names of columns in braces."""
+    words: list[str]
+    """Word of each class, with the white space before it."""
+    tokens: list[list[Count]]
+    """Token ids of each word."""
+    length_normalization: str
+    """What a word's log-likelihood was divided by: nothing (none), its number of tokens, or of bytes without the white
+    space."""
+    few_shot_rows: list[Count]
+    """Positions of the examples before each prompt, in the file that they were drawn from."""
+    few_shot_digest: str | None
+    """Hash of the examples' text, null without examples."""
+
+
 class ModelSummary(Record):
     """The evaluated model."""
 
@@ -71,7 +89,7 @@ class ModelSummary(Record):
     base_is_path: bool | UnknownEarlier = None
     """Whether the base was a folder, not a hub name."""
     checkpoint: str | None
-    """Folder of the tuned checkpoint, null for a complete classifier."""
+    """Folder of the tuned checkpoint, null for a complete classifier or a language model."""
     tuning_mode: str | None
     """How the prompts were tuned, null if there are none."""
     pre_seq_len: Count
@@ -79,7 +97,9 @@ class ModelSummary(Record):
     num_labels: Count
     """Classes, labels or outputs of the head."""
     weights_digest: str
-    """Hash of the tuned tensors, or of the classifier."""
+    """Hash of the tuned tensors, or of the classifier, or of prompt and label words."""
+    prompt: PromptSummary | None = None
+    """How a language model was asked for the classes, null for models with a classification head."""
 
 
 class PlanSummary(Record):

@@ -143,6 +143,7 @@ class FinishedRun:
             label_names=self.results.label_names,
             labels=config["labels"],
             problem=PROBLEMS[self.results.problem_type],
+            numbers=self.results.model.prompt is not None,
             subset=config["subset"],
             split=config["split"],
         )

@@ -76,6 +76,23 @@ ordinary_runs = st.builds(
     ),
     wheres,
 )
+prompts = {
+    "prompt": st.sampled_from(["{text}", "Review: {text}\nof {title}:"]),
+    "label_words": st.lists(words, min_size=2, max_size=4),
+    "label_delimiter": words,
+    "length_normalization": st.sampled_from(["none", "tokens", "bytes"]),
+    "few_shot": st.integers(1, 100),
+    "few_shot_from": st.just("train.csv"),
+    "few_shot_seed": st.integers(0, 1000),
+}
+prompted_runs = st.builds(
+    lambda what, where: {**what, **where},
+    st.fixed_dictionaries(
+        {"dataset": st.just("test.csv"), "model": words, **prompts},
+        optional={**outputs, **{name: value for name, value in anywhere.items() if name != "text_column"}},
+    ),
+    wheres,
+)
 demo_runs = st.builds(
     lambda what, output, where: {**what, **output, **where},
     st.fixed_dictionaries(
@@ -84,7 +101,7 @@ demo_runs = st.builds(
     st.just({}) | st.fixed_dictionaries({"output": words, "overwrite": st.booleans()}),
     st.just({}) | wheres,
 )
-valid_options = ordinary_runs | demo_runs
+valid_options = ordinary_runs | prompted_runs | demo_runs
 
 
 def command_line(options: dict[str, Any]) -> list[str]:
@@ -124,7 +141,9 @@ def test_yaml_command_line_and_python_give_equal_configurations(
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}
-    assert fields - {"peers_file"} == {*anywhere, *outputs, *audits, *demo.OPTIONS, "demo", *where}
+    assert fields - {"peers_file", "prompt_file"} == {
+        *(*anywhere, *outputs, *audits, *prompts, *demo.OPTIONS, "demo", *where)
+    }
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,40 @@ def test_an_audit_that_cannot_be_is_refused(options: dict[str, Any], words: str)
         EvaluationConfig(**{**REQUIRED, "swarm": "embedded", **options})
 
 
+PROMPT: dict[str, Any] = {"dataset": "test.csv", "backend": "local", "model": "llama", "label_words": ["no", "yes"]}
+
+
+def test_a_prompt_names_the_columns_and_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Is {a} like {b}, or {c}?\\n\nAnswer:\n")
+    config = EvaluationConfig(**PROMPT, prompt_file=str(tmp_path / "prompt.txt"))
+    assert config.prompt == "Is {a} like {b}, or {c}?\n\nAnswer:"
+    assert config.text_column == ["a", "b", "c"]
+    assert EvaluationConfig(**config.to_dict()) == config
+
+
+def test_line_breaks_in_a_prompt_can_be_written_as_in_a_shell() -> None:
+    config = EvaluationConfig(**PROMPT, prompt=r"Review: {text}\n\tSentiment:", label_delimiter=r"\n")
+    assert (config.prompt, config.label_delimiter) == ("Review: {text}\n\tSentiment:", "\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": "{text}", "prompt_file": "prompt.txt"}, "--prompt and --prompt-file contradict each other"),
+        ({"prompt_file": "/nowhere/prompt.txt"}, "--prompt-file /nowhere/prompt.txt: cannot be read (No such file"),
+        ({"prompt": "{text}", "demo": True}, "--demo evaluates the embedded example, a tuned checkpoint: leave out"),
+        ({"prompt": "{text}", "label_words": ["yes"]}, "--label-words names only 'yes'"),
+        ({"prompt": "{text}", "few_shot": 3}, "--few-shot K and --few-shot-from FILE belong together"),
+        ({"prompt": "{text}", "model": None}, "--model is missing: the language model that --prompt is for"),
+        ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
+        ({"prompt": "{text}", "few_shot_seed": -1}, "--few-shot-seed must be at least 0, not -1"),
+    ],
+)
+def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EvaluationConfig(**{**PROMPT, **options})
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, float("nan")])
 def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
     with pytest.raises(ConfigError, match=r"--confidence must be between 0 and 1, such as 0\.95"):

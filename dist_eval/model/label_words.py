@@ -1,0 +1,180 @@
+"""A language model as a classifier: the class is the label word that is the likeliest behind a prompt.
+
+With words of one token each, that is a head whose rows are rows of the output embedding: one forward for a text, and
+only these rows are computed. Otherwise, the score of a class is the log-likelihood of its word, with the softmax over
+the whole vocabulary at each of its tokens. Both give the same probabilities of the classes: the softmax over the words'
+log-likelihoods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.problems import SINGLE_LABEL, Problem
+from dist_eval.data.prompts import PromptedWords
+from dist_eval.errors import ConfigError
+from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.language_model import LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.results.inputs import PromptSummary
+from dist_eval.swarm.router import Routing
+
+
+@dataclass(frozen=True)
+class LabelWords:
+    """A language model, a prompt, and a word for each class, before the model is loaded.
+
+    Attributes:
+        name: folder or hub name of the model.
+        config: its `transformers` config.
+        prompted: the prompt and the words.
+        label_names: name of each class.
+        normalization: what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or
+            of bytes in UTF-8, without white space before it ("bytes").
+        few_shot_rows: positions of the examples in the file that they were drawn from.
+
+    Raises:
+        ConfigError: two classes cannot be told apart by their words.
+    """
+
+    name: str
+    config: Any
+    prompted: PromptedWords
+    label_names: list[str]
+    normalization: str = "none"
+    few_shot_rows: Sequence[int] = ()
+
+    problem: Problem = SINGLE_LABEL
+    tuning_mode = None
+    pre_seq_len = 0
+    folder = None
+
+    def __post_init__(self) -> None:
+        for one, other in itertools.permutations(range(self.num_labels), 2):
+            shorter, longer = self.tokens[one], self.tokens[other]
+            if longer[: len(shorter)] == shorter and (longer == shorter or self.normalization == "none"):
+                words = [self.prompted.words[number].strip() for number in (one, other)]
+                how = "are the same tokens" if longer == shorter else "start alike: the first is never less likely"
+                raise ConfigError(
+                    f"--label-words {words[0]!r} and {words[1]!r} {how}. Choose other words"
+                    + ("." if longer == shorter else ", or normalize by length with --length-normalization.")
+                )
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Token ids of each word."""
+        return self.prompted.tokens
+
+    @property
+    def num_labels(self) -> int:
+        """Number of classes."""
+        return len(self.label_names)
+
+    @property
+    def extra_tokens(self) -> int:
+        """Tokens of a forward besides those of the prompt: all of the longest word but the last one."""
+        return max(map(len, self.tokens)) - 1
+
+    @property
+    def forwards_per_text(self) -> int:
+        """Forwards that a text needs: one for all words of one token, and for all that differ only in their last."""
+        return len({tuple(tokens[:-1]) for tokens in self.tokens})
+
+    def digest(self) -> str:
+        """Returns a hash of what the answers depend on besides model and dataset."""
+        return hashlib.sha256(self.summary().model_dump_json().encode()).hexdigest()
+
+    def summary(self) -> PromptSummary:
+        """Returns the part `prompt` of the section `model` of `results.json`."""
+        return PromptSummary(
+            template=self.prompted.template.text,
+            words=self.prompted.words,
+            tokens=self.tokens,
+            length_normalization=self.normalization,
+            few_shot_rows=list(self.few_shot_rows),
+            few_shot_digest=hashlib.sha256(self.prompted.before.encode()).hexdigest() if self.prompted.before else None,
+        )
+
+    def on(self, backbone: Backbone) -> ModelOnBackbone:
+        """Puts the words on the base model.
+
+        Raises:
+            CheckpointError: the model has no output embedding.
+        """
+        output = OutputEmbedding(self.name, self.config)
+        if self.extra_tokens or self.normalization == "bytes":
+            return LabelWordClassifier(backbone, output, self.tokens, self._divisors())
+        head = output.rows([token for tokens in self.tokens for token in tokens])
+        return Classifier(backbone, TunedCheckpoint(head, None, None, self.label_names, architecture={}))
+
+    def _divisors(self) -> torch.Tensor:
+        sizes = {
+            "none": [1] * self.num_labels,
+            "tokens": list(map(len, self.tokens)),
+            "bytes": [len(word.strip().encode()) for word in self.prompted.words],
+        }
+        return torch.tensor(sizes[self.normalization], dtype=torch.float64)
+
+
+class LabelWordClassifier(ModelOnBackbone):
+    """A language model that computes the log-likelihood of each label word behind a prompt.
+
+    Args:
+        backbone: where the base model runs.
+        output: its output embedding.
+        words: token ids of each word.
+        divisors: what each word's log-likelihood is divided by, float64 of shape [words].
+    """
+
+    def __init__(
+        self, backbone: Backbone, output: OutputEmbedding, words: Sequence[Sequence[int]], divisors: torch.Tensor
+    ) -> None:
+        super().__init__(backbone, output.hidden_size)
+        self._model, self._divisors = LanguageModel(backbone, output), divisors
+        self._sizes = torch.tensor([len(word) for word in words])
+        self._words = torch.zeros(len(words), int(self._sizes.max()), dtype=torch.int64)
+        for row, word in enumerate(words):
+            self._words[row, : len(word)] = torch.tensor(word)
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answer to a text."""
+        return logits_columns(len(self._words))
+
+    def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """See `ModelOnBackbone.forwards`."""
+        return self._model.forwards(*self._with_words(input_ids, lengths))
+
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Computes the log-likelihood of each word behind each prompt, as `logits` of the classes.
+
+        Args:
+            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
+            lengths: number of tokens of each prompt, at least 1, int64 of shape [batch].
+            routing: records the route through a swarm.
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        found = self._model.answer(*self._with_words(input_ids, lengths), routing)["log_likelihood"]
+        return {"logits": (found.view(len(lengths), -1) / self._divisors).to(torch.float32)}
+
+    def _with_words(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns each prompt with each word, and the lengths of both (see `LanguageModel.answer`)."""
+        count, width = self._words.shape
+        starts = lengths.repeat_interleave(count)
+        texts = torch.nn.functional.pad(input_ids, (0, width)).repeat_interleave(count, dim=0)
+        places = starts[:, None] + torch.arange(width)
+        texts.scatter_(1, places, self._words.repeat(len(lengths), 1))
+        return texts, torch.stack([starts, starts + self._sizes.repeat(len(lengths))], dim=1)

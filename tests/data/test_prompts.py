@@ -1,0 +1,80 @@
+"""Templates, and how label words are tokenized behind them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from dist_eval import demo
+from dist_eval.data.few_shot import draw_examples
+from dist_eval.data.prompts import PromptedWords, Template
+from dist_eval.errors import ConfigError, DataError
+
+
+def joining_tokenizer() -> Any:
+    """A tokenizer of characters that joins `ab` to one token, whatever stands before."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    vocabulary = {symbol: number for number, symbol in enumerate(["a", "b", "c", " ", ":", "x", "ab"])}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, [("a", "b")])))
+
+
+def test_a_template_is_filled_row_by_row() -> None:
+    template = Template("Q: {question} {{sic}} {context}\nAgain: {question}\nA: ")
+    assert template.columns == ["question", "context"]
+    assert template.space == " "
+    filled = template.fill([["one", "two{x}"], ["c", "d\n"]])
+    assert filled == ["Q: one {sic} c\nAgain: one\nA:", "Q: two{x} {sic} d\n\nAgain: two{x}\nA:"]
+
+
+def test_white_space_at_the_end_belongs_to_what_follows() -> None:
+    assert Template("{text}").fill([["one \n", "two"]]) == ["one", "two"]
+    assert Template("{text}:\n\n").space == "\n\n"
+
+
+@pytest.mark.parametrize("text", ["no column", "{}", "{text!r}", "{text:>9}", "{text", "text}", ""])
+def test_what_is_no_template_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--prompt {text!r} is no template: ")):
+        Template(text)
+
+
+def test_words_have_their_tokens_behind_the_prompt() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
+    prompted = PromptedWords(Template("{text}"), ["<3>", "1<4>"], tokenizer, before="12<3>\n\n")
+    assert prompted.tokens == [[24], [4, 25]]
+    assert prompted.render([["12/3g", "4"]], 0) == ["12<3>\n\n12/3g", "12<3>\n\n4"]
+
+
+def test_a_word_that_the_tokenizer_joins_with_the_prompt_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="joins the label word 'b' with the end of --prompt, ' a',"):
+        PromptedWords(Template("{text} a"), ["b", "c"], joining_tokenizer())
+
+
+def test_a_row_whose_prompt_splits_a_word_differently_is_an_error() -> None:
+    prompted = PromptedWords(Template("{text}x{other}"), ["b", "c"], joining_tokenizer())
+    assert prompted.render([["a"], ["c"]], 0) == ["axc"]
+    with pytest.raises(DataError, match=r"joins the label word 'b' with the prompt of row 8 \(counted from 0\)"):
+        prompted.render([["a", "a"], ["c", "a"]], 7)
+
+
+def test_behind_a_fixed_end_no_row_can_split_a_word_differently() -> None:
+    prompted = PromptedWords(Template("{text} :"), ["b", "c"], joining_tokenizer())
+    assert prompted.render([["a", "ab"]], 0) == ["a :", "ab :"]
+
+
+def test_examples_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "".join(f"row {row},{['no', 'yes'][row % 2]}\n" for row in range(50)))
+    settings: Any = {"columns": ["text"], "label_column": "label", "label_names": ["no", "yes"]}
+    rows, examples = draw_examples(str(path), 5, 3, **settings)
+    assert len(set(rows)) == 5
+    assert examples == [([f"row {row}"], row % 2) for row in rows]
+    assert draw_examples(str(path), 5, 3, **settings) == (rows, examples)
+    assert draw_examples(str(path), 5, 4, **settings) != (rows, examples)
+    with pytest.raises(DataError, match=r"--few-shot 51 needs as many rows, but .*train.csv has 50"):
+        draw_examples(str(path), 51, 0, **settings)

@@ -1,0 +1,61 @@
+"""Whole runs of a language model with label words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas
+import pytest
+from conftest import Launcher, results_of, run_here
+
+from dist_eval import demo
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.private import PrivateSwarm
+
+DIGITS = [f"{digit}=<{digit}>" for digit in range(10)]
+PREDICTIONS = "predictions.parquet"
+
+
+def options_of(tmp_path: Path, *words: str) -> list[str]:
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(demo.TEST_DATA.read_text().splitlines()[:121]) + "\n")
+    return [
+        *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--dataset", str(data), "--prompt", "{text}"),
+        *("--label-delimiter", "", "--label-words", *words, "--report", "texts"),
+    ]
+
+
+def test_a_language_model_classifies_as_well_without_a_tuned_head(
+    demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = options_of(tmp_path, *DIGITS)
+    result = launcher.run(
+        *options, "--initial-peers", *demo_swarm.initial_peers, "--output", str(tmp_path / "swarm"), ranks=2
+    )
+    assert result.returncode == 0, result.stderr
+    assert run_here(*options, "--backend", "local", "--output", str(tmp_path / "local")) == 0, capfd.readouterr().err
+    on_swarm, here = (results_of(tmp_path / name) for name in ("swarm", "local"))
+    assert here["metrics"]["accuracy"] > 0.9
+    assert on_swarm["confusion_matrix"] == here["confusion_matrix"]
+    assert here["model"]["prompt"]["words"] == [f"<{digit}>" for digit in range(10)]
+    assert "label words" in (tmp_path / "local" / "report.html").read_text()
+
+
+def test_words_of_several_tokens_after_examples_resume_and_ask_for_the_same_prompt(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["0=1<0>", *DIGITS[1:]]
+    options = [
+        *options_of(tmp_path, *words),
+        *("--few-shot", "2", "--few-shot-from", str(demo.TRAIN_DATA), "--max-length", "200"),
+        *("--backend", "local", "--output", str(tmp_path / "out")),
+    ]
+    assert run_here(*options) == 0, capfd.readouterr().err
+    results, table = results_of(tmp_path / "out"), pandas.read_parquet(tmp_path / "out" / PREDICTIONS)
+    assert len(results["model"]["prompt"]["few_shot_rows"]) == 2
+    assert len(table) == 120
+    assert table["loss"].notna().all()
+    assert run_here(*options, "--few-shot-seed", "1") == 1
+    assert "prompt and label words" in capfd.readouterr().err
