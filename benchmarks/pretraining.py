@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.models import PAD, SEED, UNKNOWN, Size, train_tokenizer
 from benchmarks.text import Corpus
 
-_LABELS = ("<negative>", "<positive>")
+LABELS = ("<negative>", "<positive>")
 _POSITIONS, _HEAD_WIDTH, _BATCH = 512, 32, 32
 _RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 100.0
 _MASKED = 0.2
@@ -49,10 +49,10 @@ def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
     torch.manual_seed(SEED)
     generator = np.random.default_rng(SEED)
     tokenizer = train_tokenizer(corpus.sentences)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_LABELS)})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(LABELS)})
     model = _new_model(recipe.size, tokenizer)
     texts, unknown = tokenizer(corpus.sentences)["input_ids"], tokenizer.convert_tokens_to_ids(UNKNOWN)
-    ends = tokenizer.convert_tokens_to_ids(list(_LABELS))
+    ends = tokenizer.convert_tokens_to_ids(list(LABELS))
     steps = recipe.epochs * math.ceil(len(texts) / _BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)

@@ -2,12 +2,15 @@
 
 A small Llama is pretrained on the training sentences of SST-2 (see `pretraining.py`), and two servers hold its blocks.
 Prompts and a head are tuned through them by `dist_eval.tuning`, in both modes, and evaluated on the test sentences by
-`dist_eval`. Baselines are a linear classifier without a language model, and the majority class.
+`dist_eval`; so is the base itself, by label words. Baselines are a linear classifier without a language model, and the
+majority class.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -17,14 +20,16 @@ from typing import Any
 from benchmarks import harness, text
 from benchmarks.hosting import swarm_of
 from benchmarks.models import TINY, Model
-from benchmarks.pretraining import Recipe, pretrain
+from benchmarks.pretraining import LABELS, Recipe, pretrain
 from benchmarks.program import run_program
 from benchmarks.ranks import run, torchrun
 from benchmarks.text import Corpus
+from dist_eval.compare import __main__ as compare
 
 QUESTION = "How good a classifier is tuned through a swarm, by the mode?"
 MODES = ("ptune", "deep_ptune")
 MAJORITY, BAG_OF_WORDS = "always the most frequent class", "bag of words, logistic regression"
+WORDS = "dist_eval --label-words, nothing tuned"
 _RECIPE, _QUICK_RECIPE = Recipe(TINY, epochs=6), Recipe(TINY, epochs=1)
 _EPOCHS, _BATCH, _RANKS = 2, 128, 2
 _QUICK_ROWS = 128
@@ -56,17 +61,22 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             majority = max(sum(test.labels), len(test.labels) - sum(test.labels))
             _add(report, group, MAJORITY, majority, len(test.labels))
             _add(report, group, BAG_OF_WORDS, _bag_of_words(train, test), len(test.labels))
+            words = scratch_dir / f"words-{number}"
+            asked = ["--prompt", "{sentence}", "--label-delimiter", "", "--label-words"]
+            asked += [f"{code}={word}" for code, word in enumerate(LABELS)]  # named as the tuned head names them
+            results = _evaluate(launcher, base, asked, files["test"], swarm.initial_peers, words, scratch_dir)
+            _add(report, group, WORDS, *_right(results))
             for mode in MODES:
                 output = scratch_dir / f"{mode}-{number}"
                 tuned = _tune(launcher, mode, number, base, files, swarm.initial_peers, output, scratch_dir)
+                asked = ["--checkpoint", str(output / "best"), "--text-column", "sentence"]
                 results = _evaluate(
-                    launcher, base, output / "best", files["test"], swarm.initial_peers, output / "test", scratch_dir
+                    launcher, base, asked, files["test"], swarm.initial_peers, output / "test", scratch_dir
                 )
-                matrix = results["confusion_matrix"]["matrix"]
-                right, examples = sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
                 details = {"losses": [epoch["loss"] for epoch in tuned["epochs"]], "best": tuned["best"]}
                 details["seconds"] = [epoch["seconds"] for epoch in tuned["epochs"]]
-                _add(report, group, f"dist_eval.tuning, {mode}", right, examples, details)
+                _add(report, group, f"dist_eval.tuning, {mode}", *_right(results), details)
+                report.note(f"From label words to {mode}: {_changes(words, output / 'test')}.")
     for mode in MODES:
         name = (group, f"dist_eval.tuning, {mode}")
         bar = None if options.quick else 1.2
@@ -79,6 +89,20 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 def _load(split: str, options: argparse.Namespace) -> Corpus:
     found = None if options.quick else text.load_split(split, options.data)
     return found or text.make_opinions(split, _QUICK_ROWS if options.quick else options.rows)
+
+
+def _right(results: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many examples are right, and how many there are."""
+    matrix = results["confusion_matrix"]["matrix"]
+    return sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
+
+
+def _changes(first: Path, second: Path) -> str:
+    """Returns how the predictions of two runs differ, and the paired test, as `dist-eval compare` prints them."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        compare.main([str(first), str(second), "--metric", "accuracy"])
+    _, changes, test, *_ = printed.getvalue().replace("\n\n", "\n").splitlines()
+    return f"{changes.partition(': ')[2]}; {test}"
 
 
 def _add(
@@ -125,10 +149,16 @@ def _tune(
 
 
 def _evaluate(
-    launcher: Sequence[str], base: Path, tuned: Path, data: Path, peers: Sequence[str], output: Path, scratch_dir: Path
+    launcher: Sequence[str],
+    base: Path,
+    asked: Sequence[str],
+    data: Path,
+    peers: Sequence[str],
+    output: Path,
+    scratch_dir: Path,
 ) -> dict[str, Any]:
-    command = ["-m", "dist_eval", "--model", base, "--checkpoint", tuned, "--dataset", data, "--output", output]
-    command += ["--text-column", "sentence", "--initial-peers", *peers]
+    command = ["-m", "dist_eval", "--model", base, *asked, "--dataset", data, "--output", output]
+    command += ["--initial-peers", *peers]
     run([*launcher, *map(str, command)], scratch_dir)
     return dict(json.loads((output / "results.json").read_text(encoding="utf-8")))
 

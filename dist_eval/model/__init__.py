@@ -1,6 +1,6 @@
 """The classifier: prompts and head run in this process, the base model's blocks on a swarm or in this process.
 
 `base_model_spec` and `checkpoint` read what the options name; `backbone`, `classifier` and `pretrained_classifier`
-compute, `backends` chooses between them. `language_model` and `label_words` need no tuned head: `output_embedding` turns
-hidden states into log-likelihoods. `tuned_model` and `user_model` are for Petals models of other programs.
+compute, `backends` chooses between them. `language_model` and `label_words` need no tuned head: `output_embedding`
+turns hidden states into log-likelihoods. `tuned_model` and `user_model` are for Petals models of other programs.
 """

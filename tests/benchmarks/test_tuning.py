@@ -16,6 +16,7 @@ def test_both_modes_are_tuned_and_scored(launcher: Launcher, tmp_path: Path) -> 
     assert set(series) == {
         *("always the most frequent class", "bag of words, logistic regression"),
         *("dist_eval.tuning, ptune", "dist_eval.tuning, deep_ptune"),
+        "dist_eval --label-words, nothing tuned",
     }
     for name, one in series.items():
         [details] = one["details"]
@@ -27,5 +28,6 @@ def test_both_modes_are_tuned_and_scored(launcher: Launcher, tmp_path: Path) -> 
         assert len(details["losses"]) == len(details["seconds"]) == 2
         assert details["best"]["epoch"] in (1, 2)
     assert len(content["comparisons"]) == 3
+    assert sum("McNemar's test" in note for note in content["notes"]) == 2
     assert "pretraining: epoch 1 of 1" in process.stdout
     assert not launcher.leftovers()
