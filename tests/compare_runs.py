@@ -55,7 +55,7 @@ def run_of(
     extra_statistics = statistics_of_functions(custom, found, units)
     whole = metric_intervals(found, metrics, resamples=99, extra_statistics=extra_statistics)
     rows = [
-        {**row, "intervals": of_class}
+        {**dict(row), "intervals": of_class}
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}

@@ -96,7 +96,7 @@ def analyse(
     intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)
     is_regression = metrics.problem == REGRESSION.name
     of_classes = class_intervals(predictions, metrics, intervals, **level)
-    rows = [{**row, "intervals": of_row} for row, of_row in zip(metrics.per_class, of_classes, strict=True)]
+    rows = [{**dict(row), "intervals": of_row} for row, of_row in zip(metrics.per_class, of_classes, strict=True)]
     return Analysis(
         intervals=intervals,
         per_class=[OutputResults(**row) for row in rows] if is_regression else [ClassResults(**row) for row in rows],

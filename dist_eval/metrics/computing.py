@@ -12,18 +12,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_figures
-from dist_eval.metrics.multilabel import label_confusion, multi_label_figures, ratio
+from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_figures
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
 from dist_eval.metrics.regression import regression_figures
 from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.scores import PerClass
 
 _LOSS_TOLERANCE = 1e-9
 
@@ -122,8 +122,7 @@ class Metrics:
     Attributes:
         values: metric by name; `None` if undefined for the data.
         undefined: the reason for each metric that is `None`.
-        per_class: for each class or label its label, precision, recall, f1 (each possibly `None`) and support; for each
-            output of a regression its label and metrics (see `dist_eval.metrics.regression`).
+        per_class: the metrics of each class, label or output, without intervals.
         confusion: as in `Totals`.
         majority_share: share of the most frequent class, the accuracy of always predicting it; single-label only.
         label_names: name of each class, label or output.
@@ -133,7 +132,7 @@ class Metrics:
 
     values: Figures
     undefined: Reasons
-    per_class: list[dict[str, Any]]
+    per_class: PerClass
     confusion: np.ndarray
     majority_share: float | None
     label_names: list[str] = field(default_factory=list)
@@ -170,6 +169,7 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
     if problem is SINGLE_LABEL:
         return _single_label_metrics(predictions, label_names)
     confusion = Totals.of(predictions).confusion
+    rows: PerClass
     if problem is MULTI_LABEL:
         values, undefined, rows = multi_label_figures(predictions, confusion, label_names)
     else:
@@ -215,7 +215,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     return Metrics(
         values=values,
         undefined=undefined,
-        per_class=_per_class(confusion, label_names),
+        per_class=class_results(label_names, confusion.diagonal(), support, predicted),
         confusion=confusion,
         majority_share=float(support.max() / support.sum()),
         label_names=list(label_names),
@@ -272,19 +272,3 @@ def _add_probability_metrics(
     areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
     for name, weight in weights.items():
         values[name] = float(np.average(areas, weights=weight))
-
-
-def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for c, name in enumerate(label_names):
-        hits, support, predicted = int(confusion[c, c]), int(confusion[c].sum()), int(confusion[:, c].sum())
-        rows.append(
-            {
-                "label": name,
-                "precision": ratio(hits, predicted),
-                "recall": ratio(hits, support),
-                "f1": ratio(2 * hits, support + predicted),
-                "support": support,
-            }
-        )
-    return rows

@@ -8,7 +8,6 @@ and the reason states the value under that convention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from dist_eval.metrics.calibration import calibration_figures
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
 from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.scores import ClassResults
 
 _WHY = {
     "precision": ("was never predicted", "were never predicted"),
@@ -42,7 +42,7 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 def multi_label_figures(
     predictions: PredictionsLike, confusion: np.ndarray, names: Sequence[str]
-) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
+) -> tuple[Figures, Reasons, list[ClassResults]]:
     """Computes the metrics over all labels and of each label.
 
     Args:
@@ -70,11 +70,30 @@ def multi_label_figures(
         _add_averages(values, undefined, figure, numerator, denominator, support, names)
     _add_rankings(values, undefined, predictions, support, names)
     values.update(calibration_figures(predictions))
-    rows = [
-        {"label": name, **{figure: ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
+    return values, undefined, class_results(names, hits, support, hits + false)
+
+
+def class_results(
+    names: Sequence[str], hits: np.ndarray, support: np.ndarray, predicted: np.ndarray
+) -> list[ClassResults]:
+    """Computes the metrics of each class or label from counts.
+
+    Args:
+        names: names of the classes or labels.
+        hits: true positives of each, int64 of shape [classes].
+        support: examples of each, int64 of shape [classes].
+        predicted: predictions of each, int64 of shape [classes].
+    """
+    return [
+        ClassResults(
+            label=name,
+            precision=ratio(hits[i], predicted[i]),
+            recall=ratio(hits[i], support[i]),
+            f1=ratio(2 * hits[i], support[i] + predicted[i]),
+            support=int(support[i]),
+        )
         for i, name in enumerate(names)
     ]
-    return values, undefined, rows
 
 
 def ratio(numerator: int, denominator: int) -> float | None:

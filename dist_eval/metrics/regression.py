@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,11 +10,12 @@ from dist_eval.data.problems import named
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.scores import OutputResults
 
 
 def regression_figures(
     predictions: PredictionsLike, names: Sequence[str]
-) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
+) -> tuple[Figures, Reasons, list[OutputResults]]:
     """Computes the metrics of each output, and their means over the outputs.
 
     Args:
@@ -29,7 +29,7 @@ def regression_figures(
     rows, reasons, outputs = [], [], predictions.prediction
     for number, name in enumerate(names):
         values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
-        rows.append({"label": name, **values})
+        rows.append(OutputResults.model_construct(None, label=name, **values))  # unchecked: a square may overflow
         reasons.append(undefined)
     means: Figures = {}
     why: Reasons = {}
@@ -39,7 +39,7 @@ def regression_figures(
             where = f" ({named(lacking, names, 'output', 'outputs')})" if len(names) > 1 else ""
             means[figure], why[figure] = None, reasons[lacking[0]][figure] + where
         else:
-            means[figure] = float(np.mean([row[figure] for row in rows]))
+            means[figure] = float(np.mean([getattr(row, figure) for row in rows]))
     return means, why, rows
 
 

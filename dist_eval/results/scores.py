@@ -156,6 +156,10 @@ class OutputResults(Record):
     """Of these metrics."""
 
 
+PerClass = list[ClassResults] | list[OutputResults]
+"""One entry for each class or label, or for each output of a regression."""
+
+
 class Groups(Record):
     """The groups (clusters) of examples that are not independent of each other."""
 
@@ -262,7 +266,7 @@ class Analysis(Record):
     intervals: Intervals
     """By name of the metric. Those of fewer than 20 examples or groups have a reason instead of limits, except
     Wilson's."""
-    per_class: list[ClassResults] | list[OutputResults]
+    per_class: PerClass
     """One entry for each class or label, or for each output of a regression."""
     groups: Groups | None
     """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has

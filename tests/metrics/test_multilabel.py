@@ -72,8 +72,8 @@ def test_the_metrics_of_each_label_are_those_of_a_binary_problem(predictions: Pr
         label, guess = predictions.label[:, number], predictions.prediction[:, number]
         for name, figure in (("precision", sk.precision_score), ("recall", sk.recall_score), ("f1", sk.f1_score)):
             expected = figure(label, guess, zero_division=np.nan)
-            assert row[name] is None if math.isnan(expected) else row[name] == pytest.approx(expected)
-        assert row["support"] == label.sum()
+            assert getattr(row, name) == (None if math.isnan(expected) else pytest.approx(expected))
+        assert row.support == label.sum()
 
 
 def test_a_label_that_nobody_has_leaves_averages_undefined() -> None:

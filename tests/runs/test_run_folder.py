@@ -71,9 +71,7 @@ def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
     found = results_of(tmp_path)
     assert (found["status"], found["error"]) == ("complete", None)
     assert found["metrics"] == METRICS.values
-    assert [{**row, "intervals": None} for row in found["per_class"]] == [
-        {**row, "intervals": None} for row in METRICS.per_class
-    ]
+    assert [{**row, "intervals": None} for row in found["per_class"]] == [row.to_json() for row in METRICS.per_class]
     assert found["majority_share"] == METRICS.majority_share
     assert found["confusion_matrix"] == {"labels": ["neg", "pos"], "matrix": [[2, 0], [1, 2]]}
     assert {name: found[name] for name in FACTS} == FACTS

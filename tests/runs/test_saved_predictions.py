@@ -83,7 +83,8 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     for one in (predictions, saved):
         metrics = compute_metrics(one, names)
         analysis = analyse(one, metrics, view).to_json()
-        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analysis]))
+        rows = [row.to_json() for row in metrics.per_class]
+        texts.append(json.dumps([metrics.values, metrics.undefined, rows, analysis]))
     assert texts[0] == texts[1]
 
 
