@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dist_eval.errors import RunError
 
@@ -101,7 +101,7 @@ class Run:
     @property
     def confidence(self) -> float:
         """Confidence level of the run's intervals."""
-        return cast(float, self.results.config["confidence"])
+        return self.results.confidence
 
     @property
     def problem(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from html import escape
-from typing import Any
 
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
@@ -28,8 +27,7 @@ def summary(results: CompleteRun, name: str) -> str:
     """
     coverage, ranks, notes = results.coverage, len(results.ranks), Footnotes()
     what, data = checkpoint_name(results.model) or base_name(results.model), dataset_name(results.data)
-    options: dict[str, Any] = results.config
-    interval = f"{100 * options['confidence']:g}% interval"
+    interval = f"{100 * results.confidence:g}% interval"
     figures = [figure(name, results) for name in figures_shown(results)]
     lines = [
         f"### {code(name)}",

@@ -30,7 +30,7 @@ from dist_eval.results.run import (
     CompleteRun,
     EndedRun,
     EvaluationResults,
-    Options,
+    RecordedOptions,
     RunFailure,
     RunHeader,
     RunningRun,
@@ -71,7 +71,9 @@ class RunFolder:
     results_name, resume_source = RESULTS, "the journal"
     foreign_files: tuple[str, ...] = ("tuning.json",)
 
-    def __init__(self, path: Path, options: Options, *, overwrite: bool = False, peers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, options: RecordedOptions, *, overwrite: bool = False, peers: Sequence[str] = ()
+    ) -> None:
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
