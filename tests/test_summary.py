@@ -15,11 +15,11 @@ from dist_eval.compare.__main__ import main as compare
 from dist_eval.data.problems import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
-from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.summary import main
 
 
-def run(folder: Path) -> RunFolder:
+def run(folder: Path) -> EvaluationFolder:
     made = folder_of(config_for(folder))
     made.open()
     made.close()

@@ -21,9 +21,9 @@ from dist_eval.report.page import report_on
 from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
@@ -35,7 +35,7 @@ _OPTIONS = ("confidence", "group_column", "slice_by")
 
 
 def rescore_complete(
-    folder: RunFolder,
+    folder: EvaluationFolder,
     config: EvaluationConfig,
     custom_metrics: Sequence[CustomMetric],
     data: TokenizedDataset,
@@ -189,7 +189,7 @@ def _merge_analysis(
     )
 
 
-def _predictions(folder: RunFolder) -> SavedPredictions:
+def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
         return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
     except OSError as error:

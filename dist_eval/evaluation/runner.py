@@ -31,11 +31,11 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics.custom import statistics_of_functions
 
-EvalSession = Session[EvaluationConfig, RunFolder]
+EvalSession = Session[EvaluationConfig, EvaluationFolder]
 
 
 def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
