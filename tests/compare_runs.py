@@ -12,7 +12,8 @@ from samples import FACTS, config_for, folder_of, sections
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
+from dist_eval.metrics.custom_computing import Reduced, custom_results, parts_of
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions

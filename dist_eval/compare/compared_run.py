@@ -76,7 +76,8 @@ class Run:
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
-        from dist_eval.metrics.custom_metrics import Inputs, custom_results
+        from dist_eval.metrics.custom_computing import custom_results
+        from dist_eval.metrics.custom_metrics import Inputs
         from dist_eval.statistics import Units, gather_evidence
         from dist_eval.statistics.custom import statistics_of_functions
 

@@ -19,8 +19,8 @@ from dist_eval.evaluation.scoring import Gathered, gather
 from dist_eval.evaluation.worker import BatchWorker, require_complete
 from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
-from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
+from dist_eval.metrics.custom_computing import ReducedMetrics, custom_results, reduce_batches
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.pretrained_classifier import FullClassifier
 from dist_eval.results.work import RankResults, RankTimeline, Spread, Throughput
@@ -51,7 +51,7 @@ class Combined:
     ranks: list[RankResults]
     audit: Findings
     timelines: list[RankTimeline]
-    metrics: CombinedMetrics
+    metrics: ReducedMetrics
 
 
 def combine(
@@ -70,7 +70,7 @@ def combine(
         batches=worker.timeline.bins(),
         servers={peer: timeline.bins() for peer, timeline in classifier.timelines().items()},
     )
-    reduced: CombinedMetrics = {}
+    reduced: ReducedMetrics = {}
     if any(metric.reduction for metric in custom_metrics):
         ordered = local.in_dataset_order()
         reduced = reduce_batches(

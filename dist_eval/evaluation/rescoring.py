@@ -14,7 +14,8 @@ from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
+from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on

@@ -18,16 +18,15 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
+from dist_eval.metrics.custom_computing import Reduced, parts_of
 from dist_eval.metrics.custom_metrics import (
     REDUCTIONS,
     CustomMetric,
     Inputs,
     NoResult,
-    Reduced,
     described,
     error_summary,
     figures_of,
-    parts_of,
 )
 from dist_eval.metrics.predictions import Predictions
 
