@@ -66,7 +66,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class Audit:
+class AuditedClassifier:
     """A classifier on a swarm that predicts some batches a second time, over other servers.
 
     Args:

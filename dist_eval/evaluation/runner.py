@@ -15,7 +15,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.evaluation.audit import Audit, audited_batches
+from dist_eval.evaluation.audit import AuditedClassifier, audited_batches
 from dist_eval.evaluation.backend_comparison import Comparison
 from dist_eval.evaluation.combination import Combined, combine, compare_all, with_custom_metrics
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
@@ -126,7 +126,9 @@ class Evaluation:
             stall_timeout=config.collective_timeout,
         )
         worker = BatchWorker(
-            Audit(cast(Classifier, model), self.journal.exclude, config.audit_tolerance) if config.audit else model,
+            AuditedClassifier(cast(Classifier, model), self.journal.exclude, config.audit_tolerance)
+            if config.audit
+            else model,
             *(self.data, self.plan, self.journal, progress, self.window, session.stop),
             drain_timeout=config.stop_grace,
             failures=self.failures,
