@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.errors import RunError, os_reason, print_error
+from dist_eval.errors import RunError, print_error, translating_os_errors
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
@@ -22,7 +22,7 @@ from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults,
 from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.environment import now
 from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
-from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
+from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
 
@@ -31,7 +31,7 @@ class EvaluationFolder(RunFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
     results_name, resume_source = RESULTS, "the journal"
-    foreign_files = ("tuning.json",)
+    foreign_files = (TUNING_RESULTS,)
     derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
 
     def results(self) -> CompleteRun | None:
@@ -57,17 +57,11 @@ class EvaluationFolder(RunFolder):
         Raises:
             RunError: the files cannot be written.
         """
-        try:
+        advice = "All predictions are in its journal: start the same command again once that is fixed."
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", advice):
             write_predictions(self.path / PREDICTIONS, predictions, groups)
-            started = self._read() or self._started()
-            header = {name: getattr(started, name) for name in RunHeader.model_fields}
             changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
-            self._write(CompleteRun(**{**header, **changes, **dict(results)}))
-        except OSError as error:
-            raise RunError(
-                f"The results cannot be written to {self.path}: {os_reason(error)}. All predictions are "
-                "in its journal: start the same command again once that is fixed."
-            ) from error
+            self._write(CompleteRun(**{**self._header(), **changes, **dict(results)}))
         self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
         self._draw_reliability(results)
 
@@ -88,10 +82,8 @@ class EvaluationFolder(RunFolder):
         Raises:
             RunError: it cannot be written.
         """
-        try:
+        with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
             write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
-        except OSError as error:
-            raise RunError(f"{self.path / TIMELINE} cannot be written: {os_reason(error)}.") from error
 
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
@@ -106,12 +98,10 @@ class EvaluationFolder(RunFolder):
         Raises:
             RunError: the results cannot be written.
         """
-        try:
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
             if predictions is not None:
                 write_predictions(self.path / PREDICTIONS, predictions, groups)
             self._write(results)
-        except OSError as error:
-            raise RunError(f"The results cannot be written to {self.path}: {os_reason(error)}.") from error
         if predictions is not None:
             self._draw_reliability(results)
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.errors import RunError, RunStopped, os_reason
+from dist_eval.errors import RunError, RunStopped, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
 from dist_eval.runs.environment import environment, now
+from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import take_lock
-from dist_eval.runs.journal import FOLDER as JOURNAL
 from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
@@ -73,7 +73,7 @@ class RunFolder(ABC):
         Raises:
             RunError: the folder cannot be written, or another run is using it.
         """
-        try:
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_no_foreign_files()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
@@ -87,8 +87,6 @@ class RunFolder(ABC):
                 self._require_known_format()
             if self._before is None or self._before.status != "complete":
                 self._begin()
-        except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
@@ -116,7 +114,7 @@ class RunFolder(ABC):
         Raises:
             RunError: the folder holds another run; the message names what differs.
         """
-        try:
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             before, earlier = self._before, Fingerprint.load(self.path)
             status = before.status if before else None
             if earlier is None and status == "complete":
@@ -140,8 +138,6 @@ class RunFolder(ABC):
                     return False
                 self._begin()
             fingerprint.save(self.path)
-        except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
         return True
 
     def close(self) -> None:
@@ -181,6 +177,11 @@ class RunFolder(ABC):
             config=self.options,
             environment=environment(),
         )
+
+    def _header(self) -> dict[str, Any]:
+        """Returns what is known of every run, by name of the field."""
+        results = self._read() or self._started()
+        return {name: getattr(results, name) for name in RunHeader.model_fields}
 
     @abstractmethod
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
