@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.results.record import Figures
+    from dist_eval.results.record import MetricValues
     from dist_eval.results.run import CompleteRun
     from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import Statistic
@@ -110,7 +110,7 @@ class Run:
         return self.results.problem_type
 
     @property
-    def metrics(self) -> Figures:
+    def metrics(self) -> MetricValues:
         """The metrics by name."""
         return self.results.metrics
 

@@ -19,7 +19,7 @@ from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
-from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
+from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metric_words, metrics_shown
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder
@@ -65,7 +65,7 @@ def rescore_complete(
     name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else figure_words(name, figure)} on {results.coverage.seen} examples. "
+        f"{'undefined' if figure is None else metric_words(name, figure)} on {results.coverage.seen} examples. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
@@ -89,12 +89,12 @@ def rescore_complete(
             folder.revise(results, predictions, options.groups(predictions))
             lines = [*format_slices(results.slices, results.problem_type), *group_lines(results.groups)]
             intervals = results.intervals
-            shown = {name: metrics.values[name] for name in figures_shown(scores_of(metrics))} | shown
+            shown = {name: metrics.values[name] for name in metrics_shown(scores_of(metrics))} | shown
         else:
             folder.revise(results)
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
-        print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)
+        print("\n".join([*format_metrics(shown, notes, intervals), *lines]), flush=True)
         report_on(folder.path, config.report)
     return results.metrics
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics.calibration import calibration_figures
-from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_figures
+from dist_eval.metrics.calibration import calibration_metrics
+from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
-from dist_eval.metrics.regression import regression_figures
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.metrics.regression import regression_metrics
+from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import PerClass
 
 _LOSS_TOLERANCE = 1e-9
@@ -130,7 +130,7 @@ class Metrics:
         custom: names of the values of custom metrics.
     """
 
-    values: Figures
+    values: MetricValues
     undefined: Reasons
     per_class: PerClass
     confusion: np.ndarray
@@ -171,9 +171,9 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
     confusion = Totals.of(predictions).confusion
     rows: PerClass
     if problem is MULTI_LABEL:
-        values, undefined, rows = multi_label_figures(predictions, confusion, label_names)
+        values, undefined, rows = multi_label_metrics(predictions, confusion, label_names)
     else:
-        values, undefined, rows = regression_figures(predictions, label_names)
+        values, undefined, rows = regression_metrics(predictions, label_names)
     return Metrics(
         values={**values, "loss": loss},
         undefined=undefined,
@@ -194,7 +194,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     # one weighted example per cell gives the same metrics as all examples, at negligible cost
     label, prediction = np.nonzero(confusion)
     cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
-    values: Figures = {
+    values: MetricValues = {
         "accuracy": float(sk.accuracy_score(**cells)),
         "loss": float(predictions.loss.mean()),
     }
@@ -211,7 +211,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
         values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
     _add_probability_metrics(values, undefined, predictions, support, label_names)
-    values.update(calibration_figures(predictions))
+    values.update(calibration_metrics(predictions))
     return Metrics(
         values=values,
         undefined=undefined,
@@ -223,7 +223,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
 
 
 def _withdraw_undefined_averages(
-    values: Figures,
+    values: MetricValues,
     undefined: Reasons,
     confusion: np.ndarray,
     present: np.ndarray,
@@ -241,7 +241,7 @@ def _withdraw_undefined_averages(
 
 
 def _add_probability_metrics(
-    values: Figures,
+    values: MetricValues,
     undefined: Reasons,
     predictions: PredictionsLike,
     support: np.ndarray,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.plan import Plan
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, NoResult, described, error_summary, figures_of
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, NoResult, described, error_summary, numbers_by_name
 
 _BATCHES_IN_A_ROUND = 1 << 12
 """Batches whose values are gathered at a time, which bounds the memory that other ranks' values take."""
@@ -199,7 +199,7 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Re
     """
     results = CustomResults()
     for metric in metrics:
-        figures = _figures(metric, inputs, combined)
+        figures = _values(metric, inputs, combined)
         if isinstance(figures, str):
             results.values[metric.name], results.undefined[metric.name] = None, figures
             continue
@@ -210,13 +210,13 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs, combined: Re
     return results
 
 
-def _figures(metric: CustomMetric, inputs: Inputs, combined: ReducedMetrics) -> dict[str, float] | str:
+def _values(metric: CustomMetric, inputs: Inputs, combined: ReducedMetrics) -> dict[str, float] | str:
     """Returns the results of a metric by name, or the reason why there are none."""
     try:
         if metric.reduction is None:
-            return figures_of(metric.name, metric.measure(inputs))
+            return numbers_by_name(metric.name, metric.measure(inputs))
         reduced = combined[metric.name]
-        return reduced if isinstance(reduced, str) else figures_of(metric.name, metric.finish(reduced.value()))
+        return reduced if isinstance(reduced, str) else numbers_by_name(metric.name, metric.finish(reduced.value()))
     except Exception as error:  # user code may raise anything
         return _reason(error)
 

@@ -101,7 +101,7 @@ class NoResult(Exception):
     """A metric returned something that is not a valid result; the message says what."""
 
 
-def figures_of(name: str, value: Any) -> dict[str, float]:
+def numbers_by_name(name: str, value: Any) -> dict[str, float]:
     """Converts the return value of a metric into numbers by name.
 
     Args:

@@ -9,13 +9,13 @@ import numpy as np
 from dist_eval.data.problems import named
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import OutputResults
 
 
-def regression_figures(
+def regression_metrics(
     predictions: PredictionsLike, names: Sequence[str]
-) -> tuple[Figures, Reasons, list[OutputResults]]:
+) -> tuple[MetricValues, Reasons, list[OutputResults]]:
     """Computes the metrics of each output, and their means over the outputs.
 
     Args:
@@ -31,7 +31,7 @@ def regression_figures(
         values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
         rows.append(OutputResults.model_construct(None, label=name, **values))  # unchecked: a square may overflow
         reasons.append(undefined)
-    means: Figures = {}
+    means: MetricValues = {}
     why: Reasons = {}
     for figure in OF_OUTPUT:
         lacking = np.asarray([number for number, undefined in enumerate(reasons) if figure in undefined], dtype=int)
@@ -43,12 +43,16 @@ def regression_figures(
     return means, why, rows
 
 
-def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Figures, Reasons]:
+def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[MetricValues, Reasons]:
     from scipy import stats
     from sklearn import metrics as sk
 
     mse = float(sk.mean_squared_error(label, output))
-    values: Figures = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
+    values: MetricValues = {
+        "mae": float(sk.mean_absolute_error(label, output)),
+        "mse": mse,
+        "rmse": float(np.sqrt(mse)),
+    }
     undefined = why_undefined(label, output)
     values["r2"] = None if "r2" in undefined else float(sk.r2_score(label, output))
     for figure, correlate in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):

@@ -6,7 +6,7 @@ from dist_eval.data.problems import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import figures_shown
+from dist_eval.report.table import metrics_shown
 from dist_eval.results.run import CompleteRun
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -44,11 +44,11 @@ def model_index(results: CompleteRun, model_name: str) -> str:
             metric_name=name,
             metric_value=results.metrics[name],
         )
-        for name in figures_shown(results)
+        for name in metrics_shown(results)
         if results.metrics[name] is not None
     ]
     if not found:
-        raise RunError("All figures of this run are undefined: there is nothing for a model card.")
+        raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
     return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
 
 

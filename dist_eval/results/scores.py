@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from dist_eval.results.record import Count, Figures, Reasons, Record, Share, UnknownEarlier
+from dist_eval.results.record import Count, MetricValues, Reasons, Record, Share, UnknownEarlier
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -74,7 +74,7 @@ class Scores(Record):
 
     problem_type: ProblemType
     """What a label is: one class, several labels, or numbers."""
-    metrics: Figures
+    metrics: MetricValues
     """Metric by name, null where undefined."""
     undefined: Reasons
     """For each metric that is null, why."""
@@ -252,7 +252,7 @@ class Slice(Record):
     """Largest number in a range."""
     n: Count
     """Examples in it that have a prediction."""
-    metrics: Figures
+    metrics: MetricValues
     """Metric by name, null where undefined."""
     undefined: Reasons
     """For each metric that is null, why."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import area_under_roc
@@ -70,7 +70,7 @@ def sklearn_figures(predictions: Predictions) -> dict[str, float]:
             figures[f"roc_auc_ovr_{average}"] = sk.roc_auc_score(
                 labels, predictions.probabilities, multi_class="ovr", average=average
             )
-    return {**figures, **calibration_figures(predictions)}
+    return {**figures, **calibration_metrics(predictions)}
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dist_eval.data.problems import MULTI_LABEL, REGRESSION
-from dist_eval.metrics.custom_metrics import Inputs, figures_of
+from dist_eval.metrics.custom_metrics import Inputs, numbers_by_name
 from dist_eval.metrics.predictions import Predictions
 
 CLASSES = 3
@@ -39,4 +39,4 @@ def test_the_inputs_of_a_metric_match_the_problem_type() -> None:
     ],
 )
 def test_numbers_of_any_kind_are_results(value: Any, figures: dict[str, float]) -> None:
-    assert figures_of("m", value) == figures
+    assert numbers_by_name("m", value) == figures

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.data.problems import MULTI_LABEL
-from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.multilabel import label_confusion
 from dist_eval.metrics.predictions import Predictions
@@ -42,7 +42,7 @@ def test_figures_equal_scikit_learns_where_they_are_defined(predictions: Predict
         "subset_accuracy": sk.accuracy_score(label, guess),
         "hamming_loss": sk.hamming_loss(label, guess),
         "loss": predictions.loss.mean(),
-        **calibration_figures(predictions),
+        **calibration_metrics(predictions),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
