@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from samples import FACTS, config_for, folder_of, sections
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_computing import Reduced, custom_results, parts_of
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs

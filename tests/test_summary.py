@@ -12,7 +12,7 @@ from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.evaluation_folder import EvaluationFolder

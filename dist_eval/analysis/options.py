@@ -15,7 +15,7 @@ from dist_eval.analysis.mistakes import confident_mistakes
 from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike

@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop

@@ -1,7 +1,7 @@
 """Metrics: predictions → confusion matrix → metrics, computed by scikit-learn. Needs no process group and no model.
 
-The metrics depend on the problem type (see `dist_eval.data.problems`): those of single-label classification are here,
-the others in `multilabel` and `regression`.
+The metrics depend on the problem type (see `dist_eval.data.problem_types`): those of single-label classification are
+here, the others in `multilabel` and `regression`.
 
 A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
 `undefined` gives the reason; it is never replaced by 0.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_metrics

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.predictions import PredictionsLike
 
 REDUCTIONS = ("sum", "mean", "cat", "max", "min")

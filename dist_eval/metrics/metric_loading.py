@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.custom_computing import Reduced, parts_of
 from dist_eval.metrics.custom_metrics import (

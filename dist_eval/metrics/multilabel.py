@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dist_eval.data.problems import named
+from dist_eval.data.problem_types import named
 from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dist_eval.data.problems import named
+from dist_eval.data.problem_types import named
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.record import MetricValues, Reasons

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL
 from dist_eval.metrics.catalogue import is_at_most_one, metric_names
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.footnotes import Footnotes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.results.record import MetricValues

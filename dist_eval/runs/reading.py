@@ -132,7 +132,7 @@ class FinishedRun:
             DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.dataset import read_texts
-        from dist_eval.data.problems import PROBLEMS
+        from dist_eval.data.problem_types import PROBLEMS
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or str(options.dataset)

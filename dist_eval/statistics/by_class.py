@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of, calibration_metrics
 from dist_eval.metrics.predictions import Predictions
 

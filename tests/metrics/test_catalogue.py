@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from dist_eval.data.problems import PROBLEMS, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import (
     METRICS,
     OF_CLASS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
 from dist_eval.data.plan import Plan, plan_batches, shard_batches
-from dist_eval.data.problems import SINGLE_LABEL
+from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.custom_computing import Reduced, custom_results, reduce_batches
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.metric_loading import load_metrics

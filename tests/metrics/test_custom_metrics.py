@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.custom_metrics import Inputs, numbers_by_name
 from dist_eval.metrics.predictions import Predictions
 

@@ -11,7 +11,7 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.multilabel import label_confusion

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions

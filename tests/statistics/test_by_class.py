@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import values_of
 from scipy import stats
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
