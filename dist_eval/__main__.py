@@ -11,7 +11,7 @@ from dist_eval.options.commandline import EVALUATION
 from dist_eval.options.config import EvaluationConfig
 
 if TYPE_CHECKING:
-    from dist_eval.runs.run_folder import RunFolder
+    from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 
 def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -> int:
@@ -19,11 +19,11 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
     return program.run(config, scratch_dir, stop, _load)
 
 
-def _load() -> tuple[program.RunFunction, type[RunFolder]]:
+def _load() -> tuple[program.RunFunction, type[EvaluationFolder]]:
     from dist_eval.evaluation.runner import evaluate_run
-    from dist_eval.runs.run_folder import RunFolder
+    from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-    return evaluate_run, RunFolder
+    return evaluate_run, EvaluationFolder
 
 
 if __name__ == "__main__":

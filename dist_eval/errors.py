@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
@@ -107,6 +109,21 @@ class RunStopped(EvaluationError):
 def os_reason(error: Exception) -> str:
     """Returns why the operating system refused something, without the path, which messages name themselves."""
     return getattr(error, "strerror", None) or str(error)
+
+
+@contextmanager
+def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = "") -> Iterator[None]:
+    """Raises what the operating system refuses as an error of this package.
+
+    Args:
+        kind: its class.
+        what: what could not be done.
+        advice: what to do about it, a sentence.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {os_reason(error)}. {advice}".rstrip()) from error
 
 
 def first_line(error: BaseException) -> str:

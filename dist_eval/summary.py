@@ -58,7 +58,7 @@ def exit_status(outcomes: Sequence[Outcome]) -> int:
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
 
 
-def figures_of(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) -> list[str]:
+def numbers_by_name(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) -> list[str]:
     """Returns the names of the metrics to show.
 
     Raises:
@@ -132,7 +132,7 @@ def _table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[list[str
 
 
 def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
-    from dist_eval.report.table import figure_words, limits_words
+    from dist_eval.report.table import limits_words, metric_words
 
     run, coverage, examples = _complete_run(outcome), _coverage(outcome), "-"
     if coverage:
@@ -141,7 +141,7 @@ def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
     for name in figures:
         value = run.metrics.get(name) if run else None
         limits = limits_words(name, run.intervals.get(name)) if run else ""
-        cells.append("-" if value is None else figure_words(name, value) + limits)
+        cells.append("-" if value is None else metric_words(name, value) + limits)
     return cells
 
 
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require_kinds(options.write)
         outcomes = [read_outcome(folder) for folder in _folders(options)]
-        figures = figures_of(outcomes, options.metric)
+        figures = numbers_by_name(outcomes, options.metric)
         print(format_table(outcomes, figures), flush=True)
         for path in options.write:
             write(path, outcomes, figures)

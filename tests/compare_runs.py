@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from samples import FACTS, config_for, folder_of, sections
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, Reduced, custom_results, parts_of
+from dist_eval.metrics.custom_computing import Reduced, custom_results, parts_of
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
@@ -55,7 +56,7 @@ def run_of(
     extra_statistics = statistics_of_functions(custom, found, units)
     whole = metric_intervals(found, metrics, resamples=99, extra_statistics=extra_statistics)
     rows = [
-        {**row, "intervals": of_class}
+        {**dict(row), "intervals": of_class}
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}

@@ -18,7 +18,7 @@ from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.results.run import EvaluationResults
-from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
@@ -31,8 +31,10 @@ def config_for(folder: Path, **options: Any) -> EvaluationConfig:
     return EvaluationConfig(output=str(folder), **options)
 
 
-def folder_of(config: EvaluationConfig) -> RunFolder:
-    return RunFolder(config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers)
+def folder_of(config: EvaluationConfig) -> EvaluationFolder:
+    return EvaluationFolder(
+        config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers
+    )
 
 
 def tokenized_digits(
@@ -152,6 +154,13 @@ FACTS: dict[str, Any] = {
 def sections(metrics: Metrics = METRICS, **changes: Any) -> EvaluationResults:
     """All sections of a complete run: metrics, and the small evaluation's with some changes."""
     return EvaluationResults.model_validate({**dict(scores_of(metrics)), **FACTS, **changes})
+
+
+def complete_run(folder: Path, **options: Any) -> EvaluationFolder:
+    run = folder_of(config_for(folder, **options))
+    run.open()
+    run.complete(PREDICTIONS, METRICS, sections())
+    return run
 
 
 def watch(path: Path, change: Callable[[], None]) -> list[bytes]:

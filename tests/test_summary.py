@@ -12,14 +12,14 @@ from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
-from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.summary import main
 
 
-def run(folder: Path) -> RunFolder:
+def run(folder: Path) -> EvaluationFolder:
     made = folder_of(config_for(folder))
     made.open()
     made.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import ConfidentMistake
 

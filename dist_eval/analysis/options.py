@@ -15,7 +15,7 @@ from dist_eval.analysis.mistakes import confident_mistakes
 from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
@@ -96,7 +96,7 @@ def analyse(
     intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)
     is_regression = metrics.problem == REGRESSION.name
     of_classes = class_intervals(predictions, metrics, intervals, **level)
-    rows = [{**row, "intervals": of_row} for row, of_row in zip(metrics.per_class, of_classes, strict=True)]
+    rows = [{**dict(row), "intervals": of_row} for row, of_row in zip(metrics.per_class, of_classes, strict=True)]
     return Analysis(
         intervals=intervals,
         per_class=[OutputResults(**row) for row in rows] if is_regression else [ClassResults(**row) for row in rows],

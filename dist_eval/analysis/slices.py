@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.statistics.units import FEW_UNITS
@@ -185,7 +185,7 @@ def compute_slices(
     needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        values, undefined, intervals = _figures(predictions, places, label_names, needed, confidence, groups)
+        values, undefined, intervals = _metrics(predictions, places, label_names, needed, confidence, groups)
         entries.append(
             Slice(
                 by=slicing.by,
@@ -199,14 +199,14 @@ def compute_slices(
     return entries
 
 
-def _figures(
+def _metrics(
     predictions: PredictionsLike,
     places: np.ndarray,
     label_names: Sequence[str],
     needed: np.ndarray,
     confidence: float,
     groups: np.ndarray | None,
-) -> tuple[Figures, Reasons, Intervals]:
+) -> tuple[MetricValues, Reasons, Intervals]:
     """Returns the metrics of a slice, the reasons of undefined ones, and intervals."""
     names = metric_names(predictions.problem.name, "slices")
     if not len(places):

@@ -99,7 +99,7 @@ def evaluate(
             raise DataError("The eval_dataloader yields no example.")
         local = local or Predictions.empty(width)
         gathered = gather(local)
-        result = raise_on_all_ranks(lambda: _figures(gathered, count) if topology.is_leader else {})
+        result = raise_on_all_ranks(lambda: _metrics(gathered, count) if topology.is_leader else {})
         if topology.is_leader and return_predictions:
             result["predictions"] = gathered.predictions.prediction
         return dict(all_gather(result)[0])
@@ -180,7 +180,7 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     return Predictions.from_logits(positions, numbers, values)
 
 
-def _figures(gathered: Gathered, count: int) -> dict[str, Any]:
+def _metrics(gathered: Gathered, count: int) -> dict[str, Any]:
     """Computes the result; called on the leader."""
     names = [f"LABEL_{number}" for number in range(gathered.predictions.num_labels)]
     _, metrics = score(gathered, count, names)

@@ -81,7 +81,7 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
                 digest += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
         elif getattr(loader, "drop_last", False):
             raise ConfigError(
-                "The eval_dataloader has drop_last=True, so its figures might not be those of all examples: give it "
+                "The eval_dataloader has drop_last=True, so the metrics might not be those of all examples: give it "
                 "drop_last=False."
             )
     except Exception as error:  # any error has to reach the other ranks
@@ -279,6 +279,6 @@ def _index_batches(loader: Any) -> list[np.ndarray]:
 
 def _left_out(count: int) -> ConfigError:
     return ConfigError(
-        f"The eval_dataloader leaves {count} examples out, so its figures would not be those of the dataset: give it, "
+        f"The eval_dataloader leaves {count} examples out, so the metrics would not be those of the dataset: give it, "
         "and its sampler, drop_last=False."
     )

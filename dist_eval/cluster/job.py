@@ -23,7 +23,7 @@ from types import FrameType
 from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.distributed.stop import SIGNALS, STOP_FILE
-from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
+from dist_eval.errors import ConfigError, EvaluationError, RunError, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.runs.outcome import Outcome, read_outcome
 
@@ -154,10 +154,8 @@ class Job:
         """
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
-        try:
+        with translating_os_errors(ConfigError, f"{self._command[0]} cannot be started"):
             process = subprocess.Popen(self._command, env=dict(self._environment))
-        except OSError as error:
-            raise ConfigError(f"{self._command[0]} cannot be started: {os_reason(error)}.") from error
         deadline = None
         while True:
             with suppress(subprocess.TimeoutExpired):

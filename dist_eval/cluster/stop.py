@@ -5,15 +5,13 @@ For scripts that receive a signal to end and must forward it: the run's folder f
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 
 from dist_eval.distributed.stop import STOP_FILE
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.commandline import EVALUATION, parse_args
-
-_RESULTS = "results.json"
+from dist_eval.runs.outcome import read_outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,16 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    outcome = read_outcome(folder)
+    if outcome.status != "running":
+        why = f" ({outcome.reason})" if outcome.reason else ""
+        print(f"dist_eval: no run is under way in {folder}: its status is {outcome.status}{why}", file=sys.stderr)
+        return 1
     try:
-        status = json.loads((folder / _RESULTS).read_text(encoding="utf-8"))["status"]
-        if status == "running":
-            (folder / STOP_FILE).touch()
-            print(f"dist_eval: the run in {folder} has been asked to stop", file=sys.stderr)
-            return 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        status = f"unknown ({error})"
-    print(f"dist_eval: no run is under way in {folder}: its status is {status}", file=sys.stderr)
-    return 1
+        (folder / STOP_FILE).touch()
+    except OSError as error:
+        print(f"dist_eval: the run in {folder} cannot be asked to stop: {os_reason(error)}", file=sys.stderr)
+        return 1
+    print(f"dist_eval: the run in {folder} has been asked to stop", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[Cus
     Raises:
         ConfigError: a custom metric cannot be loaded.
     """
-    from dist_eval.data.problems import PROBLEMS
+    from dist_eval.data.problem_types import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics
 
     specs = [one for one in given if one not in first.metrics and (":" in one or "=" in one or Path(one).exists())]

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dist_eval.errors import RunError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.results.record import Figures
+    from dist_eval.results.record import MetricValues
     from dist_eval.results.run import CompleteRun
     from dist_eval.runs.saved_predictions import SavedPredictions
     from dist_eval.statistics import Statistic
@@ -76,7 +76,8 @@ class Run:
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
-        from dist_eval.metrics.custom_metrics import Inputs, custom_results
+        from dist_eval.metrics.custom_computing import custom_results
+        from dist_eval.metrics.custom_metrics import Inputs
         from dist_eval.statistics import Units, gather_evidence
         from dist_eval.statistics.custom import statistics_of_functions
 
@@ -101,7 +102,7 @@ class Run:
     @property
     def confidence(self) -> float:
         """Confidence level of the run's intervals."""
-        return cast(float, self.results.config["confidence"])
+        return self.results.confidence
 
     @property
     def problem(self) -> str:
@@ -109,7 +110,7 @@ class Run:
         return self.results.problem_type
 
     @property
-    def metrics(self) -> Figures:
+    def metrics(self) -> MetricValues:
         """The metrics by name."""
         return self.results.metrics
 

@@ -60,7 +60,7 @@ class Changes:
     @classmethod
     def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
         """Compares the predictions of two models for the same examples."""
-        from dist_eval.data.problems import REGRESSION, exact_matches
+        from dist_eval.data.problem_types import REGRESSION, exact_matches
 
         changed = ~exact_matches(first.prediction, second.prediction)
         if first.problem is REGRESSION:

@@ -38,7 +38,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         heads = (_head(name, run) for name, run in ((names[0], first), (name_of_run, one.run)))
         table = [["", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]]
         for name, difference in one.differences.items():
-            figures = (_figure(run, name, notes) for run in (first, one.run))
+            figures = (_metric(run, name, notes) for run in (first, one.run))
             corrected = one.corrected[name]
             p_values = (_p(difference.p_value, difference), _p(corrected, difference) + _too_coarse(one, name, notes))
             table.append([name, *figures, _signed(name, difference, notes), *p_values])
@@ -88,20 +88,20 @@ def _name_of(test: McNemar | GroupedTest) -> str:
     return f"paired bootstrap of {test.metric} over {test.count} groups of {test.column!r}{why}"
 
 
-def _figure(run: Run, name: str, notes: Footnotes) -> str:
-    from dist_eval.report.table import figure_words, interval_words
+def _metric(run: Run, name: str, notes: Footnotes) -> str:
+    from dist_eval.report.table import interval_words, metric_words
 
     value, interval = run.metrics[name], run.results.intervals.get(name)
     if value is None:
         return f"-{notes.mark(run.results.undefined.get(name))}"
-    return figure_words(name, value) + (interval_words(name, interval, notes) if interval else "")
+    return metric_words(name, value) + (interval_words(name, interval, notes) if interval else "")
 
 
 def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
-    from dist_eval.report.table import figure_words
+    from dist_eval.report.table import metric_words
 
     def signed(value: float) -> str:
-        return ("+" if value >= 0 else "") + figure_words(name, value)
+        return ("+" if value >= 0 else "") + metric_words(name, value)
 
     value, interval = difference.value, difference.interval
     if value is None:

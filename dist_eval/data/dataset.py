@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
-from dist_eval.data.problems import SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
@@ -40,7 +40,7 @@ class TokenizedDataset:
     Attributes:
         facts: summary of the dataset.
         lengths: number of tokens of each example, int32 of shape [examples].
-        labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problems`).
+        labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`).
     """
 
     def __init__(self, folder: Path) -> None:

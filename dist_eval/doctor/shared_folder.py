@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_eval.doctor.facts import RankFacts
+from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import LOCK_FILE
-from dist_eval.runs.journal import FOLDER as JOURNAL
 
 _PREFIX, _POLL_SECONDS = ".doctor-", 0.1
 PATIENCE_SECONDS = 10.0

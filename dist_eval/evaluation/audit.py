@@ -65,7 +65,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class Audit:
+class AuditedModel:
     """A model on a swarm that answers some batches a second time, over other servers.
 
     Args:

@@ -20,7 +20,7 @@ import torch
 from dist_eval.data.answers import column_names
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem, exact_matches, problem_of
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem, exact_matches, problem_of
 from dist_eval.inference.forward import TextModel, checked_answers
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import write_atomically

@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
@@ -19,8 +19,8 @@ from dist_eval.evaluation.scoring import Gathered, gather
 from dist_eval.evaluation.worker import BatchWorker, require_complete
 from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
-from dist_eval.metrics.custom_metrics import Combined as CombinedMetrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results, reduce_batches
+from dist_eval.metrics.custom_computing import ReducedMetrics, custom_results, reduce_batches
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.model.backends import LoadedModel
 from dist_eval.results.work import RankResults, RankTimeline, Spread, Throughput
 from dist_eval.runs.journal import Journal
@@ -50,7 +50,7 @@ class Combined:
     ranks: list[RankResults]
     audit: Findings
     timelines: list[RankTimeline]
-    metrics: CombinedMetrics
+    metrics: ReducedMetrics
 
 
 def combine(
@@ -69,7 +69,7 @@ def combine(
         batches=worker.timeline.bins(),
         servers={peer: timeline.bins() for peer, timeline in classifier.timelines().items()},
     )
-    reduced: CombinedMetrics = {}
+    reduced: ReducedMetrics = {}
     if any(metric.reduction for metric in custom_metrics):
         ordered = local.in_dataset_order()
         reduced = reduce_batches(

@@ -14,16 +14,17 @@ from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results, reduce_batches
+from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
-from dist_eval.report.table import figure_words, figures_shown, format_figures, format_slices, group_lines, headline
+from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metric_words, metrics_shown
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
@@ -35,7 +36,7 @@ _OPTIONS = ("confidence", "group_column", "slice_by")
 
 
 def rescore_complete(
-    folder: RunFolder,
+    folder: EvaluationFolder,
     config: EvaluationConfig,
     custom_metrics: Sequence[CustomMetric],
     data: TokenizedDataset,
@@ -64,7 +65,7 @@ def rescore_complete(
     name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else figure_words(name, figure)} on {results.coverage.seen} examples. "
+        f"{'undefined' if figure is None else metric_words(name, figure)} on {results.coverage.seen} examples. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
@@ -88,12 +89,12 @@ def rescore_complete(
             folder.revise(results, predictions, options.groups(predictions))
             lines = [*format_slices(results.slices, results.problem_type), *group_lines(results.groups)]
             intervals = results.intervals
-            shown = {name: metrics.values[name] for name in figures_shown(scores_of(metrics))} | shown
+            shown = {name: metrics.values[name] for name in metrics_shown(scores_of(metrics))} | shown
         else:
             folder.revise(results)
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
-        print("\n".join([*format_figures(shown, notes, intervals), *lines]), flush=True)
+        print("\n".join([*format_metrics(shown, notes, intervals), *lines]), flush=True)
         report_on(folder.path, config.report)
     return results.metrics
 
@@ -189,7 +190,7 @@ def _merge_analysis(
     )
 
 
-def _predictions(folder: RunFolder) -> SavedPredictions:
+def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
         return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
     except OSError as error:

@@ -15,7 +15,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.evaluation.audit import Audit, audited_batches
+from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.backend_comparison import Comparison
 from dist_eval.evaluation.combination import Combined, combine, compare_all, with_custom_metrics
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
@@ -30,11 +30,11 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.run_folder import RunFolder
 from dist_eval.statistics.custom import statistics_of_functions
 
-EvalSession = Session[EvaluationConfig, RunFolder]
+EvalSession = Session[EvaluationConfig, EvaluationFolder]
 
 
 def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
@@ -135,9 +135,11 @@ class Evaluation:
             session.stop.defer_signals()
             yield worker
 
-    def audited_model(self) -> Audit:
+    def audited_model(self) -> AuditedModel:
         """Returns the model, of which some batches are audited."""
-        return Audit(cast(ModelOnBackbone, self.model), self.journal.exclude, self.session.config.audit_tolerance)
+        return AuditedModel(
+            cast(ModelOnBackbone, self.model), self.journal.exclude, self.session.config.audit_tolerance
+        )
 
     def compare(self, local: LoadedModel, batches: np.ndarray) -> Comparison:
         """Compares the answers in the journal with those of a model in this process (see `compare_all`)."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-import psutil
 import torch
 
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
@@ -25,7 +24,7 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
 from dist_eval.runs.run_folder import RunFolder
-from dist_eval.swarm.window import Window, largest_window
+from dist_eval.swarm.window import Window, window_in_memory
 
 _OPENING_SECONDS = 120.0
 _PREPARATION_SECONDS = 72 * 3600.0
@@ -148,9 +147,13 @@ class Session(Generic[Config, Folder]):
 
     def window(self, base: BaseModelSpec) -> Window:
         """Returns this rank's window of requests in flight, sized within its share of the host's memory."""
-        memory = psutil.virtual_memory().available * self.topology.hosts // self.topology.world_size
-        largest = largest_window(base.token_budget, base.config.hidden_size, memory)
-        return Window(self.config.in_flight, largest=largest, timeout=self.config.request_timeout)
+        return window_in_memory(
+            self.topology,
+            in_flight=self.config.in_flight,
+            tokens=base.token_budget,
+            hidden_size=base.config.hidden_size,
+            timeout=self.config.request_timeout,
+        )
 
     @contextmanager
     def process_group(self) -> Iterator[None]:

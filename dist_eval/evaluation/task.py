@@ -10,7 +10,7 @@ from pathlib import Path
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.data.tokenizers import load_tokenizer
-from dist_eval.errors import ConfigError, RunError, os_reason
+from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
@@ -137,7 +137,8 @@ def write_dataset(
             f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
             "dist_eval does not pass on."
         )
-    try:
+    advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
+    with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):
         tokenize_dataset(
             str(options.dataset),
             folder,
@@ -155,8 +156,3 @@ def write_dataset(
             subset=options.subset,
             split=options.split,
         )
-    except OSError as error:
-        raise RunError(
-            f"The tokenized dataset cannot be written to {folder}: {os_reason(error)}. Nothing was lost. "
-            "Free some space, or name another place with the environment variable TMPDIR."
-        ) from error

@@ -15,7 +15,7 @@ import numpy as np
 from dist_eval.data.collector import Collector
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, shard_batches
-from dist_eval.data.problems import REGRESSION, problem_of
+from dist_eval.data.problem_types import REGRESSION, problem_of
 from dist_eval.distributed.collectives import all_gather, least_over_ranks
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology

@@ -105,7 +105,7 @@ class Bins:
         )
 
 
-def calibration_figures(predictions: PredictionsLike) -> dict[str, float | None]:
+def calibration_metrics(predictions: PredictionsLike) -> dict[str, float | None]:
     """Computes `ece` and `brier`, in a multi-label problem their means over the labels.
 
     Args:

@@ -1,7 +1,7 @@
 """Metrics: predictions → confusion matrix → metrics, computed by scikit-learn. Needs no process group and no model.
 
-The metrics depend on the problem type (see `dist_eval.data.problems`): those of single-label classification are here,
-the others in `multilabel` and `regression`.
+The metrics depend on the problem type (see `dist_eval.data.problem_types`): those of single-label classification are
+here, the others in `multilabel` and `regression`.
 
 A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
 `undefined` gives the reason; it is never replaced by 0.
@@ -12,18 +12,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics.calibration import calibration_figures
-from dist_eval.metrics.multilabel import label_confusion, multi_label_figures, ratio
+from dist_eval.metrics.calibration import calibration_metrics
+from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
-from dist_eval.metrics.regression import regression_figures
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.metrics.regression import regression_metrics
+from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.results.scores import PerClass
 
 _LOSS_TOLERANCE = 1e-9
 
@@ -122,8 +122,7 @@ class Metrics:
     Attributes:
         values: metric by name; `None` if undefined for the data.
         undefined: the reason for each metric that is `None`.
-        per_class: for each class or label its label, precision, recall, f1 (each possibly `None`) and support; for each
-            output of a regression its label and metrics (see `dist_eval.metrics.regression`).
+        per_class: the metrics of each class, label or output, without intervals.
         confusion: as in `Totals`.
         majority_share: share of the most frequent class, the accuracy of always predicting it; single-label only.
         label_names: name of each class, label or output.
@@ -131,9 +130,9 @@ class Metrics:
         custom: names of the values of custom metrics.
     """
 
-    values: Figures
+    values: MetricValues
     undefined: Reasons
-    per_class: list[dict[str, Any]]
+    per_class: PerClass
     confusion: np.ndarray
     majority_share: float | None
     label_names: list[str] = field(default_factory=list)
@@ -170,10 +169,11 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
     if problem is SINGLE_LABEL:
         return _single_label_metrics(predictions, label_names)
     confusion = Totals.of(predictions).confusion
+    rows: PerClass
     if problem is MULTI_LABEL:
-        values, undefined, rows = multi_label_figures(predictions, confusion, label_names)
+        values, undefined, rows = multi_label_metrics(predictions, confusion, label_names)
     else:
-        values, undefined, rows = regression_figures(predictions, label_names)
+        values, undefined, rows = regression_metrics(predictions, label_names)
     return Metrics(
         values={**values, "loss": loss},
         undefined=undefined,
@@ -194,7 +194,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     # one weighted example per cell gives the same metrics as all examples, at negligible cost
     label, prediction = np.nonzero(confusion)
     cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
-    values: Figures = {
+    values: MetricValues = {
         "accuracy": float(sk.accuracy_score(**cells)),
         "loss": float(predictions.loss.mean()),
     }
@@ -211,11 +211,11 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
         values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
     _add_probability_metrics(values, undefined, predictions, support, label_names)
-    values.update(calibration_figures(predictions))
+    values.update(calibration_metrics(predictions))
     return Metrics(
         values=values,
         undefined=undefined,
-        per_class=_per_class(confusion, label_names),
+        per_class=class_results(label_names, confusion.diagonal(), support, predicted),
         confusion=confusion,
         majority_share=float(support.max() / support.sum()),
         label_names=list(label_names),
@@ -223,7 +223,7 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
 
 
 def _withdraw_undefined_averages(
-    values: Figures,
+    values: MetricValues,
     undefined: Reasons,
     confusion: np.ndarray,
     present: np.ndarray,
@@ -241,7 +241,7 @@ def _withdraw_undefined_averages(
 
 
 def _add_probability_metrics(
-    values: Figures,
+    values: MetricValues,
     undefined: Reasons,
     predictions: PredictionsLike,
     support: np.ndarray,
@@ -272,19 +272,3 @@ def _add_probability_metrics(
     areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
     for name, weight in weights.items():
         values[name] = float(np.average(areas, weights=weight))
-
-
-def _per_class(confusion: np.ndarray, label_names: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for c, name in enumerate(label_names):
-        hits, support, predicted = int(confusion[c, c]), int(confusion[c].sum()), int(confusion[:, c].sum())
-        rows.append(
-            {
-                "label": name,
-                "precision": ratio(hits, predicted),
-                "recall": ratio(hits, support),
-                "f1": ratio(2 * hits, support + predicted),
-                "support": support,
-            }
-        )
-    return rows

@@ -16,18 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
+from dist_eval.metrics.custom_computing import Reduced, parts_of
 from dist_eval.metrics.custom_metrics import (
     REDUCTIONS,
     CustomMetric,
     Inputs,
     NoResult,
-    Reduced,
     described,
     error_summary,
-    figures_of,
-    parts_of,
+    numbers_by_name,
 )
 from dist_eval.metrics.predictions import Predictions
 
@@ -231,14 +230,14 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
     expected = "should return a float, or a dict of floats by name"
     try:
         if metric.reduction is None:
-            once, again = (figures_of(metric.name, metric.measure(sample)) for _ in range(2))
+            once, again = (numbers_by_name(metric.name, metric.measure(sample)) for _ in range(2))
         else:
             expected = "update() should return a number, an array, or a dict of them"
             middle = len(sample) // 2
             parts = sample.rows(slice(0, middle)), sample.rows(slice(middle, None))
             values = [_reduced(metric, parts).value() for _ in range(2)]
             expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
-            once, again = (figures_of(metric.name, metric.finish(value)) for value in values)
+            once, again = (numbers_by_name(metric.name, metric.finish(value)) for value in values)
     except NoResult as error:
         raise ConfigError(f"{called} gave {error}; it {expected}.") from error
     except Exception as error:  # user code may raise anything

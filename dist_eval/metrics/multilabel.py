@@ -8,15 +8,15 @@ and the reason states the value under that convention.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import named
-from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.data.problem_types import named
+from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.results.scores import ClassResults
 
 _WHY = {
     "precision": ("was never predicted", "were never predicted"),
@@ -40,9 +40,9 @@ def label_confusion(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.asarray(cells, dtype=np.int64), 2, 0)
 
 
-def multi_label_figures(
+def multi_label_metrics(
     predictions: PredictionsLike, confusion: np.ndarray, names: Sequence[str]
-) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
+) -> tuple[MetricValues, Reasons, list[ClassResults]]:
     """Computes the metrics over all labels and of each label.
 
     Args:
@@ -56,7 +56,7 @@ def multi_label_figures(
     (_, false), (missed, hits) = np.moveaxis(confusion, 0, 2)
     support = missed + hits
     exact = sum(int((piece.label == piece.prediction).all(axis=1).sum()) for piece in predictions.pieces())
-    values: Figures = {
+    values: MetricValues = {
         "subset_accuracy": exact / len(predictions),
         "hamming_loss": float((false + missed).sum() / (len(predictions) * len(names))),
     }
@@ -69,12 +69,31 @@ def multi_label_figures(
     for figure, (numerator, denominator) in ratios.items():
         _add_averages(values, undefined, figure, numerator, denominator, support, names)
     _add_rankings(values, undefined, predictions, support, names)
-    values.update(calibration_figures(predictions))
-    rows = [
-        {"label": name, **{figure: ratio(n[i], d[i]) for figure, (n, d) in ratios.items()}, "support": int(support[i])}
+    values.update(calibration_metrics(predictions))
+    return values, undefined, class_results(names, hits, support, hits + false)
+
+
+def class_results(
+    names: Sequence[str], hits: np.ndarray, support: np.ndarray, predicted: np.ndarray
+) -> list[ClassResults]:
+    """Computes the metrics of each class or label from counts.
+
+    Args:
+        names: names of the classes or labels.
+        hits: true positives of each, int64 of shape [classes].
+        support: examples of each, int64 of shape [classes].
+        predicted: predictions of each, int64 of shape [classes].
+    """
+    return [
+        ClassResults(
+            label=name,
+            precision=ratio(hits[i], predicted[i]),
+            recall=ratio(hits[i], support[i]),
+            f1=ratio(2 * hits[i], support[i] + predicted[i]),
+            support=int(support[i]),
+        )
         for i, name in enumerate(names)
     ]
-    return values, undefined, rows
 
 
 def ratio(numerator: int, denominator: int) -> float | None:
@@ -83,7 +102,7 @@ def ratio(numerator: int, denominator: int) -> float | None:
 
 
 def _add_averages(
-    values: Figures,
+    values: MetricValues,
     undefined: Reasons,
     figure: str,
     numerator: np.ndarray,
@@ -114,7 +133,7 @@ def _add_averages(
 
 
 def _add_rankings(
-    values: Figures, undefined: Reasons, predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
+    values: MetricValues, undefined: Reasons, predictions: PredictionsLike, support: np.ndarray, names: Sequence[str]
 ) -> None:
     """Adds the ranking metrics: averages over labels of the area under the ROC curve and of average precision."""
     from sklearn.metrics import average_precision_score

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import named
+from dist_eval.data.problem_types import named
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.results.record import Figures, Reasons
+from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.results.scores import OutputResults
 
 
-def regression_figures(
+def regression_metrics(
     predictions: PredictionsLike, names: Sequence[str]
-) -> tuple[Figures, Reasons, list[dict[str, Any]]]:
+) -> tuple[MetricValues, Reasons, list[OutputResults]]:
     """Computes the metrics of each output, and their means over the outputs.
 
     Args:
@@ -29,9 +29,9 @@ def regression_figures(
     rows, reasons, outputs = [], [], predictions.prediction
     for number, name in enumerate(names):
         values, undefined = _of_output(predictions.label[:, number], outputs[:, number])
-        rows.append({"label": name, **values})
+        rows.append(OutputResults.model_construct(None, label=name, **values))  # unchecked: a square may overflow
         reasons.append(undefined)
-    means: Figures = {}
+    means: MetricValues = {}
     why: Reasons = {}
     for figure in OF_OUTPUT:
         lacking = np.asarray([number for number, undefined in enumerate(reasons) if figure in undefined], dtype=int)
@@ -39,16 +39,20 @@ def regression_figures(
             where = f" ({named(lacking, names, 'output', 'outputs')})" if len(names) > 1 else ""
             means[figure], why[figure] = None, reasons[lacking[0]][figure] + where
         else:
-            means[figure] = float(np.mean([row[figure] for row in rows]))
+            means[figure] = float(np.mean([getattr(row, figure) for row in rows]))
     return means, why, rows
 
 
-def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[Figures, Reasons]:
+def _of_output(label: np.ndarray, output: np.ndarray) -> tuple[MetricValues, Reasons]:
     from scipy import stats
     from sklearn import metrics as sk
 
     mse = float(sk.mean_squared_error(label, output))
-    values: Figures = {"mae": float(sk.mean_absolute_error(label, output)), "mse": mse, "rmse": float(np.sqrt(mse))}
+    values: MetricValues = {
+        "mae": float(sk.mean_absolute_error(label, output)),
+        "mse": mse,
+        "rmse": float(np.sqrt(mse)),
+    }
     undefined = why_undefined(label, output)
     values["r2"] = None if "r2" in undefined else float(sk.r2_score(label, output))
     for figure, correlate in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):

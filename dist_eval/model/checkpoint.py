@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.problems import PROBLEMS, SINGLE_LABEL, Problem, default_problem
+from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 from dist_eval.errors import CheckpointError
 from dist_eval.swarm.families import BASE_PREFIX
 

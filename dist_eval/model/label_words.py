@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
-from dist_eval.data.problems import SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.prompts import PromptedWords
 from dist_eval.errors import ConfigError
 from dist_eval.model.backbone import Backbone, ModelOnBackbone

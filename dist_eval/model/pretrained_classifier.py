@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
-from dist_eval.data.problems import Problem
+from dist_eval.data.problem_types import Problem
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.checkpoint import problem_from

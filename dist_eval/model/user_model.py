@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
@@ -26,7 +25,7 @@ from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.classifier import Classifier, classifier_of
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import Window, largest_window
+from dist_eval.swarm.window import window_in_memory
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -200,7 +199,13 @@ def logits_from_swarm(
         except EvaluationError as error:
             raise type(error)(f"{name(keys[number])}: {error}") from error
 
-    window = _window(classifier, topology, in_flight)
+    window = window_in_memory(
+        topology,
+        in_flight=in_flight,
+        tokens=MAX_TOKEN_BUDGET,
+        hidden_size=classifier.tuned.head.shape[1],
+        timeout=cast(SwarmBackbone, classifier.backbone).requests.timeout,
+    )
     with closing(map_in_flight(ask, requests(), window, retries=lambda: classifier.retries)) as answered:
         for number, place, logits in answered:
             answers[number][place] = logits
@@ -237,12 +242,6 @@ def _require_unmodified(model: nn.Module) -> None:
             f"Only unmodified classifiers of Petals can be evaluated on a swarm, but {problem}. Wrap the model in a "
             "module of your own, whose forward is called."
         )
-
-
-def _window(classifier: Classifier, topology: Topology, in_flight: int | None) -> Window:
-    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
-    largest = largest_window(MAX_TOKEN_BUDGET, classifier.tuned.head.shape[1], memory)
-    return Window(in_flight, largest=largest, timeout=cast(SwarmBackbone, classifier.backbone).requests.timeout)
 
 
 def rows_named(positions: np.ndarray) -> str:

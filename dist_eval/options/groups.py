@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,6 +71,15 @@ class Options:
             group: a base of this class.
         """
         return group(**{field.name: getattr(self, field.name) for field in dataclasses.fields(group)})
+
+    @classmethod
+    def recorded_in(cls: type[Group], config: Mapping[str, Any]) -> Group:
+        """Returns this group as the results of a run record it.
+
+        Args:
+            config: all options of the run, by name; those that its version did not have get their defaults.
+        """
+        return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config})
 
     def _check_range(self, name: str, low: int, high: int | None = None) -> None:
         value = getattr(self, name)

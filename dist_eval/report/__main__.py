@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason
 from dist_eval.report.naming import options_of
-from dist_eval.results.record import Figures
+from dist_eval.results.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
@@ -93,7 +93,7 @@ def _show(options: argparse.Namespace) -> None:
 
 def _log(results: CompleteRun, folder: Path, names: Sequence[str]) -> None:
     """Logs the metrics of a run and the limits of their intervals."""
-    limits: Figures = {}
+    limits: MetricValues = {}
     for name, interval in results.intervals.items():
         limits |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
     with open_trackers(names, folder, options_of(results), "dist_eval") as trackers:

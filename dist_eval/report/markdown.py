@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from html import escape
-from typing import Any
 
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
-from dist_eval.report.sections import Figure, by_class, figure, slices, top_confusions
-from dist_eval.report.table import figures_shown, group_lines
+from dist_eval.report.sections import MetricCell, by_class, metric_cell, slices, top_confusions
+from dist_eval.report.table import group_lines, metrics_shown
 from dist_eval.results.run import CompleteRun
 from dist_eval.tables import markdown_table
 
@@ -28,18 +27,17 @@ def summary(results: CompleteRun, name: str) -> str:
     """
     coverage, ranks, notes = results.coverage, len(results.ranks), Footnotes()
     what, data = checkpoint_name(results.model) or base_name(results.model), dataset_name(results.data)
-    options: dict[str, Any] = results.config
-    interval = f"{100 * options['confidence']:g}% interval"
-    figures = [figure(name, results) for name in figures_shown(results)]
+    interval = f"{100 * results.confidence:g}% interval"
+    figures = [metric_cell(name, results) for name in metrics_shown(results)]
     lines = [
         f"### {code(name)}",
         "",
         f"{code(what)} on {code(data)}: "
         f"{coverage.seen} of {coverage.expected} examples, each exactly once"
-        + (f"; {coverage.failed} failed and are in no figure" if coverage.failed else "")
+        + (f"; {coverage.failed} failed and are in no metric" if coverage.failed else "")
         + f"; {results.throughput.examples_per_second:.1f} examples/s on {ranks} rank{'s' if ranks > 1 else ''}.",
         "",
-        *_table(["metric", "value", interval], [[code(one.name), *_figure_cells(one, notes)] for one in figures]),
+        *_table(["metric", "value", interval], [[code(one.name), *_metric_cells(one, notes)] for one in figures]),
         *_notes(notes),
     ]
     lines += [line for note in group_lines(results.groups) for line in ("", code(note))]
@@ -58,7 +56,7 @@ def summary(results: CompleteRun, name: str) -> str:
     for table in slices(results):
         columns, notes = [cell for name in table.names for cell in (name, interval)], Footnotes()
         rows = [
-            [code(name), str(count), *(cell for one in shown for cell in _figure_cells(one, notes))]
+            [code(name), str(count), *(cell for one in shown for cell in _metric_cells(one, notes))]
             for name, count, shown in table.rows
         ]
         lines += ["", "<details>", f"<summary>By <code>{escape(' '.join(table.by.split()))}</code></summary>", ""]
@@ -84,7 +82,7 @@ def _notes(notes: Footnotes) -> list[str]:
     return [line for note in notes.lines() for line in ("", code(note))]
 
 
-def _figure_cells(one: Figure, notes: Footnotes) -> list[str]:
+def _metric_cells(one: MetricCell, notes: Footnotes) -> list[str]:
     if one.limits is not None:
         return [one.value or "–", " to ".join(one.limits)]
     return [one.value or "–", f"–{notes.mark(one.why_undefined or one.why_no_interval)}"]

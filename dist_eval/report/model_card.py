@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
+from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import figures_shown
+from dist_eval.report.table import metrics_shown
 from dist_eval.results.run import CompleteRun
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -32,25 +31,24 @@ def model_index(results: CompleteRun, model_name: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    options: dict[str, Any] = results.config
-    subset, split, dataset = options.get("subset"), options.get("split"), dataset_name(results.data)
+    options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
     found = [
         EvalResult(
             task_type="text-regression" if is_regression else "text-classification",
             dataset_type=dataset,
-            dataset_name=" ".join(part for part in (dataset, subset, split) if part),
-            dataset_config=subset,
-            dataset_split=split,
+            dataset_name=" ".join(part for part in (dataset, options.subset, options.split) if part),
+            dataset_config=options.subset,
+            dataset_split=options.split,
             metric_type=_type_of(name),
             metric_name=name,
             metric_value=results.metrics[name],
         )
-        for name in figures_shown(results)
+        for name in metrics_shown(results)
         if results.metrics[name] is not None
     ]
     if not found:
-        raise RunError("All figures of this run are undefined: there is nothing for a model card.")
+        raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
     return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
-from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.errors import first_line, print_error
 from dist_eval.process.files import write_atomically
 from dist_eval.report import sections

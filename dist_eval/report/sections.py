@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL
 from dist_eval.metrics.catalogue import is_at_most_one, metric_names
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.table import (
     class_columns,
-    figure_words,
-    figures_of_slices,
-    figures_shown,
     interval_words,
+    metric_words,
+    metrics_of_slices,
+    metrics_shown,
     slice_name,
 )
 from dist_eval.results.run import EvaluationResults
@@ -34,7 +34,7 @@ _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricCell:
     """A metric in words.
 
     Attributes:
@@ -54,15 +54,15 @@ class Figure:
     bar: dict[str, float] | None = None
 
 
-def figure(name: str, results: EvaluationResults | Slice) -> Figure:
+def metric_cell(name: str, results: EvaluationResults | Slice) -> MetricCell:
     """Returns a metric of a run, or of a slice, with its interval or the reason why there is none."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     is_custom = isinstance(results, EvaluationResults) and name in results.custom_metrics
     has_bar = is_at_most_one(name) and not is_custom  # a bar misleads for a loss of 0.9
-    return Figure(
+    return MetricCell(
         name,
-        None if value is None else figure_words(name, value),
-        _limits_in_words(interval, partial(figure_words, name)),
+        None if value is None else metric_words(name, value),
+        _limits_in_words(interval, partial(metric_words, name)),
         results.undefined.get(name),
         interval.reason if interval else None,
         interval_bar(value, interval) if has_bar else None,
@@ -78,11 +78,11 @@ def _limits_in_words(interval: Interval | None, words: Callable[[float], str]) -
 
 def headline(results: EvaluationResults) -> dict[str, Any]:
     """Returns the main metrics, those of the table, and all others."""
-    names = figures_shown(results)
+    names = metrics_shown(results)
     return {
-        "cards": [figure(name, results) for name in metric_names(results.problem_type, "cards")],
-        "figures": [figure(name, results) for name in names],
-        "others": [figure(name, results) for name in results.metrics if name not in names],
+        "cards": [metric_cell(name, results) for name in metric_names(results.problem_type, "cards")],
+        "figures": [metric_cell(name, results) for name in names],
+        "others": [metric_cell(name, results) for name in results.metrics if name not in names],
         "confidence": max((one.confidence for one in results.intervals.values()), default=None),
     }
 
@@ -208,7 +208,7 @@ def by_class(results: EvaluationResults, most: int = _ROWS) -> ClassTable | None
 
 def _cell(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> tuple[str, str]:
     value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
-    words = "–" if value is None else str(value) if name == "support" else figure_words(name, value)
+    words = "–" if value is None else str(value) if name == "support" else metric_words(name, value)
     return words, "" if interval is None else interval_words(name, interval, notes)
 
 
@@ -220,7 +220,7 @@ def calibration(results: EvaluationResults) -> dict[str, Any] | None:
     whole = [("", results.calibration.bins)] if results.calibration.bins else []
     diagrams = [*whole, *((row.label, row.bins) for row in rows[:_DIAGRAMS])]
     return {
-        "figures": [figure(name, results) for name in ("ece", "brier")],
+        "figures": [metric_cell(name, results) for name in ("ece", "brier")],
         "diagrams": [
             {"label": label, "bins": [(one, _accuracy(one)) for one in bins if one.n], "chart": reliability(bins)}
             for label, bins in diagrams
@@ -230,9 +230,9 @@ def calibration(results: EvaluationResults) -> dict[str, Any] | None:
     }
 
 
-def _accuracy(one: CalibrationBin) -> Figure:
+def _accuracy(one: CalibrationBin) -> MetricCell:
     limits = _limits_in_words(one.interval, "{:.4f}".format)
-    return Figure("accuracy", f"{one.accuracy:.4f}", limits, None, one.interval.reason)
+    return MetricCell("accuracy", f"{one.accuracy:.4f}", limits, None, one.interval.reason)
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class SliceTable:
 
     by: str
     names: list[str]
-    rows: list[tuple[str, int, list[Figure]]]
+    rows: list[tuple[str, int, list[MetricCell]]]
     has_bars: bool
     left_out: list[str]
 
@@ -259,14 +259,14 @@ def slices(results: EvaluationResults) -> list[SliceTable]:
     tables: dict[str, list[Slice]] = {}
     for one in results.slices:
         tables.setdefault(one.by, []).append(one)
-    names = figures_of_slices(results.problem_type)
+    names = metrics_of_slices(results.problem_type)
     return [_slices_by(by, rows, names) for by, rows in tables.items()]
 
 
 def _slices_by(by: str, slices: Sequence[Slice], names: Sequence[str]) -> SliceTable:
     missing = [name for name in names[1:] if all(one.metrics[name] is None for one in slices)]
     shown = [name for name in names if name not in missing]
-    rows = [(slice_name(one), one.n, [figure(name, one) for name in shown]) for one in slices]
+    rows = [(slice_name(one), one.n, [metric_cell(name, one) for name in shown]) for one in slices]
     has_bars = any(figures[0].bar for _, _, figures in rows)
     return SliceTable(by, shown, rows, has_bars, [_why_left_out(name, slices) for name in missing])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
 from dist_eval.report.footnotes import Footnotes
-from dist_eval.results.record import Figures
+from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
 from dist_eval.results.work import Audit, BackendComparison, Spread
@@ -19,7 +19,7 @@ from dist_eval.tables import text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _LEAST, _MOST = 5e-5, 1e6
-_SLICES_IN_TABLE, _FIGURES_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
+_SLICES_IN_TABLE, _METRICS_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
 _AVERAGES = ("macro", "micro", "weighted")
 
 
@@ -31,13 +31,13 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         folder: the run's folder.
     """
     coverage, data, problem = results.coverage, results.data, results.problem_type
-    shown = figures_shown(results)
+    shown = metrics_shown(results)
     notes = {name: why for name, why in results.undefined.items() if name in shown}
     if results.majority_share is not None:
         notes["accuracy"] = f"always guessing the most frequent class: {results.majority_share:.4f}"
     confidence = next(iter(results.intervals.values())).confidence
     head = f" value  {100 * confidence:g}% interval"
-    lines = ["", *format_figures({name: results.metrics[name] for name in shown}, notes, results.intervals, head)]
+    lines = ["", *format_metrics({name: results.metrics[name] for name in shown}, notes, results.intervals, head)]
     lines += ["", *_class_lines(results)]
     lines += [f"{name}: undefined, {why}" for name, why in results.undefined.items() if name not in shown]
     lines += format_slices(results.slices, problem)
@@ -45,7 +45,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
     lines += [
         "",
         f"coverage: {coverage.seen} of {coverage.expected} examples, each exactly once"
-        + (f"; {coverage.failed} failed and are in no figure (see failures)" if coverage.failed else "")
+        + (f"; {coverage.failed} failed and are in no metric (see failures)" if coverage.failed else "")
         + (f"; {data.truncated} texts cut to {data.max_length} tokens" if data.truncated else "")
         + (f"; {data.multiline} texts have several lines" if data.multiline else "")
         + (f"; {data.blank} texts have no token of their own" if data.blank else "")
@@ -64,27 +64,27 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def format_figures(
-    values: Figures, notes: Mapping[str, str], intervals: Mapping[str, Interval], head: str | None = None
+def format_metrics(
+    values: MetricValues, notes: Mapping[str, str], intervals: Mapping[str, Interval], head: str | None = None
 ) -> list[str]:
     """Returns a line for each metric, with its interval and note, if any; below a header, if any."""
     rows = [] if head is None else [("", head)]
     for name, value in values.items():
-        number = "     -" if value is None else figure_words(name, value)
+        number = "     -" if value is None else metric_words(name, value)
         interval = "" if value is None else _interval(name, intervals.get(name))
         note = f"  ({notes[name]})" if name in notes else ""
         rows.append((name, f"{number}{interval}{note}"))
     return text_table(rows, [f"<{max([_NAME_WIDTH, *map(len, values)])}", "<"])
 
 
-def figure_words(name: str, value: float) -> str:
+def metric_words(name: str, value: float) -> str:
     """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
     if is_unbounded(name) or (value and not _LEAST <= abs(value) < _MOST):
         return f"{value:#.4g}".removesuffix(".")
     return f"{value:.4f}"
 
 
-def figures_shown(scores: Scores) -> list[str]:
+def metrics_shown(scores: Scores) -> list[str]:
     """Returns the names of the main metrics of the problem type, those that a run has, and of its custom metrics."""
     return [
         *(name for name in metric_names(scores.problem_type, "table") if name in scores.metrics),
@@ -102,7 +102,7 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
     """Returns a table of the slices with their main metrics; empty without slices."""
     if not slices:
         return []
-    names, shown = figures_of_slices(problem), slices[:_SLICES_IN_TABLE]
+    names, shown = metrics_of_slices(problem), slices[:_SLICES_IN_TABLE]
     labels = [f"{one.by}: {' '.join(slice_name(one).split())}" for one in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
     notes = Footnotes()
@@ -124,7 +124,7 @@ def limits_words(name: str, interval: Interval | None) -> str:
     if interval is None or interval.limits is None:
         return ""
     low, high = interval.limits
-    return f" [{figure_words(name, low)}, {figure_words(name, high)}]"
+    return f" [{metric_words(name, low)}, {metric_words(name, high)}]"
 
 
 def interval_words(name: str, interval: Interval, notes: Footnotes, why_undefined: str | None = None) -> str:
@@ -132,9 +132,9 @@ def interval_words(name: str, interval: Interval, notes: Footnotes, why_undefine
     return limits_words(name, interval) or notes.mark(why_undefined or interval.reason)
 
 
-def figures_of_slices(problem: str) -> Sequence[str]:
+def metrics_of_slices(problem: str) -> Sequence[str]:
     """Returns the names of the metrics shown for slices."""
-    return metric_names(problem, "slices")[:_FIGURES_OF_A_SLICE]
+    return metric_names(problem, "slices")[:_METRICS_OF_A_SLICE]
 
 
 def slice_name(one: Slice) -> str:
@@ -181,7 +181,7 @@ def _spread_lines(spread: Spread | None) -> list[str]:
         return []
     return [
         f"by rank: {spread.figure} from {spread.lowest:.4f} (rank {spread.lowest_rank}) to {spread.highest:.4f} "
-        f"(rank {spread.highest_rank}), their plain mean {spread.mean:.4f}; the figures above are over all examples"
+        f"(rank {spread.highest_rank}), their plain mean {spread.mean:.4f}; the metrics above are over all examples"
     ]
 
 
@@ -220,7 +220,7 @@ def _audit_lines(audit: Audit | None) -> list[str]:
 def _number(value: float | None, name: str = "") -> str:
     if isinstance(value, int):
         return str(value)
-    return "-" if value is None else figure_words(name, value)
+    return "-" if value is None else metric_words(name, value)
 
 
 def _interval(name: str, interval: Interval | None) -> str:

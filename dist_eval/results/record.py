@@ -38,7 +38,7 @@ Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 UnknownEarlier = SkipJsonSchema[None]
 """None in the results of earlier versions, which did not write it; every run writes it now."""
 
-Figures = dict[str, float | None]
+MetricValues = dict[str, float | None]
 """Metric by name, null where undefined."""
 
 Reasons = dict[str, Annotated[str, Field(min_length=1)]]

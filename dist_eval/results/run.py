@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -20,8 +20,12 @@ from dist_eval.results.scores import Analysis, OutputResults, Scores
 from dist_eval.results.work import Audit, BackendComparison, RankResults, Spread, Swarm, Throughput
 
 OptionValue = bool | int | float | str | list[str] | None
-Options = dict[str, OptionValue]
-"""All options by name; `initial_peers` says how many addresses there were, which are not recorded."""
+RecordedOptions = dict[str, OptionValue]
+"""All options by name; `initial_peers` says how many addresses there were, which are not recorded.
+
+No record, because each option is declared once, in `dist_eval.options`, and files of other versions have other options.
+The schema is made from these declarations, and `dist_eval.options.groups.Options.recorded_in` returns a group of them.
+"""
 
 
 class RunFailure(Record):
@@ -51,7 +55,7 @@ class RunHeader(Record):
     """When it was started."""
     finished: Time | None
     """When it ended, null while running."""
-    config: Options
+    config: RecordedOptions
     """All options, as in dist_eval/options/config.py and in --help."""
     environment: Environment
     """Software versions."""
@@ -147,6 +151,11 @@ class CompleteRun(
     """There was none."""
     finished: Time
     """When it ended."""
+
+    @property
+    def confidence(self) -> float:
+        """Confidence level of the intervals."""
+        return cast(float, self.config["confidence"])
 
     @model_validator(mode="after")
     def _fits_the_problem_type(self) -> CompleteRun:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from dist_eval.results.record import Count, Figures, Reasons, Record, Share, UnknownEarlier
+from dist_eval.results.record import Count, MetricValues, Reasons, Record, Share, UnknownEarlier
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -74,7 +74,7 @@ class Scores(Record):
 
     problem_type: ProblemType
     """What a label is: one class, several labels, or numbers."""
-    metrics: Figures
+    metrics: MetricValues
     """Metric by name, null where undefined."""
     undefined: Reasons
     """For each metric that is null, why."""
@@ -154,6 +154,10 @@ class OutputResults(Record):
     """Spearman's correlation of ranks."""
     intervals: OutputIntervals | UnknownEarlier = None
     """Of these metrics."""
+
+
+PerClass = list[ClassResults] | list[OutputResults]
+"""One entry for each class or label, or for each output of a regression."""
 
 
 class Groups(Record):
@@ -248,7 +252,7 @@ class Slice(Record):
     """Largest number in a range."""
     n: Count
     """Examples in it that have a prediction."""
-    metrics: Figures
+    metrics: MetricValues
     """Metric by name, null where undefined."""
     undefined: Reasons
     """For each metric that is null, why."""
@@ -262,7 +266,7 @@ class Analysis(Record):
     intervals: Intervals
     """By name of the metric. Those of fewer than 20 examples or groups have a reason instead of limits, except
     Wilson's."""
-    per_class: list[ClassResults] | list[OutputResults]
+    per_class: PerClass
     """One entry for each class or label, or for each output of a regression."""
     groups: Groups | None
     """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has

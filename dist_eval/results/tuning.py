@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from dist_eval.results.inputs import Coverage, DatasetSummary, ModelSummary
-from dist_eval.results.record import Count, Figures, Record
+from dist_eval.results.record import Count, MetricValues, Record
 from dist_eval.results.run import RunHeader
 from dist_eval.results.work import Swarm, Traffic
 
@@ -23,7 +23,7 @@ class EpochResults(Record):
     """Number of updates."""
     seconds: Annotated[float, Field(ge=0)]
     """Of the start that finished the epoch."""
-    metrics: Figures | None
+    metrics: MetricValues | None
     """Metrics of the evaluation data after the epoch, null without such data."""
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 RESULTS = "results.json"
+TUNING_RESULTS = "tuning.json"
+JOURNAL = "journal"
+"""The folder with what a resumed run continues from."""
 PREDICTIONS = "predictions.parquet"
 TIMELINE = "timeline.json"
 REPORT = "report.html"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dist_eval.errors import RunError
-from dist_eval.runs.journal import FOLDER as JOURNAL
+from dist_eval.runs.files import JOURNAL
 
 LOCK_FILE = "lock"
 """In the folder of the journal."""

@@ -38,10 +38,11 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome
-from dist_eval.errors import RunError, os_reason
+from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
+from dist_eval.runs.files import JOURNAL
 
-FOLDER, FINGERPRINT = "journal", "fingerprint.json"
+FINGERPRINT = "fingerprint.json"
 FOLLOWS = ("token ids", "plan")
 """Names in a fingerprint that change only if another one does, or if dist_eval itself has changed."""
 
@@ -76,7 +77,7 @@ class Journal:
     def __init__(
         self, folder: Path, sizes: np.ndarray, columns: AnswerColumns, *, rank: int = 0, run: str = ""
     ) -> None:
-        self._folder, self._sizes, self._columns = folder / FOLDER, sizes, columns.newbyteorder("<")
+        self._folder, self._sizes, self._columns = folder / JOURNAL, sizes, columns.newbyteorder("<")
         self._run = f"run-{run[:12]}"
         self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
@@ -174,21 +175,15 @@ class Journal:
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    try:
+    with translating_os_errors(RunError, f"The journal in {folder} cannot be read"):
         yield
-    except OSError as error:
-        raise RunError(f"The journal in {folder} cannot be read: {os_reason(error)}.") from error
 
 
 @contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    try:
+    advice = "Earlier batches are kept: start the same command again once that is fixed."
+    with translating_os_errors(RunError, f"The journal {path} cannot be written", advice):
         yield
-    except OSError as error:
-        raise RunError(
-            f"The journal {path} cannot be written: {os_reason(error)}. Earlier batches are kept: start the "
-            "same command again once that is fixed."
-        ) from error
 
 
 def _packed(outcome: BatchOutcome, columns: AnswerColumns) -> bytes:
@@ -266,7 +261,7 @@ class Fingerprint:
     def load(cls, folder: Path) -> Fingerprint | None:
         """Reads the fingerprint in a run's folder; None if it is missing or unreadable."""
         try:
-            values = json.loads((folder / FOLDER / FINGERPRINT).read_text(encoding="utf-8"))
+            values = json.loads((folder / JOURNAL / FINGERPRINT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return cls({str(name): str(value) for name, value in values.items()}) if isinstance(values, dict) else None
@@ -277,8 +272,8 @@ class Fingerprint:
 
     def save(self, folder: Path) -> None:
         """Writes it to a run's folder."""
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FOLDER / FINGERPRINT, (json.dumps(self.values, indent=2) + "\n").encode())
+        (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(self.values, indent=2) + "\n").encode())
 
     def changed(self, earlier: Fingerprint) -> list[str]:
         """Returns the names whose values differ from an earlier run's; those that follow from others only if alone."""
@@ -289,11 +284,11 @@ class Fingerprint:
 
 def has_batches(folder: Path) -> bool:
     """Returns whether a run's folder holds finished batches."""
-    return any(path.stat().st_size for path in (folder / FOLDER).glob(f"*{_SUFFIX}"))
+    return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{_SUFFIX}"))
 
 
 def forget_journal(folder: Path) -> None:
     """Removes the finished batches of a run's folder."""
     for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT):
-        for path in (folder / FOLDER).glob(pattern):
+        for path in (folder / JOURNAL).glob(pattern):
             path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
+from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     Results: TypeAlias = RunningRun | EndedRun | CompleteRun | StartedTuning | TuningRun
 
-_RESULTS = ("results.json", "tuning.json")
 _FINISHED = ("*.batches", "*.safetensors")
 """Files in `journal/` that grow or change whenever something is finished."""
 
@@ -61,7 +61,7 @@ class Outcome:
 
 def read_outcome(folder: Path) -> Outcome:
     """Reads the outcome of a run from its folder; an unreadable folder is an outcome, too."""
-    path = next((folder / name for name in _RESULTS if (folder / name).exists()), folder / _RESULTS[0])
+    path = next((folder / name for name in (RESULTS, TUNING_RESULTS) if (folder / name).exists()), folder / RESULTS)
     try:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
             stat, content = os.fstat(file.fileno()), json.load(file)
@@ -87,7 +87,7 @@ def _validated(content: dict[str, Any], name: str) -> Results | None:
     from dist_eval.results.run import RUN
     from dist_eval.results.tuning import TUNING
 
-    adapter: TypeAdapter[Any] = RUN if name == _RESULTS[0] else TUNING
+    adapter: TypeAdapter[Any] = RUN if name == RESULTS else TUNING
     try:
         return adapter.validate_python(content)
     except ValueError:
@@ -96,7 +96,7 @@ def _validated(content: dict[str, Any], name: str) -> Results | None:
 
 def _progress(folder: Path) -> frozenset[tuple[str, int, int]]:
     found = set()
-    for path in (path for pattern in _FINISHED for path in (folder / "journal").glob(pattern)):
+    for path in (path for pattern in _FINISHED for path in (folder / JOURNAL).glob(pattern)):
         with suppress(OSError):  # a new start may be removing it
             stat = path.stat()
             found.add((path.name, stat.st_size, stat.st_mtime_ns))

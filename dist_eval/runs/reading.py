@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from dist_eval.errors import DataError, RunError
+from dist_eval.options.groups import DataOptions
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
@@ -131,21 +132,21 @@ class FinishedRun:
             DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.dataset import read_texts
-        from dist_eval.data.problems import PROBLEMS
+        from dist_eval.data.problem_types import PROBLEMS
 
-        config: dict[str, Any] = self.results.config
-        place = dataset or config["dataset"]
+        options = DataOptions.recorded_in(self.results.config)
+        place = dataset or str(options.dataset)
         found, digest = read_texts(
             place,
             wanted,
-            text_columns=config["text_column"],
-            label_column=config["label_column"],
+            text_columns=options.text_column,
+            label_column=options.label_column,
             label_names=self.results.label_names,
-            labels=config["labels"],
+            labels=options.labels,
             problem=PROBLEMS[self.results.problem_type],
             numbers=self.results.model.prompt is not None,
-            subset=config["subset"],
-            split=config["split"],
+            subset=options.subset,
+            split=options.split,
         )
         if digest != self.results.data.text_digest:
             raise DataError(

@@ -1,10 +1,7 @@
-"""A run's folder: who uses it, and `results.json`.
+"""The folder of any kind of run: who uses it, what a new start finds in it, and how the run ends.
 
-`results.json` is written first with status "running", and replaced atomically whenever something changes, so that a
-reader always sees a complete and current file. Its content is a record of `dist_eval.results.run`.
-
-`timeline.json` has for each rank {rank, host, batches, servers}: when its batches, and its requests to each server,
-were in flight during the last start (see `dist_eval.results.work.Timelines`).
+The file with the results is written first with status "running", and replaced atomically whenever something changes, so
+that a reader always sees a complete and current file.
 """
 
 from __future__ import annotations
@@ -12,46 +9,30 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.errors import RunError, RunStopped, os_reason, print_error
-from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import Predictions, PredictionsLike
+from dist_eval.errors import RunError, RunStopped, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import (
-    RUN,
-    CompleteRun,
-    EndedRun,
-    EvaluationResults,
-    Options,
-    RunFailure,
-    RunHeader,
-    RunningRun,
-)
-from dist_eval.results.work import RankTimeline, Timelines
+from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
 from dist_eval.runs.environment import environment, now
-from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
-from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE
+from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import take_lock
-from dist_eval.runs.journal import FOLDER as JOURNAL
 from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
 from dist_eval.runs.outcome import read_outcome
-from dist_eval.runs.saved_predictions import write_predictions
 from dist_eval.schema import SCHEMA_VERSION
 
 _PEER = re.compile(r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 """A peer's address, or its ID alone."""
 
 
-class RunFolder:
-    """The folder of one run.
+class RunFolder(ABC):
+    """The folder of one run; `EvaluationFolder` and `TuningFolder` say what it contains.
 
     Args:
         path: path of the folder.
@@ -66,12 +47,17 @@ class RunFolder:
         results_name: name of the file with the results.
         resume_source: what a resumed run continues from, for messages.
         foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
+        derived_files: files that are removed when the run begins, because they are made at its end.
     """
 
-    results_name, resume_source = RESULTS, "the journal"
-    foreign_files: tuple[str, ...] = ("tuning.json",)
+    results_name: str
+    resume_source: str
+    foreign_files: tuple[str, ...]
+    derived_files: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, options: Options, *, overwrite: bool = False, peers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, options: RecordedOptions, *, overwrite: bool = False, peers: Sequence[str] = ()
+    ) -> None:
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
@@ -79,7 +65,7 @@ class RunFolder:
         self.is_ours = False
 
     def open(self, attempt: int = 0) -> None:
-        """Takes the folder's lock, and writes `results.json` with status "running" unless it is complete.
+        """Takes the folder's lock, and writes its results with status "running" unless they are complete.
 
         Args:
             attempt: how often torchrun has restarted the group.
@@ -87,7 +73,7 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be written, or another run is using it.
         """
-        try:
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_no_foreign_files()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
@@ -101,8 +87,6 @@ class RunFolder:
                 self._require_known_format()
             if self._before is None or self._before.status != "complete":
                 self._begin()
-        except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
@@ -130,7 +114,7 @@ class RunFolder:
         Raises:
             RunError: the folder holds another run; the message names what differs.
         """
-        try:
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             before, earlier = self._before, Fingerprint.load(self.path)
             status = before.status if before else None
             if earlier is None and status == "complete":
@@ -149,14 +133,11 @@ class RunFolder:
                     f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
                     "--overwrite."
                 )
-            has_failed = isinstance(before, CompleteRun) and before.coverage.failed
-            if status == "complete" and earlier and not has_failed:
-                return False
-            if status == "complete":
+            if before and status == "complete":
+                if not self._has_failed_examples(before):
+                    return False
                 self._begin()
             fingerprint.save(self.path)
-        except OSError as error:
-            raise RunError(f"The output folder {self.path} cannot be written: {os_reason(error)}.") from error
         return True
 
     def close(self) -> None:
@@ -172,21 +153,16 @@ class RunFolder:
 
     @property
     def is_running(self) -> bool:
-        """Whether `results.json` says that the run has not ended."""
+        """Whether the results say that the run has not ended."""
         results = self._read()
         return results is not None and results.status == "running"
-
-    def results(self) -> CompleteRun | None:
-        """Returns the content of `results.json` if the run is complete."""
-        results = self._read()
-        return results if isinstance(results, CompleteRun) else None
 
     def _forget(self) -> None:
         """Removes what a resumed run would continue from."""
         forget_journal(self.path)
 
     def _begin(self) -> None:
-        for name in (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES):
+        for name in self.derived_files:
             (self.path / name).unlink(missing_ok=True)
         self._write(self._started())
 
@@ -202,9 +178,26 @@ class RunFolder:
             environment=environment(),
         )
 
+    def _header(self) -> dict[str, Any]:
+        """Returns what is known of every run, by name of the field."""
+        results = self._read() or self._started()
+        return {name: getattr(results, name) for name in RunHeader.model_fields}
+
+    @abstractmethod
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
         """Returns the results of a run that has ended without being complete."""
-        return EndedRun(**{**dict(run), **changes})
+
+    @abstractmethod
+    def _parse(self, content: bytes) -> RunHeader:
+        """Reads the content of the file with the results.
+
+        Raises:
+            ValueError: it has another format.
+        """
+
+    def _has_failed_examples(self, results: RunHeader) -> bool:
+        """Returns whether a complete run has examples that a new start would try again."""
+        return False
 
     def fail(
         self,
@@ -257,82 +250,6 @@ class RunFolder:
         self._write(self._ended(results, status=status, error=error, finished=now(), **counts))
         return True
 
-    def complete(
-        self,
-        predictions: Predictions,
-        metrics: Metrics,
-        results: EvaluationResults,
-        groups: np.ndarray | None = None,
-    ) -> None:
-        """Writes all files of a complete run; the figures come last, because no result depends on them.
-
-        Args:
-            predictions: one for each example, in dataset order.
-            metrics: their metrics.
-            results: the sections of `results.json`.
-            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
-
-        Raises:
-            RunError: the files cannot be written.
-        """
-        try:
-            write_predictions(self.path / PREDICTIONS, predictions, groups)
-            started = self._read() or self._started()
-            header = {name: getattr(started, name) for name in RunHeader.model_fields}
-            changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
-            self._write(CompleteRun(**{**header, **changes, **dict(results)}))
-        except OSError as error:
-            raise RunError(
-                f"The results cannot be written to {self.path}: {os_reason(error)}. All predictions are "
-                "in its journal: start the same command again once that is fixed."
-            ) from error
-        self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
-        self._draw_reliability(results)
-
-    def _draw_reliability(self, results: EvaluationResults) -> None:
-        calibration = results.calibration
-        if calibration is not None:
-            self._draw(RELIABILITY, lambda path: draw_reliability(path, calibration))
-
-    def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
-        try:
-            draw(self.path / picture)
-        except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
-            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
-
-    def save_timelines(self, timelines: list[RankTimeline]) -> None:
-        """Writes `timeline.json`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-        try:
-            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
-        except OSError as error:
-            raise RunError(f"{self.path / TIMELINE} cannot be written: {os_reason(error)}.") from error
-
-    def revise(
-        self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
-    ) -> None:
-        """Replaces the results of a complete run.
-
-        Args:
-            results: the whole content of `results.json`.
-            predictions: rewritten first, with their groups; None if they do not change.
-            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
-
-        Raises:
-            RunError: the results cannot be written.
-        """
-        try:
-            if predictions is not None:
-                write_predictions(self.path / PREDICTIONS, predictions, groups)
-            self._write(results)
-        except OSError as error:
-            raise RunError(f"The results cannot be written to {self.path}: {os_reason(error)}.") from error
-        if predictions is not None:
-            self._draw_reliability(results)
-
     @contextmanager
     def recording_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
         """Marks the run as incomplete as soon as it stops: leaving a swarm may take longer than torchrun waits."""
@@ -346,14 +263,11 @@ class RunFolder:
             raise
 
     def _read(self) -> RunHeader | None:
-        """Returns the content of `results.json`; None if it cannot be read."""
+        """Returns the results; None if they cannot be read."""
         try:
             return self._parse((self.path / self.results_name).read_bytes())
         except (OSError, ValueError):
             return None
-
-    def _parse(self, content: bytes) -> RunHeader:
-        return RUN.validate_json(content)
 
     def _write(self, results: RunHeader) -> None:
         text = json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_of
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_of
 from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_piece
 from dist_eval.process.files import replaced_atomically
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dist_eval.data.problems import REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
@@ -82,11 +82,13 @@ def class_intervals(
     found = []
     for row, (counts, sizes) in zip(metrics.per_class, _kinds(predictions, metrics, units), strict=True):
         intervals = {
-            name: Interval(confidence=confidence, reason=_UNDEFINED[name]) for name in _NEEDS if row[name] is None
+            name: Interval(confidence=confidence, reason=_UNDEFINED[name])
+            for name in _NEEDS
+            if getattr(row, name) is None
         }
         if units is None:
             intervals = {**_proportions(counts @ sizes, confidence), **intervals}
-        values = {name: row[name] for name in _NEEDS if name not in intervals}
+        values = {name: getattr(row, name) for name in _NEEDS if name not in intervals}
         for name in list(values):
             if sizes[counts[_NEEDS[name]] > 0].sum() < FEW_UNITS:
                 intervals[name] = too_few(confidence, are_groups=units is not None)
@@ -161,7 +163,7 @@ def _of_outputs(
     for number, row in enumerate(metrics.per_class):
         reasons = {"spearman": _ONLY_THE_MEAN, **why_undefined(label[:, number], prediction[:, number])}
         found.append({name: Interval(confidence=confidence, reason=reason) for name, reason in reasons.items()})
-        values.update({f"{number}/{name}": row[name] for name in OF_OUTPUT if name not in reasons})
+        values.update({f"{number}/{name}": getattr(row, name) for name in OF_OUTPUT if name not in reasons})
     statistic = statistic_of_outputs(predictions, units or Units.single(len(label)))
     for name, evidence in gather_evidence(statistic, values, most=_RESAMPLES, seed=seed).items():
         output, figure = name.split("/")

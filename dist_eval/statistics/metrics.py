@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dist_eval.data.problems import REGRESSION, SINGLE_LABEL, problem_of
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike

@@ -31,7 +31,7 @@ def statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterator
     exact = (label == given).all(axis=1)
     rows = [sparse.csr_array(cells.T.astype(np.float64)) for cells in (label & given, label, given)]
     rows.append(sparse.csr_array(np.stack([exact, predictions.loss, np.ones(len(label))])))
-    yield Sums(units, sparse.vstack(rows), _figures)
+    yield Sums(units, sparse.vstack(rows), _metrics)
     yield from statistics_of_calibration(predictions, units)
 
     def columns() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -45,7 +45,7 @@ def statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterator
         yield AveragePrecisions(units, columns, predictions.num_labels, names)
 
 
-def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
+def _metrics(sums: np.ndarray) -> dict[str, np.ndarray]:
     """Computes the metrics from sums of shape [3 * labels + 3, any]: true positives, support, predictions, totals."""
     hits, support, given = sums[:-3].reshape(3, -1, sums.shape[1])
     exact, loss, count = sums[-3:]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.data.problems import SINGLE_LABEL, exact_matches, problem_of
+from dist_eval.data.problem_types import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Interval

@@ -23,7 +23,7 @@ def statistics_of_regression(predictions: PredictionsLike, units: Units) -> Iter
         units: the resampling units.
     """
     label, output = predictions.label, predictions.prediction.astype(np.float64)
-    yield Sums(units, _columns(predictions), _figures)
+    yield Sums(units, _columns(predictions), _metrics)
     if len(label) <= _MOST_RANKED:
         yield OfRows(units, {"spearman": functools.partial(_spearman, label, output)})
 
@@ -35,7 +35,7 @@ def statistic_of_outputs(predictions: PredictionsLike, units: Units) -> Sums:
         predictions: at least one example.
         units: the resampling units.
     """
-    return Sums(units, _columns(predictions), _figures_of_outputs)
+    return Sums(units, _columns(predictions), _metrics_of_outputs)
 
 
 def _columns(predictions: PredictionsLike) -> np.ndarray:
@@ -48,12 +48,12 @@ def _columns(predictions: PredictionsLike) -> np.ndarray:
     return np.concatenate([rows, np.ones((1, len(label)))])
 
 
-def _figures(sums: np.ndarray) -> dict[str, np.ndarray]:
+def _metrics(sums: np.ndarray) -> dict[str, np.ndarray]:
     """Computes the metrics from sums of shape [7 * outputs + 2, any]."""
     return {**{name: values.mean(axis=0) for name, values in _each(sums).items()}, "loss": sums[-2] / sums[-1]}
 
 
-def _figures_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
+def _metrics_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{number}/{name}": one for name, values in _each(sums).items() for number, one in enumerate(values)}
 
 

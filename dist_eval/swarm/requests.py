@@ -49,7 +49,7 @@ class SwarmRequests:
     Args:
         sequence_manager: Petals' `RemoteSequenceManager`, which keeps the list of servers up to date.
         request_timeout: seconds to wait for a server's answer.
-        max_retries: attempts for each part of a request.
+        max_retries: attempts for each part of a request, counting the first one.
         compression: of the activations (see `Transport`).
         seed: of the choice between equal servers; different on each rank.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
@@ -274,7 +274,7 @@ class SwarmRequests:
     async def _wait_for_servers(self, outage: WaitForServers) -> None:
         why = outage.why
         if self.excluded:
-            why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found odd)"
+            why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
     async def _measured(

@@ -1,4 +1,4 @@
-"""The adaptive number of batches that a rank keeps in flight, and of requests that a server holds. Does no I/O.
+"""The adaptive number of batches that a rank keeps in flight, and of requests that a server holds.
 
 Too few leave the servers idle while answers travel; too many only wait in queues, use memory and come close to the
 servers' timeouts. Latency tells which: the minimum is that of a batch that did not queue, and the excess is queueing.
@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+
+import psutil
+
+from dist_eval.distributed.rank_store import Topology
 
 FIRST_SIZE, LARGEST_SIZE = 16, 64
 _QUEUED = (2.0, 6.0)
@@ -100,6 +104,22 @@ class Window:
 
     def _shrink_to(self, size: int) -> None:
         self.size, self._since_change, self._starting = max(1, size), 0, False
+
+
+def window_in_memory(
+    topology: Topology, *, in_flight: int | None, tokens: int, hidden_size: int, timeout: float
+) -> Window:
+    """Returns a rank's window, sized within its share of the host's memory.
+
+    Args:
+        topology: of the ranks.
+        in_flight: a constant size; by default the size is adaptive.
+        tokens: of a batch, counting padding and prompts.
+        hidden_size: width of the activations.
+        timeout: of a request, in seconds.
+    """
+    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
+    return Window(in_flight, largest=largest_window(tokens, hidden_size, memory), timeout=timeout)
 
 
 def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:

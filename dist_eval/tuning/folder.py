@@ -12,23 +12,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import RunError, os_reason
+from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.run import RunHeader
 from dist_eval.results.tuning import TUNING, StartedTuning, TuningProgress, TuningRank, TuningRun
 from dist_eval.runs.environment import now
-from dist_eval.runs.files import RESULTS as EVALUATION_RESULTS
-from dist_eval.runs.journal import FOLDER as JOURNAL
+from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 from dist_eval.runs.run_folder import RunFolder
 
-RESULTS, STATE, BEST, LAST = "tuning.json", "state.safetensors", "best", "last"
+STATE = "state.safetensors"
+BEST, LAST = "best", "last"
 
 
 class TuningFolder(RunFolder):
     """The folder of one tuning (see `RunFolder`)."""
 
-    results_name, resume_source = RESULTS, "its folder"
-    foreign_files = (EVALUATION_RESULTS, BEST, LAST)
+    results_name, resume_source = TUNING_RESULTS, "its folder"
+    foreign_files = (RESULTS, BEST, LAST)
 
     @property
     def state(self) -> Path:
@@ -52,7 +52,7 @@ class TuningFolder(RunFolder):
             RunError: it cannot be written.
         """
         new, old, place = self.path / f".{name}.new", self.path / f".{name}.old", self.path / name
-        try:
+        with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             tuned.save(new)
@@ -61,8 +61,6 @@ class TuningFolder(RunFolder):
                 place.rename(old)
             new.rename(place)
             shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
-            raise RunError(f"The checkpoint {place} cannot be written: {os_reason(error)}.") from error
 
     def update_results(self, progress: TuningProgress, **changes: Any) -> None:
         """Replaces the sections of `tuning.json` after an epoch.
@@ -74,12 +72,8 @@ class TuningFolder(RunFolder):
         Raises:
             RunError: it cannot be written.
         """
-        started = self._read() or self._started()
-        header = {name: getattr(started, name) for name in RunHeader.model_fields}
-        try:
-            self._write(TuningRun(**{**header, **dict(progress), **changes}))
-        except OSError as error:
-            raise RunError(f"{self.path / RESULTS} cannot be written: {os_reason(error)}.") from error
+        with translating_os_errors(RunError, f"{self.path / TUNING_RESULTS} cannot be written"):
+            self._write(TuningRun(**{**self._header(), **dict(progress), **changes}))
 
     def finish(self, progress: TuningProgress, ranks: list[TuningRank]) -> None:
         """Replaces the sections of `tuning.json`, and marks the run as complete."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import RunError, os_reason
+from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.results.tuning import EpochResults
 
@@ -71,14 +71,10 @@ def write_state(path: Path, content: bytes) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    try:
+    advice = "The earlier state is kept: start the same command again once that is fixed."
+    with translating_os_errors(RunError, f"{path} cannot be written", advice):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {os_reason(error)}. The earlier state is kept: start the same command "
-            "again once that is fixed."
-        ) from error
 
 
 def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict[str, Any]] | None:

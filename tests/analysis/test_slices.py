@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.analysis.slices import MOST_VALUES, Slicing, compute_slices
-from dist_eval.data.problems import MULTI_LABEL, PROBLEMS
+from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions

@@ -13,7 +13,7 @@ from samples import config_for
 from dist_eval.cli import program
 from dist_eval.evaluation.session import Session
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 
 def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
@@ -22,12 +22,12 @@ def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(session: Session[Any, RunFolder]) -> None:
+    def run(session: Session[Any, EvaluationFolder]) -> None:
         session.folder.open()
         prove_coverage(np.asarray([0, 1, 1, 3]), 6)
 
     config = config_for(tmp_path / "run")
-    assert program.run(config, tmp_path, None, lambda: (run, RunFolder)) == 1
+    assert program.run(config, tmp_path, None, lambda: (run, EvaluationFolder)) == 1
     assert "1 repeated (1); 3 missing (2, 4, 5)" in capsys.readouterr().err
     found = results_of(tmp_path / "run")
     assert (found["status"], found["error"]["transient"]) == ("failed", False)

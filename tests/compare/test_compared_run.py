@@ -13,7 +13,7 @@ from samples import config_for, folder_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.predictions import Predictions
 

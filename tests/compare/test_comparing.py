@@ -12,7 +12,7 @@ from compare_runs import predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.custom_metrics import CustomMetric

@@ -15,7 +15,7 @@ from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
 from dist_eval.compare.tables import _p, _short_names
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
 def test_the_table_shows_figures_intervals_and_both_ways_of_changing(

@@ -16,8 +16,8 @@ from conftest import wait_for
 from dist_eval.doctor import shared_folder
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.doctor.shared_folder import Probe, can_lock, collect_probes, collect_run, collect_space
+from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import LOCK_FILE
-from dist_eval.runs.journal import FOLDER as JOURNAL
 
 HOLD = """
 import sys

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
-from dist_eval.evaluation.audit import Audit, audited_batches, largest_difference
+from dist_eval.evaluation.audit import AuditedModel, audited_batches, largest_difference
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.results.work import AuditedServer, Dispute
@@ -128,7 +128,7 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
 ) -> None:
     classifier, requests = connect(swarm_client, swarm)
     excluded: list[str] = []
-    audit, found, number = Audit(classifier, excluded.append), [], 0
+    audit, found, number = AuditedModel(classifier, excluded.append), [], 0
     while not excluded or number < 4:  # until it was asked
         routing = Routing(audited=True)
         logits = audit.answer(*batch(number), routing)["logits"]
@@ -157,7 +157,7 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     excluded: list[str] = []
     while not excluded:
         routing = Routing(audited=True)
-        logits = Audit(classifier, excluded.append).answer(ids, lengths, routing)["logits"]
+        logits = AuditedModel(classifier, excluded.append).answer(ids, lengths, routing)["logits"]
         assert torch.allclose(logits, truth, atol=1e-4), (routing, swarm.liar)
         assert (routing.findings.batches, routing.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
@@ -171,7 +171,7 @@ def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
     ids = torch.randint(5, 30, (60, 50), generator=torch.Generator().manual_seed(0))
     lengths = torch.full((60,), 50)
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
-    audit, banned = Audit(classifier), []
+    audit, banned = AuditedModel(classifier), []
     [liar] = {span.peer for span in requests.spans() if str(span.peer) == swarm.liar}
     by_halves = audit._by_halves
 
@@ -210,7 +210,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
-    audit = Audit(classifier)
+    audit = AuditedModel(classifier)
     routing = Routing(audited=True)
     audit.answer(*batch(0), routing)
     found = routing.findings.summary(1.0)
@@ -233,7 +233,7 @@ def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar
     swarm.kill_server(LIAR)
     for number in range(3):
         routing = Routing(audited=True)
-        logits = Audit(classifier).answer(*batch(number), routing)["logits"]
+        logits = AuditedModel(classifier).answer(*batch(number), routing)["logits"]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
         assert {peer for peer, _, _ in routing.route} == {honest}
         assert routing.findings in (Findings(unanswered=1), Findings(alone=1))

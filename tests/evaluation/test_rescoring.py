@@ -13,7 +13,7 @@ from samples import config_for, folder_of, sections, tokenized_digits
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
-from dist_eval.data.problems import SINGLE_LABEL
+from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics

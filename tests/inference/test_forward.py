@@ -58,7 +58,7 @@ class Classifier:
                 self.events.append(f"end {call}")
 
     def exclude(self, servers: Iterable[str]) -> None:
-        raise AssertionError("nobody was found odd")
+        raise AssertionError("nobody was found faulty")
 
 
 def scores(input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

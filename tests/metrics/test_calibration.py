@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from dist_eval.data.problems import MULTI_LABEL
-from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of, calibration_figures
+from dist_eval.data.problem_types import MULTI_LABEL
+from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of, calibration_metrics
 from dist_eval.metrics.predictions import Predictions
 
 
@@ -33,7 +33,7 @@ several = st.integers(1, 60), st.integers(2, 5), st.integers(0, 1000)
 @given(*several, st.sampled_from([0.1, 1.0, 20.0]))
 def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed: int, scale: float) -> None:
     predictions = classified(examples, classes, seed, scale)
-    found, probabilities = calibration_figures(predictions), predictions.probabilities
+    found, probabilities = calibration_metrics(predictions), predictions.probabilities
     truth = np.eye(classes)[predictions.label]
     assert found["brier"] == pytest.approx(((probabilities - truth) ** 2).sum(axis=1).mean())
     if classes == 2:
@@ -47,7 +47,7 @@ def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed:
 @given(*several)
 def test_figures_of_labels_are_means_of_scikit_learns(examples: int, labels: int, seed: int) -> None:
     predictions = labelled(examples, labels, seed)
-    found, probabilities = calibration_figures(predictions), predictions.probabilities
+    found, probabilities = calibration_metrics(predictions), predictions.probabilities
     columns = [(predictions.label[:, number], probabilities[:, number]) for number in range(labels)]
     assert found["ece"] == pytest.approx(np.mean([by_scikit_learn(*column) for column in columns]), abs=1e-12)
     briers = [brier_score_loss(label, probability, pos_label=True) for label, probability in columns]
@@ -79,5 +79,5 @@ def test_an_edge_belongs_to_the_bin_below_and_the_ends_to_the_outer_ones() -> No
 def test_confident_and_correct_is_calibrated_and_confident_and_wrong_is_the_worst_case() -> None:
     logits = np.array([[90.0, 0.0], [0.0, 90.0]])
     right, wrong = (Predictions.from_logits(np.arange(2), np.array(label), logits) for label in ([0, 1], [1, 0]))
-    assert calibration_figures(right) == pytest.approx({"ece": 0, "brier": 0})
-    assert calibration_figures(wrong) == pytest.approx({"ece": 1, "brier": 2})
+    assert calibration_metrics(right) == pytest.approx({"ece": 0, "brier": 0})
+    assert calibration_metrics(wrong) == pytest.approx({"ece": 1, "brier": 2})

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import area_under_roc
+from dist_eval.results.scores import ClassResults
 
 AVERAGES = ("macro", "micro", "weighted")
 
@@ -69,7 +70,7 @@ def sklearn_figures(predictions: Predictions) -> dict[str, float]:
             figures[f"roc_auc_ovr_{average}"] = sk.roc_auc_score(
                 labels, predictions.probabilities, multi_class="ovr", average=average
             )
-    return {**figures, **calibration_figures(predictions)}
+    return {**figures, **calibration_metrics(predictions)}
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,10 +118,10 @@ def test_confusion_matrix_and_classes_equal_scikit_learns(predictions: Predictio
     )
     for number, row in enumerate(metrics.per_class):
         expected = {"precision": precision[number], "recall": recall[number], "f1": f1[number]}
-        assert row["label"] == f"class-{number}"
-        assert row["support"] == support[number]
+        assert row.label == f"class-{number}"
+        assert row.support == support[number]
         for name, value in expected.items():
-            assert row[name] is None if math.isnan(value) else row[name] == pytest.approx(value, rel=1e-12)
+            assert getattr(row, name) == (None if math.isnan(value) else pytest.approx(value, rel=1e-12))
     assert metrics.majority_share == support.max() / len(labels)
 
 
@@ -164,7 +165,7 @@ def test_one_class_among_labels_and_guesses() -> None:
     assert metrics.values["accuracy"] == 1.0
     assert metrics.undefined["mcc"] == "needs at least two classes among labels and among predictions"
     assert metrics.undefined["roc_auc"] == "class 'class-0' without examples"
-    assert metrics.per_class[0] == {"label": "class-0", "precision": None, "recall": None, "f1": None, "support": 0}
+    assert metrics.per_class[0] == ClassResults(label="class-0", precision=None, recall=None, f1=None, support=0)
 
 
 def test_a_class_that_is_never_predicted() -> None:
@@ -172,7 +173,7 @@ def test_a_class_that_is_never_predicted() -> None:
     for average in ("macro", "weighted"):
         assert metrics.values[f"precision_{average}"] is None
         assert metrics.undefined[f"precision_{average}"].startswith("class 'class-2' was never predicted")
-    assert metrics.per_class[2] == {"label": "class-2", "precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
+    assert metrics.per_class[2] == ClassResults(label="class-2", precision=None, recall=0.0, f1=0.0, support=1)
     assert metrics.values["recall_macro"] == pytest.approx(2 / 3)
     assert metrics.values["roc_auc_ovr_macro"] is not None
 
@@ -184,7 +185,7 @@ def test_a_class_that_is_predicted_but_has_no_examples() -> None:
     assert metrics.values["recall_weighted"] == pytest.approx(2 / 3)
     assert metrics.values["precision_macro"] == pytest.approx(2 / 3)
     assert metrics.undefined["roc_auc_ovr_weighted"] == "class 'class-2' without examples"
-    assert metrics.per_class[2] == {"label": "class-2", "precision": 0.0, "recall": None, "f1": 0.0, "support": 0}
+    assert metrics.per_class[2] == ClassResults(label="class-2", precision=0.0, recall=None, f1=0.0, support=0)
 
 
 def test_a_class_that_does_not_occur_at_all_leaves_the_averages_alone() -> None:

@@ -11,8 +11,8 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.problems import MULTI_LABEL
-from dist_eval.metrics.calibration import calibration_figures
+from dist_eval.data.problem_types import MULTI_LABEL
+from dist_eval.metrics.calibration import calibration_metrics
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.multilabel import label_confusion
 from dist_eval.metrics.predictions import Predictions
@@ -42,7 +42,7 @@ def test_figures_equal_scikit_learns_where_they_are_defined(predictions: Predict
         "subset_accuracy": sk.accuracy_score(label, guess),
         "hamming_loss": sk.hamming_loss(label, guess),
         "loss": predictions.loss.mean(),
-        **calibration_figures(predictions),
+        **calibration_metrics(predictions),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -72,8 +72,8 @@ def test_the_metrics_of_each_label_are_those_of_a_binary_problem(predictions: Pr
         label, guess = predictions.label[:, number], predictions.prediction[:, number]
         for name, figure in (("precision", sk.precision_score), ("recall", sk.recall_score), ("f1", sk.f1_score)):
             expected = figure(label, guess, zero_division=np.nan)
-            assert row[name] is None if math.isnan(expected) else row[name] == pytest.approx(expected)
-        assert row["support"] == label.sum()
+            assert getattr(row, name) == (None if math.isnan(expected) else pytest.approx(expected))
+        assert row.support == label.sum()
 
 
 def test_a_label_that_nobody_has_leaves_averages_undefined() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dist_eval.data.answers import logits_columns
-from dist_eval.data.problems import cross_entropy
+from dist_eval.data.problem_types import cross_entropy
 from dist_eval.errors import CoverageError, ExactnessError
 from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
 

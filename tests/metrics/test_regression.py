@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.data.problems import REGRESSION
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions
@@ -51,8 +51,8 @@ def test_figures_equal_those_of_the_libraries(predictions: Predictions) -> None:
         },
         rel=1e-9,
     )
-    assert [row["label"] for row in metrics.per_class] == names
-    assert [row["mae"] for row in metrics.per_class] == pytest.approx([abs(y - p).mean() for y, p in columns])
+    assert [row.label for row in metrics.per_class] == names
+    assert [row.mae for row in metrics.per_class] == pytest.approx([abs(y - p).mean() for y, p in columns])
     assert (metrics.majority_share, metrics.confusion.size) == (None, 0)
 
 
@@ -69,7 +69,7 @@ def test_the_output_that_leaves_a_mean_undefined_is_named() -> None:
     label = np.array([[1.0, 7.0], [2.0, 7.0], [4.0, 7.0]])
     metrics = compute_metrics(predictions_of(label, label + np.array([[0.1, 1], [0.2, 2], [0.1, 3]])), ["a", "b"])
     assert metrics.undefined["r2"] == "all labels are equal (output 'b')"
-    assert metrics.per_class[0]["r2"] is not None
+    assert metrics.per_class[0].r2 is not None
 
 
 @pytest.mark.parametrize("column", [0, 1])

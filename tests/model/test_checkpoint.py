@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
-from dist_eval.data.problems import PROBLEMS, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import PROBLEMS, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 

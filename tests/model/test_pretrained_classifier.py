@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import VOCABULARY
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.base_model_spec import BaseModelSpec

@@ -14,7 +14,7 @@ import pytest
 from dist_eval import demo
 from dist_eval.errors import ConfigError
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import MAX_TOKEN_BUDGET, flag
+from dist_eval.options.groups import MAX_TOKEN_BUDGET, DataOptions, flag
 
 PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -279,3 +279,11 @@ def test_the_demo_replaces_results_only_in_its_own_folder() -> None:
 def test_all_options_can_be_written_as_json(options: dict[str, Any]) -> None:
     config = EvaluationConfig(**options)
     assert EvaluationConfig(**json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_group_of_options_can_be_read_from_results() -> None:
+    config = EvaluationConfig(**LOCAL, text_column=["a", "b"], split="test")
+    recorded = config.recorded()
+    assert DataOptions.recorded_in(recorded) == config.only(DataOptions)
+    del recorded["labels"]  # as in the results of a version without this option
+    assert DataOptions.recorded_in(recorded) == config.only(DataOptions)

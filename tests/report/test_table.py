@@ -10,7 +10,7 @@ from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of, sectio
 
 from dist_eval.errors import print_error
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.report.table import figure_words, format_results
+from dist_eval.report.table import format_results, metric_words
 from dist_eval.statistics import metric_intervals
 
 
@@ -182,4 +182,4 @@ def test_the_table_mentions_groups_and_warns_if_there_are_few(tmp_path: Path, co
     ],
 )
 def test_metrics_without_a_natural_scale_have_four_significant_digits(name: str, value: float, words: str) -> None:
-    assert figure_words(name, value) == words
+    assert metric_words(name, value) == words

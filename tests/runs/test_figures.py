@@ -9,7 +9,7 @@ import pytest
 from matplotlib import image
 from samples import metrics_for
 
-from dist_eval.data.problems import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.figures import draw_confusion_matrix, draw_figure, draw_reliability, figure_name

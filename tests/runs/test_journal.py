@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from dist_eval.data.answers import BatchOutcome, logits_columns, unanswered
 from dist_eval.errors import RunError
-from dist_eval.runs.journal import FOLDER, Fingerprint, Journal, forget_journal, has_batches
+from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.journal import Fingerprint, Journal, forget_journal, has_batches
 
 BATCHES, LABELS = 12, 3
 SIZES = np.arange(1, BATCHES + 1)
@@ -64,7 +65,7 @@ def write(folder: Path, *written: BatchOutcome, rank: int = 0) -> Path:
     for outcome in written:
         journal.append(outcome)
     journal.close()
-    return max((folder / FOLDER).glob("*.batches"), key=lambda path: path.stat().st_mtime_ns)
+    return max((folder / JOURNAL).glob("*.batches"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def found_in(folder: Path) -> tuple[list[int], Journal]:
@@ -106,7 +107,7 @@ def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data
         journal = Journal(folder, SIZES, COLUMNS)
         for outcome in written:
             journal.append(outcome)
-            [path] = (folder / FOLDER).glob("*.batches")
+            [path] = (folder / JOURNAL).glob("*.batches")
             ends.append(path.stat().st_size)
         journal.close()
         cut = data.draw(st.integers(0, ends[-1]))
@@ -211,7 +212,7 @@ def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:
 def test_ranks_and_starts_never_write_into_the_same_file(tmp_path: Path) -> None:
     for rank in (0, 0, 1):
         write(tmp_path, whole(rank), rank=rank)
-    assert len(list((tmp_path / FOLDER).glob("*.batches"))) == 3
+    assert len(list((tmp_path / JOURNAL).glob("*.batches"))) == 3
 
 
 def test_every_batch_is_forced_to_the_disk(tmp_path: Path) -> None:
@@ -303,5 +304,5 @@ def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Pa
 @pytest.mark.parametrize("content", ["", "{", "[]", "3"])
 def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
     Fingerprint({"dataset": "a"}).save(tmp_path)
-    (tmp_path / FOLDER / "fingerprint.json").write_text(content)
+    (tmp_path / JOURNAL / "fingerprint.json").write_text(content)
     assert Fingerprint.load(tmp_path) is None

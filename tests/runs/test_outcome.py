@@ -8,11 +8,11 @@ import pytest
 from samples import METRICS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.results.run import CompleteRun, EndedRun
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.outcome import read_outcome
-from dist_eval.runs.run_folder import RunFolder
 
 
-def begun(folder: Path) -> RunFolder:
+def begun(folder: Path) -> EvaluationFolder:
     run = folder_of(config_for(folder))
     run.open()
     run.close()

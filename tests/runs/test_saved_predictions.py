@@ -13,7 +13,7 @@ from samples import predictions_of
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.data.problems import PROBLEMS
+from dist_eval.data.problem_types import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
@@ -83,7 +83,8 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     for one in (predictions, saved):
         metrics = compute_metrics(one, names)
         analysis = analyse(one, metrics, view).to_json()
-        texts.append(json.dumps([metrics.values, metrics.undefined, metrics.per_class, analysis]))
+        rows = [row.to_json() for row in metrics.per_class]
+        texts.append(json.dumps([metrics.values, metrics.undefined, rows, analysis]))
     assert texts[0] == texts[1]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import values_of
 from scipy import stats
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -67,9 +67,10 @@ def test_the_values_are_those_of_the_metrics(predictions: Predictions, size: int
     for row, (brings, times) in zip(metrics.per_class, kinds, strict=True):
         assert times.min() > 0
         assert times.sum() == (len(predictions) if units is None else units.count)
-        assert (brings @ times)[1] == row["support"]
+        assert (brings @ times)[1] == row.support
         for name, value in values_of([Sums(Units(np.arange(len(times)), times), brings, _ratios)]).items():
-            assert np.isnan(value) if row[name] is None else value == pytest.approx(row[name], rel=1e-12)
+            expected = getattr(row, name)
+            assert np.isnan(value) if expected is None else value == pytest.approx(expected, rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,8 +80,8 @@ def test_the_values_of_outputs_are_those_of_the_metrics(rows: int, outputs: int,
     metrics = compute_metrics(predictions, names_of(predictions))
     found = values_of([statistic_of_outputs(predictions, Units.single(rows))])
     for (number, row), name in itertools.product(enumerate(metrics.per_class), OF_OUTPUT[:-1]):
-        value = found.pop(f"{number}/{name}")
-        assert np.isnan(value) if row[name] is None else value == pytest.approx(row[name], rel=1e-9, abs=1e-9)
+        value, expected = found.pop(f"{number}/{name}"), getattr(row, name)
+        assert np.isnan(value) if expected is None else value == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert not found
 
 
@@ -105,13 +106,14 @@ def test_every_figure_has_an_interval_around_it_or_a_reason(
     found = class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
     assert len(found) == len(metrics.per_class)
     for row, intervals in zip(metrics.per_class, found, strict=True):
-        assert list(intervals) == [name for name in row if name not in ("label", "support")]
+        assert list(intervals) == [name for name, _ in row if name not in ("label", "support", "intervals")]
         for name, interval in intervals.items():
             assert interval.confidence == confidence
             if interval.low is None or interval.high is None:
                 assert interval.high is None and interval.method is None and interval.reason, name
             else:
-                assert row[name] is not None and interval.low <= row[name] <= interval.high, name
+                value = getattr(row, name)
+                assert value is not None and interval.low <= value <= interval.high, name
 
 
 @pytest.mark.parametrize("problem", [SINGLE_LABEL, MULTI_LABEL])

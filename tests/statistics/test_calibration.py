@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from samples import values_of
 
-from dist_eval.data.problems import MULTI_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.calibration import Confidences, bins_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions

@@ -10,7 +10,7 @@ from samples import values_of
 from scipy import stats
 from sklearn import metrics as sk
 
-from dist_eval.data.problems import SINGLE_LABEL
+from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import values_of
 
-from dist_eval.data.problems import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, metric_intervals

@@ -17,7 +17,7 @@ from dist_eval.evaluation.session import Session
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 TOKEN_BUDGET = 300  # a few examples in a batch, so that 97 make many batches
 
@@ -46,7 +46,9 @@ def main() -> None:
         )
         with workspace() as scratch_dir:
             evaluate_run(
-                Session(config, topology, rank_store, scratch_dir, RunFolder(config.output_folder, config.recorded()))
+                Session(
+                    config, topology, rank_store, scratch_dir, EvaluationFolder(config.output_folder, config.recorded())
+                )
             )
 
 

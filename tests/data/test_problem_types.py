@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dist_eval.data.collector import Collector, narrowed
-from dist_eval.data.problems import (
+from dist_eval.data.problem_types import (
     MULTI_LABEL,
     PROBLEMS,
     REGRESSION,

@@ -1,0 +1,115 @@
+"""The folder of an evaluation: `results.json`, and the files that are made when the run is complete.
+
+The content of `results.json` is a record of `dist_eval.results.run`. `timeline.json` has for each rank {rank, host,
+batches, servers}: when its batches, and its requests to each server, were in flight during the last start (see
+`dist_eval.results.work.Timelines`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dist_eval.errors import RunError, print_error, translating_os_errors
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Predictions, PredictionsLike
+from dist_eval.process.files import write_atomically
+from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults, RunHeader
+from dist_eval.results.work import RankTimeline, Timelines
+from dist_eval.runs.environment import now
+from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
+from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
+from dist_eval.runs.run_folder import RunFolder
+from dist_eval.runs.saved_predictions import write_predictions
+
+
+class EvaluationFolder(RunFolder):
+    """The folder of one evaluation (see `RunFolder`)."""
+
+    results_name, resume_source = RESULTS, "the journal"
+    foreign_files = (TUNING_RESULTS,)
+    derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
+
+    def results(self) -> CompleteRun | None:
+        """Returns the content of `results.json` if the run is complete."""
+        results = self._read()
+        return results if isinstance(results, CompleteRun) else None
+
+    def complete(
+        self,
+        predictions: Predictions,
+        metrics: Metrics,
+        results: EvaluationResults,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        """Writes all files of a complete run; the figures come last, because no result depends on them.
+
+        Args:
+            predictions: one for each example, in dataset order.
+            metrics: their metrics.
+            results: the sections of `results.json`.
+            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
+
+        Raises:
+            RunError: the files cannot be written.
+        """
+        advice = "All predictions are in its journal: start the same command again once that is fixed."
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", advice):
+            write_predictions(self.path / PREDICTIONS, predictions, groups)
+            changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
+            self._write(CompleteRun(**{**self._header(), **changes, **dict(results)}))
+        self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
+        self._draw_reliability(results)
+
+    def _draw_reliability(self, results: EvaluationResults) -> None:
+        calibration = results.calibration
+        if calibration is not None:
+            self._draw(RELIABILITY, lambda path: draw_reliability(path, calibration))
+
+    def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
+        try:
+            draw(self.path / picture)
+        except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
+            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+
+    def save_timelines(self, timelines: list[RankTimeline]) -> None:
+        """Writes `timeline.json`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
+            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
+
+    def revise(
+        self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
+    ) -> None:
+        """Replaces the results of a complete run.
+
+        Args:
+            results: the whole content of `results.json`.
+            predictions: rewritten first, with their groups; None if they do not change.
+            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
+
+        Raises:
+            RunError: the results cannot be written.
+        """
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
+            if predictions is not None:
+                write_predictions(self.path / PREDICTIONS, predictions, groups)
+            self._write(results)
+        if predictions is not None:
+            self._draw_reliability(results)
+
+    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
+        return EndedRun(**{**dict(run), **changes})
+
+    def _has_failed_examples(self, results: RunHeader) -> bool:
+        return isinstance(results, CompleteRun) and results.coverage.failed > 0
+
+    def _parse(self, content: bytes) -> RunHeader:
+        return RUN.validate_json(content)
