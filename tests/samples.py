@@ -123,6 +123,7 @@ FACTS: dict[str, Any] = {
         "pre_seq_len": 4,
         "num_labels": 2,
         "weights_digest": "w",
+        "prompt": None,
     },
     "plan": {"batches": 2, "padded_tokens": 50, "real_tokens": 45, "digest": "p"},
     "ranks": [
