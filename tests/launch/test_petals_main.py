@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from conftest import TIMEOUT, SwarmClient
+from conftest import TIMEOUT, SwarmClient, results_of
 from tiny_models import LAYERS
 
+from dist_eval import demo
 from dist_eval.swarm import private
 from dist_eval.swarm.private import PrivateSwarm
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT.parent / "shared" / "wheels"
 RELEASE, MAIN = "2.2.0.post1", "2.3.0.dev2"
+PROGRESS = "((evaluating|comparing).*\n)*"
+"""All that a good run prints to stderr."""
 WORKER = str(ROOT / "tests" / "workers" / "versions_worker.py")
 
 pytestmark = [
@@ -157,3 +163,76 @@ def test_every_model_is_computed_right_or_refused(
         scale = np.abs(reference["gradients"]).max()
         np.testing.assert_allclose(answer["gradients"], reference["gradients"], rtol=1e-3, atol=1e-4 * scale)
     print(f"client {client}, servers {servers}:", {name: f"{value:.1e}" for name, value in differences.items()})
+
+
+def test_rope_scaling_of_llama_3_1_is_applied(
+    main_python: str, models: Path, tmp_path: Path, answers: dict[tuple[str, str | None], dict[str, Any]]
+) -> None:
+    without_scaling(models / "llama31", tmp_path)
+    unscaled = json.loads(run(main_python, WORKER, str(tmp_path)).stdout)["llama31"]
+    scaled = answers[RELEASE, MAIN]["llama31"]
+    assert np.abs(np.subtract(unscaled["logits"], scaled["logits"])).max() > 1e-2
+
+
+@pytest.fixture(scope="module")
+def mixed_swarm(pythons: dict[str, str], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
+    """The demo's base model on two servers: one has the release, and the other one main."""
+    with ExitStack() as stack:
+        halves: list[PrivateSwarm] = []
+        for python, blocks in zip(pythons.values(), [(0, 2), (2, 4)], strict=True):
+            peers = halves[0].initial_peers if halves else ()
+            halves.append(start(stack, python, demo.BASE_MODEL, "base", spans=[blocks], initial_peers=peers))
+        swarm_client.join(halves[0])
+        swarm_client.leave(halves[0])
+        yield halves[0]
+
+
+def test_a_run_on_servers_of_both_versions_is_exact(
+    pythons: dict[str, str], mixed_swarm: PrivateSwarm, tmp_path: Path
+) -> None:
+    inputs = ["--model", demo.BASE_MODEL, "--checkpoint", demo.CHECKPOINT, "--dataset", demo.TEST_DATA]
+    on_swarm = ["--dht-prefix", "base", "--initial-peers", *mixed_swarm.initial_peers]
+    runs = {"local": (RELEASE, 1, ["--backend", "local"])}
+    runs |= {f"{ranks} ranks, {version}": (version, ranks, on_swarm) for version in pythons for ranks in (1, 2)}
+    for name, (version, ranks, options) in runs.items():
+        torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "-m", "dist_eval"]
+        done = run(pythons[version], *torchrun, *map(str, [*inputs, *options, "--output", tmp_path / name]))
+        assert re.fullmatch(PROGRESS, done.stderr)
+        results = results_of(tmp_path / name)
+        assert results["environment"]["packages"]["petals"] == version
+        assert results["coverage"] == {"expected": 596, "seen": 596, "duplicates": 0, "missing": 0, "failed": 0}
+        if options is on_swarm:
+            assert [server["version"] for server in results["swarm"]["servers"]] == [RELEASE, MAIN]
+    predictions = {name: (tmp_path / name / "predictions.parquet").read_bytes() for name in runs}
+    for version in pythons:
+        assert predictions[f"1 ranks, {version}"] == predictions[f"2 ranks, {version}"]
+    local, mixed = (pq.read_table(tmp_path / name / "predictions.parquet") for name in ("local", f"2 ranks, {RELEASE}"))
+    assert local["prediction"].equals(mixed["prediction"])
+    for column in ("loss", "probabilities"):
+        ours, theirs = (np.array(table[column].to_pylist()) for table in (mixed, local))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        print(column, f"differs by at most {np.abs(ours - theirs).max():.1e}")
+
+
+@pytest.mark.parametrize("name", ["llama31", "mixtral"])
+def test_a_model_that_needs_main_is_tuned_and_evaluated(
+    name: str, main_python: str, models: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(models / name, tmp_path / name))
+    for tokenizer in demo.BASE_MODEL.glob("*token*"):
+        shutil.copy(tokenizer, model)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(demo.TEST_DATA.read_text().splitlines()[:41]) + "\n")
+    inputs = ["--model", str(model), "--dataset", str(rows), "--swarm", "embedded"]
+    tuning = ["--tuning-mode", "deep_ptune", "--pre-seq-len", "4", "--epochs", "1", "--output", str(tmp_path / "tuned")]
+    assert run(main_python, "-m", "dist_eval.tuning", *inputs, *tuning).returncode == 0
+    checkpoint, output = str(tmp_path / "tuned" / "last"), tmp_path / "run"
+    evaluation = ["--checkpoint", checkpoint, "--compare-backends", "--output", str(output)]
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "dist_eval"]
+    done = run(main_python, *torchrun, *inputs, *evaluation)
+    assert re.fullmatch(PROGRESS, done.stderr)
+    results = results_of(output)
+    assert results["backends"]["compared"] == 40 and results["backends"]["largest_difference"] < 1e-4
+    worker = str(ROOT / "tests" / "workers" / "swarm_loop_worker.py")
+    loop = json.loads(run(main_python, worker, str(model), checkpoint, str(rows)).stdout)
+    assert loop["accuracy"] == results["metrics"]["accuracy"] and loop["difference"] < 1e-4
