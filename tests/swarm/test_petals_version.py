@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.base_model_spec import read_target
+from dist_eval.model.classifier import classifier_of
 from dist_eval.swarm.families import default_dht_prefix, max_request_tokens, read_base_config
 from dist_eval.swarm.petals_version import installed_version, is_main, require_local, serves
 
@@ -33,13 +35,6 @@ ON_SERVERS = {name: {RELEASE, MAIN} for name in CONFIGS} | {
 }
 
 
-class Config:
-    """The fields of a config that matter here, whatever the installed transformers can read."""
-
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, config in CONFIGS.items():
@@ -58,7 +53,7 @@ def test_main_is_2_3_or_later(version: str | None, main: bool) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_servers_that_would_fail_or_compute_something_else_do_not_count(name: str) -> None:
-    config = Config(**CONFIGS[name])
+    config = SimpleNamespace(**CONFIGS[name])
     assert {version for version in (RELEASE, MAIN) if serves(version, config)} == ON_SERVERS[name]
     assert serves(None, config) is serves(RELEASE, config)
 
@@ -68,6 +63,13 @@ def test_a_family_that_the_installed_version_cannot_serve_is_refused(folder: Pat
     with pytest.raises(CheckpointError, match=name) as refused:
         read_base_config(str(folder / name))
     assert word in str(refused.value) and installed_version() in str(refused.value)
+
+
+@pytest.mark.skipif(not HERE_MAIN, reason="Petals main is not installed")
+def test_a_falcon_that_a_program_opened_is_refused_on_main() -> None:
+    model = SimpleNamespace(transformer=None, config=SimpleNamespace(_name_or_path="org/falcon", **CONFIGS["falcon"]))
+    with pytest.raises(CheckpointError, match="cannot serve org/falcon"):
+        classifier_of(model)
 
 
 @pytest.mark.parametrize("name", ["llama31", "biased"])
@@ -84,6 +86,6 @@ def test_what_the_release_does_not_know_of_a_llama_is_left_to_servers_with_main(
 
 
 def test_a_mixtral_has_the_name_and_the_limit_of_petals_main() -> None:
-    config = Config(**CONFIGS["mixtral"])
+    config = SimpleNamespace(**CONFIGS["mixtral"])
     assert default_dht_prefix("org/Mixtral-8x7B-v0.1", config) == "org/Mixtral-8x7B-v0-1"
     assert max_request_tokens(config) == 2048
