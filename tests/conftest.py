@@ -25,6 +25,7 @@ import jsonschema
 import pytest
 import torch
 from forkserver import NAME, SERVER, fork_server
+from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
@@ -37,6 +38,7 @@ from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
 from dist_eval.swarm import private
+from dist_eval.swarm.petals_version import installed_version, is_main
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Span
@@ -48,8 +50,7 @@ os.environ.setdefault("GOGC", "100")  # Go's default: a run's daemons trade memo
 torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0
-VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
-FAMILIES = ("llama", "bloom", "falcon")
+FAMILIES = ("llama", "bloom", "mixtral" if is_main(installed_version()) else "falcon")
 
 SHARED_SWARMS = {name: name for name in ("family_swarms", "demo_swarm")} | {"petals_classifier": "family_swarms"}
 """What serves each of these fixtures."""
@@ -90,32 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Random base models by name: the three families, and "wide", whose requests take Petals' streaming path."""
-    from transformers import BloomConfig, BloomModel, FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    llama: dict[str, Any] = {"vocab_size": VOCABULARY, "num_attention_heads": 4, "max_position_embeddings": 2048}
-    models = {
-        "llama": LlamaForCausalLM(
-            LlamaConfig(**llama, hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=LAYERS)
-        ),
-        "bloom": BloomModel(BloomConfig(vocab_size=VOCABULARY, hidden_size=HIDDEN, n_layer=LAYERS, n_head=4)),
-        "falcon": FalconForCausalLM(
-            FalconConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=HIDDEN,
-                num_hidden_layers=LAYERS,
-                num_attention_heads=4,
-                num_kv_heads=2,
-                new_decoder_architecture=True,
-                alibi=False,
-            )
-        ),
-        "wide": LlamaForCausalLM(LlamaConfig(**llama, hidden_size=512, intermediate_size=64, num_hidden_layers=1)),
-    }
-    folder = tmp_path_factory.mktemp("models")
-    for name, model in models.items():
-        model.save_pretrained(folder / name, safe_serialization=True)
-    return {name: folder / name for name in models}
+    return save_tiny_models(tmp_path_factory.mktemp("models"), *FAMILIES, "wide")
 
 
 @dataclass
@@ -457,24 +433,4 @@ def launcher() -> Iterator[Launcher]:
 @pytest.fixture
 def make_tuned() -> Callable[..., TunedCheckpoint]:
     """Makes random tuned checkpoints."""
-
-    def make(
-        mode: str | None,
-        *,
-        model_type: str = "llama",
-        hidden: int = HIDDEN,
-        layers: int = LAYERS,
-        labels: int = 3,
-        length: int = 5,
-        seed: int = 0,
-    ) -> TunedCheckpoint:
-        generator = torch.Generator().manual_seed(seed)
-        return TunedCheckpoint(
-            head=torch.randn(labels, hidden, generator=generator),
-            prompts=torch.randn(length, hidden, generator=generator) if mode else None,
-            deep_prompts=torch.randn(layers, length, hidden, generator=generator) if mode == "deep_ptune" else None,
-            label_names=[f"class-{i}" for i in range(labels)],
-            architecture={"model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers},
-        )
-
-    return make
+    return random_checkpoint

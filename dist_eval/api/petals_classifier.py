@@ -64,7 +64,7 @@ def open_petals_classifier(
         with helpers_die_with_us():
             dht = join_swarm(list(initial_peers), timeout)
             try:
-                wait_until_covered(dht, prefix, base.num_hidden_layers, timeout)
+                wait_until_covered(dht, prefix, base.num_hidden_layers, timeout, config=base)
                 classifier = load_petals_classifier(str(model), dht, dht_prefix=prefix, **settings)
             except BaseException:
                 leave_swarm(dht)

@@ -37,7 +37,7 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         seconds = time.monotonic() - start
         while True:  # servers may be starting
             left = max(1.0, start + timeout - time.monotonic())
-            coverage = look_up_coverage(dht, base.dht_prefix, base.config.num_hidden_layers, left)
+            coverage = look_up_coverage(dht, base.dht_prefix, base.config.num_hidden_layers, left).serving(base.config)
             if not coverage.missing or time.monotonic() - start > timeout:
                 break
             time.sleep(_POLL_SECONDS)

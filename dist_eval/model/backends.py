@@ -19,6 +19,7 @@ from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
+from dist_eval.swarm.petals_version import require_local
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ def open_swarm(
         echo: whether servers of an embedded swarm show their logs.
 
     Raises:
+        CheckpointError: an embedded swarm was asked for, and the installed Petals cannot compute the model.
         ConfigError: an embedded swarm was asked for on several hosts.
     """
     if options.swarm == "public" or options.initial_peers:
         yield SwarmPeers(options.initial_peers)
-    elif topology.hosts > 1:
+        return
+    require_local(base.name, base.config)
+    if topology.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
             "swarm with `dist-eval swarm` and name it with --initial-peers."
@@ -127,7 +131,7 @@ def load_model(
     dht = join_swarm(addresses, timeout, check=check)
     try:
         blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, check=check)
+        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, config=base.config, check=check)
         rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
         backbone = load_swarm_backbone(
             base.name,
@@ -151,11 +155,13 @@ def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -
     """Builds the model in this process, on a GPU of this host if there is one.
 
     Raises:
-        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
+        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on, or the installed
+            transformers cannot compute the model.
     """
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):
         return load_full_model(target, device)
+    require_local(base.name, base.config)
     return with_head(load_local_backbone(base.name, device), base, target)
 
 

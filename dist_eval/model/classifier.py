@@ -20,6 +20,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
 from dist_eval.process.patching import patched
+from dist_eval.swarm.petals_version import local_model_settings, reading_newer_configs, require_servable
 from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _PETALS_CLASS = {
     "llama": "DistributedLlamaModel",
     "bloom": "DistributedBloomModel",
     "falcon": "DistributedFalconModel",
+    "mixtral": "DistributedMixtralModel",
 }
 _NOT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
 
@@ -128,7 +130,8 @@ def load_swarm_backbone(
         "max_backoff": 5,
         "show_route": False,
     }
-    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    with reading_newer_configs():
+        config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     config.tuning_mode = None  # we add the prompts: as a part of the model they would be random if not loaded
     # the class by name: Petals' auto class tries to copy the DHT node
     remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
@@ -152,7 +155,8 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
     """
     from transformers import AutoModel
 
-    return LocalBackbone(_load_base(AutoModel, model, trust_remote_code=False).to(device or torch.device("cpu")))
+    base = _load_base(AutoModel, model, trust_remote_code=False, **local_model_settings())
+    return LocalBackbone(base.to(device or torch.device("cpu")))
 
 
 def load_on_swarm(model: str, tuned: TunedCheckpoint, dht: Any, **settings: Any) -> Classifier:
@@ -218,12 +222,14 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
         The classifier. Do not close it: the model owns the DHT node.
 
     Raises:
+        CheckpointError: the installed version of Petals cannot serve it.
         SwarmError: a block has no server.
     """
     from dist_eval.options.groups import SwarmOptions
     from dist_eval.swarm.requests import SwarmRequests
 
     base, config = model.transformer, model.config
+    require_servable(config._name_or_path or "this model", config)
     if requests is None:
         requests = SwarmRequests(
             base.h.sequence_manager,
@@ -253,7 +259,8 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
     import petals
 
     settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
-    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    with reading_newer_configs():
+        config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     name = _PETALS_CLASS[config.model_type]
     base_class = getattr(petals, name)
     # the classifiers have no argument to pass an existing DHT node on to their base model

@@ -23,6 +23,7 @@ from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
+from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Routing
 
 _CHUNK_BYTES = 1 << 22
@@ -53,10 +54,12 @@ class PretrainedClassifier:
             config: its `transformers` config.
 
         Raises:
-            CheckpointError: there is no classifier of this type, or it has an unknown `problem_type`.
+            CheckpointError: there is no classifier of this type, it has an unknown `problem_type`, or the installed
+                transformers cannot compute it.
         """
         from transformers import AutoModelForSequenceClassification
 
+        require_local(name, config)
         if type(config) not in AutoModelForSequenceClassification._model_mapping:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."

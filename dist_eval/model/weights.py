@@ -67,10 +67,10 @@ def _no_pickle() -> Iterator[None]:
 
     original = modeling_utils.load_state_dict
 
-    def load_state_dict(checkpoint_file: Any) -> Any:
+    def load_state_dict(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
         if not str(checkpoint_file).endswith(".safetensors"):
             raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
-        return original(checkpoint_file)
+        return original(checkpoint_file, *args, **kwargs)
 
     with patched(modeling_utils, "load_state_dict", load_state_dict):
         yield

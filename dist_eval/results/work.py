@@ -118,7 +118,7 @@ class ServerSpan(Record):
     end: Count
     """One past the last block."""
     state: str
-    """online, joining or offline."""
+    """online, joining or offline; unfit if its version of Petals does not compute the model."""
     dtype: str | None
     """Dtype of the weights."""
     quantization: str | None

@@ -101,6 +101,7 @@ def start(arguments: argparse.Namespace) -> None:
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.petals_version import require_local
     from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
     part, parts = _part(arguments.part)
@@ -110,6 +111,7 @@ def start(arguments: argparse.Namespace) -> None:
     if parts > 1 and is_loopback(host):
         host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
     config = read_base_config(arguments.model)
+    require_local(arguments.model, config)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
     all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
@@ -195,10 +197,10 @@ def status(arguments: argparse.Namespace) -> bool:
     from dist_eval.swarm.coverage import announced_models, look_up_coverage
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
+    config = read_base_config(arguments.model) if arguments.model else None
     dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
     try:
-        if arguments.model:
-            config = read_base_config(arguments.model)
+        if config is not None:
             prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
             models = {prefix: config.num_hidden_layers}
         else:
@@ -209,6 +211,7 @@ def status(arguments: argparse.Namespace) -> bool:
         coverages = [look_up_coverage(dht, name, count, arguments.timeout) for name, count in sorted(models.items())]
     finally:
         leave_swarm(dht)
+    coverages = [coverage.serving(config) for coverage in coverages]
     print("\n\n".join(coverage.describe() for coverage in coverages))
     return not any(coverage.missing for coverage in coverages)
 

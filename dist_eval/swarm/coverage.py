@@ -13,6 +13,7 @@ from typing import Any
 
 from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan, Swarm
+from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.tables import text_table
 
 _POLL_SECONDS = 0.25
@@ -42,6 +43,17 @@ class SwarmCoverage:
     def missing(self) -> list[int]:
         """Blocks without an online server."""
         return [block for block, count in enumerate(self.replicas) if count == 0]
+
+    def serving(self, config: Any) -> SwarmCoverage:
+        """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit".
+
+        Args:
+            config: the model's `transformers` config; None if it is unknown, and all servers count.
+        """
+        if config is None:
+            return self
+        servers = (s if serves(s.version, config) else s.model_copy(update={"state": "unfit"}) for s in self.servers)
+        return SwarmCoverage(self.dht_prefix, self.num_blocks, tuple(servers))
 
     def summary(self) -> Swarm:
         """Returns the section `swarm` of `results.json`."""
@@ -191,6 +203,7 @@ def wait_until_covered(
     num_blocks: int,
     timeout: float,
     *,
+    config: Any = None,
     servers: int = 1,
     check: Callable[[], None] = lambda: None,
     timeout_option: str = "--swarm-timeout",
@@ -202,6 +215,7 @@ def wait_until_covered(
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         timeout: seconds.
+        config: the model's `transformers` config; servers whose version of Petals does not compute it do not count.
         servers: number of servers that must be online, too.
         check: called at every poll; raises when waiting has become pointless.
         timeout_option: the option that sets the timeout, for the message.
@@ -215,7 +229,8 @@ def wait_until_covered(
     deadline = time.monotonic() + timeout
     while True:
         check()
-        coverage = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
+        found = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
+        coverage = found.serving(config)
         online = sum(server.state == "online" for server in coverage.servers)
         if not coverage.missing and online >= servers:
             return coverage
@@ -225,8 +240,23 @@ def wait_until_covered(
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
-            raise SwarmError(_missing_message(coverage, announced_models(dht), timeout, timeout_option))
+            raise SwarmError(
+                _unfit_message(coverage, config)
+                or _missing_message(coverage, announced_models(dht), timeout, timeout_option)
+            )
         time.sleep(_POLL_SECONDS)
+
+
+def _unfit_message(coverage: SwarmCoverage, config: Any) -> str:
+    """Says which servers would hold the missing blocks if they had another version; empty if there are none."""
+    unfit = [server for server in coverage.servers if server.state == "unfit"]
+    if not unfit:
+        return ""
+    versions = ", ".join(sorted({f"Petals {server.version}" for server in unfit}))
+    return (
+        f"Blocks {format_ranges(coverage.missing)} of {coverage.dht_prefix} are held only by servers with {versions}, "
+        f"which would fail or compute something else: this model needs servers with {versions_needed(config)}."
+    )
 
 
 def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:

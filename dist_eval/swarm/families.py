@@ -6,29 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError, first_line
+from dist_eval.swarm.petals_version import reading_newer_configs, require_servable, unknown_type
 
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
-BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
+BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
 """Prefix of the prompts' names in a Petals model of each family."""
 
 
 def default_dht_prefix(model: str, base: Any) -> str:
     """Returns the name under which Petals announces a model by default.
 
-    Source: `from_pretrained` of the configs in `petals.models` (2.2.0) for hub names. For a folder, for which Petals
-    has no rule, its name.
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0, and main for Mixtral) for hub names. For a
+    folder, for which Petals has no rule, its name.
     """
     if Path(model).is_dir():
         return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
     if base.model_type == "bloom":
         return (model + "-petals").replace(".", "-")
+    if base.model_type == "mixtral":
+        return model.replace(".", "-")
     name = model.split("/")[-1].replace(".", "-")
     return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
 
 
 def read_base_config(model: str) -> Any:
-    """Reads a base model's config and checks that Petals can serve such a model.
+    """Reads a base model's config and checks that Petals, as installed, can be a client for such a model.
+
+    Whether its blocks could be computed here is another question (see `petals_version.require_local`).
 
     Args:
         model: folder or hub name.
@@ -45,6 +50,7 @@ def read_base_config(model: str) -> Any:
             f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
             f"{', '.join(sorted(BASE_PREFIX))}."
         )
+    require_servable(model, config)
     if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
         raise CheckpointError(
             f"Petals cannot serve {model}: Falcon models with multi_query and the older decoder (7B) fail inside its "
@@ -71,7 +77,10 @@ def read_config(model: str, what: str) -> Any:
     if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(f"There is no folder {model} with a {what}.")
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+        with reading_newer_configs():
+            return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except KeyError as error:
+        raise unknown_type(model, what, str(error.args[0])) from error
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
@@ -80,8 +89,11 @@ def read_config(model: str, what: str) -> Any:
 def max_request_tokens(config: Any) -> int:
     """Returns how many tokens a Petals server accepts in one request by default.
 
-    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
+    Source: `max_batch_size` in `petals.server.server` (2.2.0 and main): 8192 with multi-query attention, 2048 without,
+    and as without for Mixtral.
     """
+    if config.model_type == "mixtral":
+        return _PETALS_TOKENS
     if config.model_type == "falcon":
         key_value_heads = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
     else:

@@ -1,4 +1,4 @@
-"""Makes Petals 2.2 run on a current hivemind; import this before `petals` or `hivemind`.
+"""Makes Petals run on a current hivemind; import this before `petals` or `hivemind`.
 
 hivemind 1.1.12 no longer re-exports some names that Petals imports from its top level. They still exist in their
 modules, so they are put back, for clients and servers alike.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import types
+import warnings
 from pathlib import Path
 
 from dist_eval.swarm.p2p_daemon import patch_p2p_daemon
@@ -45,6 +46,8 @@ def import_petals(*, sockets: Path) -> types.ModuleType:
             if not hasattr(hivemind, name):
                 setattr(hivemind, name, getattr(module, name))
     patch_p2p_daemon(sockets)
-    import petals
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of an assertion in Petals main, where it is not precompiled
+        import petals
 
     return petals

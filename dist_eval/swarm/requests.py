@@ -35,6 +35,7 @@ from dist_eval.swarm.gate import Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.pace import Pace
+from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.router import Router, RouteSegment, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
@@ -90,7 +91,7 @@ class SwarmRequests:
         """Starts the thread that updates the list of servers, and waits for the first list.
 
         Raises:
-            SwarmError: some block has no server.
+            SwarmError: some block has no server, or none whose version of Petals computes the model.
         """
         from petals.client.routing.sequence_manager import MissingBlocksError
 
@@ -98,6 +99,12 @@ class SwarmRequests:
             self._manager.make_sequence(mode="max_throughput")  # Petals' public API for this
         except MissingBlocksError as error:
             raise SwarmError(f"The swarm lost a server just now: {first_line(error)}") from error
+        config, spans = self._manager.config, self.spans()
+        if not all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks)):
+            raise SwarmError(
+                f"Some blocks of {config.dht_prefix} are held only by servers whose version of Petals would fail or "
+                f"compute something else: this model needs servers with {versions_needed(config)}."
+            )
 
     def forward(
         self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
@@ -149,11 +156,14 @@ class SwarmRequests:
         return len(self._manager)
 
     def spans(self) -> Sequence[Span]:
-        """Returns the blocks that are online, without those of excluded servers."""
+        """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
-        spans = [Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype) for span in online]
-        return [span for span in spans if str(span.peer) not in self.excluded]
+        return [
+            Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype)
+            for span in online
+            if str(span.peer_id) not in self.excluded and serves(span.server_info.version, self._manager.config)
+        ]
 
     def traffic(self) -> Traffic:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, Launcher
+from conftest import Launcher
+from tiny_models import LAYERS
 from torch import nn
 
 from dist_eval import PetalsPipeline

@@ -20,7 +20,7 @@ from dist_eval.errors import CheckpointError
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 4, 3, 2, 12
-FAMILIES = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer."}
+FAMILIES = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
 MODES = (None, "ptune", "deep_ptune")
 PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 all_modes = pytest.mark.parametrize("mode", MODES)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILIES, HIDDEN, VOCABULARY, SwarmClient
+from conftest import FAMILIES, SwarmClient
+from tiny_models import HIDDEN, VOCABULARY
 
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
@@ -102,7 +103,7 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
 
     from dist_eval.swarm.client import leave_swarm
 
-    name = {"llama": "Llama", "bloom": "Bloom", "falcon": "Falcon"}[family]
+    name = family.capitalize()
     theirs = getattr(petals, f"Distributed{name}ForSequenceClassification").from_pretrained(
         swarm.model,
         initial_peers=swarm.initial_peers,

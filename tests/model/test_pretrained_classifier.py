@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import VOCABULARY
+from tiny_models import VOCABULARY
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from conftest import SwarmClient
 
@@ -33,6 +35,14 @@ def test_replicas_count_online_servers_only() -> None:
     coverage = SwarmCoverage("model", 6, (span(0, 3), span(1, 3), span(3, 5, "joining"), span(3, 4, "offline")))
     assert coverage.replicas == [1, 2, 2, 0, 0, 0]
     assert coverage.missing == [3, 4, 5]
+
+
+def test_servers_whose_version_does_not_compute_the_model_do_not_count() -> None:
+    config = SimpleNamespace(model_type="mixtral")
+    coverage = SwarmCoverage("model", 3, (span(0, 3, version="2.2.0.post1"), span(0, 1, version="2.3.0.dev2")))
+    assert coverage.serving(None) == coverage
+    assert [server.state for server in coverage.serving(config).servers] == ["unfit", "online"]
+    assert coverage.serving(config).replicas == [1, 0, 0]
 
 
 def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:

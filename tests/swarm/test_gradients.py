@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILIES, HIDDEN, LAYERS, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
+from conftest import FAMILIES, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
+from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import EvaluationError, OutageError
 from dist_eval.model.checkpoint import TunedCheckpoint

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, LAYERS, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
+from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
+from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SwarmBackbone
