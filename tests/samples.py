@@ -143,7 +143,14 @@ FACTS: dict[str, Any] = {
     ],
     "spread": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
-    "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
+    "swarm": {
+        "dht_prefix": "base-hf",
+        "num_blocks": 4,
+        "missing_blocks": [],
+        "replicas_per_block": [1],
+        "servers": [],
+        "precisions": ["float32"],
+    },
     "audit": None,
     "backends": None,
 }

@@ -44,6 +44,8 @@ class EvalTask:
         """
         target = read_target(config.checkpoint, config.model)
         base = BaseModelSpec.of(config.only(ModelOptions), target)
+        if base.adapter and config.compare_backends:
+            raise ConfigError(f"--compare-backends has no local model with the adapter {base.adapter!r}: leave it out.")
         return cls(base, target, find_metrics(config.metric, target))
 
     def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
@@ -55,7 +57,7 @@ class EvalTask:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
         return Fingerprint(
             {
-                "base model": self.base.digest(),
+                **self.base.identity(),
                 "tuned checkpoint": self.target.digest(),
                 "names of the classes": json.dumps(self.target.label_names),
                 "problem_type": self.target.problem.name,

@@ -64,6 +64,7 @@ def open_swarm(
             num_blocks=blocks,
             dht_prefix=base.dht_prefix,
             spans=split_blocks(blocks, options.servers),
+            adapters=[base.adapter] if base.adapter else [],
             echo=echo,
         ) as swarm:
             rank_store.publish("peers", " ".join(swarm.initial_peers))
@@ -119,7 +120,7 @@ def load_classifier(
     dht = join_swarm(addresses, timeout, check=check)
     try:
         blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, check=check)
+        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, adapter=base.adapter, check=check)
         rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
         classifier = load_on_swarm(
             base.name,
@@ -128,6 +129,7 @@ def load_classifier(
             dht_prefix=base.dht_prefix,
             request_timeout=options.request_timeout,
             max_retries=options.max_retries,
+            adapter=base.adapter,
             compression=compression,
             seed=topology.rank,
             outage_timeout=timeout,

@@ -9,7 +9,7 @@ from typing import Any
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import Figure, by_class, figure, slices, top_confusions
-from dist_eval.report.table import figures_shown, group_lines
+from dist_eval.report.table import figures_shown, group_lines, precision_lines
 from dist_eval.results.run import CompleteRun
 from dist_eval.tables import markdown_table
 
@@ -42,7 +42,9 @@ def summary(results: CompleteRun, name: str) -> str:
         *_table(["metric", "value", interval], [[code(one.name), *_figure_cells(one, notes)] for one in figures]),
         *_notes(notes),
     ]
-    lines += [line for note in group_lines(results.groups) for line in ("", code(note))]
+    lines += [
+        line for note in (*group_lines(results.groups), *precision_lines(results.swarm)) for line in ("", code(note))
+    ]
     confusions = top_confusions(results)[:_CONFUSIONS]
     if confusions:
         rows = [[code(one.label), code(one.prediction), str(one.count)] for one in confusions]

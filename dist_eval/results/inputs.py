@@ -80,6 +80,8 @@ class ModelSummary(Record):
     """Classes, labels or outputs of the head."""
     weights_digest: str
     """Hash of the tuned tensors, or of the classifier."""
+    adapter: str | None = None
+    """LoRA adapter that the servers added to the base model, null without one."""
 
 
 class PlanSummary(Record):
