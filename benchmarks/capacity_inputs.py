@@ -16,7 +16,7 @@ from benchmarks import ranks
 from benchmarks.combine_rank import LABELS, share_of
 from benchmarks.ranks import Meter
 from dist_eval import demo
-from dist_eval.data.answers import BatchOutcome, logits_columns
+from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.plan import plan_batches
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.runs.journal import Journal
@@ -139,7 +139,7 @@ def _measure_plan(examples: int) -> tuple[float, float]:
 
 def _measure_journal(scratch_dir: Path, records: int) -> tuple[float, float]:
     sizes = np.full(records, 20)
-    route = [(_PEER, first, first + 10) for first in range(0, 70, 10)]
+    route = [RouteSegment(_PEER, first, first + 10, "float16") for first in range(0, 70, 10)]
     answers = np.zeros(20, dtype=logits_columns(2))
     journal = Journal(scratch_dir, sizes, answers.dtype)
     for number in range(records):

@@ -49,7 +49,7 @@ class ByLength(Router):
         """See `Router.next_segment`."""
         here = [span for span in spans if span.start <= start < span.end]
         chosen = random.choices(here, [span.end - span.start for span in here])[0]
-        return Span(chosen.peer, start, min(chosen.end, end), chosen.dtype)
+        return Span(chosen.peer, start, min(chosen.end, end), chosen.announced)
 
 
 class Only(Router):

@@ -39,7 +39,8 @@ def timelines(ranks: int) -> list[dict[str, Any]]:
 
 def rank_results(ranks: int) -> list[dict[str, Any]]:
     answers = {"requests": 9, "failures": 1, "wrong_answers": 0, "token_blocks": 900}
-    server = {"peer": PEER_ID, **answers, "latency_p50": 0.1, "latency_p95": 0.2}
+    announced = {"dtype": "float32", "quantization": "none", "version": "2.2.0.post1", "adapters": []}
+    server = {"peer": PEER_ID, "announced": announced, **answers, "latency_p50": 0.1, "latency_p95": 0.2}
     counts = {"round_trips": 9, "retries": 1, "halved": 0, "bytes_sent": 4096, "bytes_received": 4096}
     traffic = {"compression": "none", **counts, "servers": [server]}
     return [

@@ -124,6 +124,7 @@ FACTS: dict[str, Any] = {
         "num_labels": 2,
         "weights_digest": "w",
         "prompt": None,
+        "adapter": None,
     },
     "plan": {"batches": 2, "padded_tokens": 50, "real_tokens": 45, "digest": "p"},
     "ranks": [
@@ -146,7 +147,14 @@ FACTS: dict[str, Any] = {
     ],
     "spread": None,
     "throughput": {"seconds": 0.5, "examples_per_second": 10.0, "tokens_per_second": 90.0},
-    "swarm": {"dht_prefix": "base-hf", "num_blocks": 4, "missing_blocks": [], "replicas_per_block": [1], "servers": []},
+    "swarm": {
+        "dht_prefix": "base-hf",
+        "num_blocks": 4,
+        "missing_blocks": [],
+        "replicas_per_block": [1],
+        "servers": [],
+        "precisions": ["float32"],
+    },
     "audit": None,
     "backends": None,
 }

@@ -37,7 +37,8 @@ def open_petals_classifier(
         dht_prefix: name under which the swarm announces the model; by default Petals' rule for the model's name.
         timeout: seconds to wait for the swarm.
         **settings: other fields of the model's config, such as `tuning_mode`, `pre_seq_len` and `num_labels` for a
-            model that is to be tuned, or `request_timeout` and `max_retries`.
+            model that is to be tuned, `active_adapter` for a LoRA adapter that servers hold, or `request_timeout` and
+            `max_retries`.
 
     Yields:
         The model, in eval mode, float32 on the CPU.
@@ -64,7 +65,8 @@ def open_petals_classifier(
         with helpers_die_with_us():
             dht = join_swarm(list(initial_peers), timeout)
             try:
-                wait_until_covered(dht, prefix, base.num_hidden_layers, timeout, config=base)
+                adapter = settings.get("active_adapter")
+                wait_until_covered(dht, prefix, base.num_hidden_layers, timeout, config=base, adapter=adapter)
                 classifier = load_petals_classifier(str(model), dht, dht_prefix=prefix, **settings)
             except BaseException:
                 leave_swarm(dht)

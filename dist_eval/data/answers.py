@@ -8,12 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 AnswerColumns = np.dtype[np.void]
 """A structured dtype: name, dtype and shape of each column of one example."""
+
+
+class RouteSegment(NamedTuple):
+    """A segment of a batch's route through a swarm.
+
+    Attributes:
+        peer: the server's peer id.
+        start: its first block.
+        end: one past its last block.
+        precision: dtype in which the server computed, and its quantization if any; None if that is unknown.
+    """
+
+    peer: str
+    start: int
+    end: int
+    precision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -23,14 +39,14 @@ class BatchOutcome:
     Attributes:
         batch: number of the batch in the plan.
         answers: of shape [rows], of the dtype that the model declares; see `unanswered` for failed examples.
-        route: the servers that computed it: name, first block, one past the last block. Empty without a swarm.
+        route: the servers that computed it. Empty without a swarm.
         failed: the reasons of examples without an answer, by row in the batch.
         audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
     """
 
     batch: int
     answers: np.ndarray
-    route: Sequence[tuple[str, int, int]] = ()
+    route: Sequence[RouteSegment] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
 

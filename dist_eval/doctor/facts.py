@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from dist_eval.results.work import Announcement
+
 Level = Literal["fine", "warning", "error"]
 
 
@@ -69,9 +71,11 @@ class AnnouncedServer:
     Attributes:
         peer: its peer ID.
         blocks: its blocks, START:END.
-        dtype: dtype of its weights.
-        quantization: how they are quantized.
+        dtype: dtype that it computes in.
+        quantization: how its weights are quantized.
         seconds: how long it takes to answer; None if it does not.
+        version: version of Petals.
+        adapters: LoRA adapters that it holds.
     """
 
     peer: str
@@ -79,6 +83,15 @@ class AnnouncedServer:
     dtype: str | None
     quantization: str | None
     seconds: float | None
+    version: str | None = None
+    adapters: list[str] = field(default_factory=list)
+
+    @property
+    def announced(self) -> Announcement:
+        """How it computes."""
+        return Announcement(
+            dtype=self.dtype, quantization=self.quantization, version=self.version, adapters=tuple(self.adapters)
+        )
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ class SwarmView:
         missing: blocks without an online server.
         replicas: number of online servers of each block.
         servers: the online servers.
+        adapter_fault: why requests cannot use the adapter that was asked for; empty if they can.
     """
 
     seconds: float
@@ -100,6 +114,7 @@ class SwarmView:
     missing: list[int]
     replicas: list[int]
     servers: list[AnnouncedServer]
+    adapter_fault: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, SwarmView, leaders
+from dist_eval.swarm.announcements import mixed_precisions, mixed_versions
 from dist_eval.swarm.coverage import format_ranges
 
 _FOLDER = Subject("output folder")
@@ -137,6 +138,9 @@ def check_swarm(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
         yield _SWARM.error(f"At {places}: {message}", advice)
     known = [(facts, facts.swarm) for facts in ranks if facts.swarm is not None]
     for facts, swarm in known:
+        if swarm.adapter_fault:
+            yield _SWARM.error(f"Seen from {facts.place}: {swarm.adapter_fault}")
+            break
         if swarm.missing:
             yield _SWARM.error(
                 f"Seen from {facts.place}, no server holds blocks {format_ranges(swarm.missing)} of "
@@ -159,23 +163,22 @@ def _check_servers(known: Sequence[tuple[RankFacts, SwarmView]]) -> Iterator[Fin
             f"{server.blocks}), which announces itself.",
             "See at what address it announces itself, and whether that host reaches it.",
         )
-    kinds = {
-        f"{s.dtype}" + ("" if s.quantization in (None, "none") else f" ({s.quantization})") for s in servers.values()
-    }
-    if len(kinds) > 1:
-        yield _SWARM.warning(
-            f"Servers compute differently ({', '.join(sorted(kinds))}): results will depend on the routes.",
-            "Start all servers with the same --torch-dtype.",
-        )
+    announced = [server.announced for server in servers.values()]
+    if words := mixed_precisions(announced):
+        yield _SWARM.warning(words, "Start all servers with the same --torch-dtype and quantization.")
+    if words := mixed_versions(announced):
+        yield _SWARM.warning(words, "Install the same one on all of them, if you can.")
     if times and max(times) > _FAR_SECONDS:
         yield _SWARM.warning(f"A server takes {max(times):.2f} s to answer.", "Use servers nearby.")
     _, swarm = known[0]
     if not swarm.missing and not silent and times:
+        versions = sorted({server.version for server in announced if server.version})
         alone = [number for number, count in enumerate(swarm.replicas) if count == 1]
         yield _SWARM.fine(
             f"{len(servers)} servers hold all {swarm.num_blocks} blocks of {swarm.dht_prefix}"
             + (f" ({len(alone)} blocks have one server only)" if alone else "")
-            + f"; they answer within {max(times) * 1000:.0f} ms",
+            + f"; they answer within {max(times) * 1000:.0f} ms"
+            + (f"; Petals {', '.join(versions)}" if versions else ""),
         )
 
 

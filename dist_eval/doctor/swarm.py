@@ -28,7 +28,7 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
 
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
-    from dist_eval.swarm.coverage import look_up_coverage, measure_distances
+    from dist_eval.swarm.coverage import adapter_fault, look_up_coverage, measure_distances
 
     start = time.monotonic()
     peers = peers or public_peers()
@@ -37,12 +37,14 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         seconds = time.monotonic() - start
         while True:  # servers may be starting
             left = max(1.0, start + timeout - time.monotonic())
-            coverage = look_up_coverage(dht, base.dht_prefix, base.config.num_hidden_layers, left).serving(base.config)
-            if not coverage.missing or time.monotonic() - start > timeout:
+            blocks = base.config.num_hidden_layers
+            found = look_up_coverage(dht, base.dht_prefix, blocks, left, adapter=base.adapter)
+            coverage = found.serving(base.config)
+            fault = adapter_fault(coverage, is_over=time.monotonic() - start > timeout)
+            if not coverage.missing or fault or time.monotonic() - start > timeout:
                 break
             time.sleep(_POLL_SECONDS)
-        online = [server for server in coverage.servers if server.state == "online"]
-        distances = measure_distances(dht, [server.peer_id for server in online], _ANSWER_SECONDS)
+        distances = measure_distances(dht, [server.peer_id for server in coverage.online], _ANSWER_SECONDS)
     finally:
         leave_swarm(dht)
     facts.swarm = SwarmView(
@@ -58,7 +60,10 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
                 dtype=server.dtype,
                 quantization=server.quantization,
                 seconds=distances[server.peer_id],
+                version=server.version,
+                adapters=list(server.adapters or ()),
             )
-            for server in online
+            for server in coverage.online
         ],
+        adapter_fault=fault,
     )

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 
-from dist_eval.data.answers import AnswerColumns, column_names
+from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import ModelOnBackbone, SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.router import RouteSegment, Routing, Span
+from dist_eval.swarm.router import Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the coarsest dtype that a server on the route computes in.
@@ -175,8 +175,8 @@ class AuditedModel:
         """Walks two routes segment by segment, and asks a third server where their answers differ."""
         spans, faulty = self._requests.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._model.prompts)
-        parts = [*route, *other, *((str(span.peer), span.start, span.end) for span in spans)]
-        cuts = sorted({block for _, start, end in parts for block in (start, end)})
+        parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
+        cuts = sorted(set(itertools.chain.from_iterable(parts)))
         for start, end in itertools.pairwise(cuts):
             one, another = _server_at(route, start), _server_at(other, start)
             try:
@@ -228,7 +228,7 @@ class AuditedModel:
     def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
-                segment = Span(span.peer, start, end, span.dtype)
+                segment = Span(span.peer, start, end, span.announced)
                 return self._requests.ask(segment, hidden, self._model.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
@@ -245,15 +245,15 @@ def _answers_apart(first: np.ndarray, second: np.ndarray) -> float:
 
 def _differing_servers(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:
     """Returns the servers of two routes on the blocks that have different servers."""
-    blocks = {block for _, start, end in route for block in range(start, end)}
+    blocks = {block for segment in route for block in range(segment.start, segment.end)}
     pairs = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
     return list(dict.fromkeys(peer for pair in pairs if pair[0] != pair[1] for peer in pair))
 
 
 def _server_at(route: Sequence[RouteSegment], block: int) -> str:
-    return next(peer for peer, start, end in route if start <= block < end)
+    return next(segment.peer for segment in route if segment.start <= block < segment.end)
 
 
 def _covers_twice(route: Sequence[RouteSegment]) -> bool:
     """Returns whether a batch was sent in halves, each over its own route."""
-    return sum(end - start for _, start, end in route) > max(end for *_, end in route)
+    return sum(segment.end - segment.start for segment in route) > max(segment.end for segment in route)

@@ -41,6 +41,7 @@ class Combined:
         failed: examples without a prediction: position in the dataset, and the reason.
         ranks: each rank's entry in the section `ranks` of `results.json`.
         audit: the findings of all audits.
+        precisions: in which the servers computed that gave the answers.
         timelines: each rank's entry in `timeline.json`.
         metrics: custom metrics with a reduction, reduced over all batches; on the leader only.
     """
@@ -49,6 +50,7 @@ class Combined:
     failed: list[tuple[int, str]]
     ranks: list[RankResults]
     audit: Findings
+    precisions: list[str]
     timelines: list[RankTimeline]
     metrics: ReducedMetrics
 
@@ -62,7 +64,7 @@ def combine(
     plan: Plan,
 ) -> Combined:
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
-    local, failed, findings = worker.collect(batches)
+    local, failed, findings, precisions = worker.collect(batches)
     timeline = RankTimeline(
         rank=topology.rank,
         host=topology.host,
@@ -86,6 +88,7 @@ def combine(
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
         ranks=all_gather(worker.results(topology, classifier.traffic(), Totals.of(local))),
         audit=Findings.merged(all_gather(findings)),
+        precisions=sorted(set[str]().union(*all_gather(precisions))),
         timelines=all_gather(timeline),
         metrics=reduced,
     )

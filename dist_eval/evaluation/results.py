@@ -50,7 +50,7 @@ def results_of(
         ranks=combined.ranks,
         spread=spread(combined.ranks, metrics),
         throughput=throughput(combined.ranks),
-        swarm=swarm,
+        swarm=swarm and swarm.model_copy(update={"precisions": combined.precisions}),
         audit=audit,
         backends=backends,
     )

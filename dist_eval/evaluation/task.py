@@ -47,6 +47,8 @@ class EvalTask:
         """
         target = target_of(config)
         base = BaseModelSpec.of(config.only(ModelOptions), target)
+        if base.adapter and config.compare_backends:
+            raise ConfigError(f"--compare-backends has no local model with the adapter {base.adapter!r}: leave it out.")
         return cls(base, target, find_metrics(config.metric, target))
 
     def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
@@ -64,7 +66,7 @@ class EvalTask:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
         return Fingerprint(
             {
-                "base model": self.base.digest(),
+                **self.base.identity(),
                 "prompt and label words" if config.prompt else "tuned checkpoint": self.target.digest(),
                 "names of the classes": json.dumps(self.target.label_names),
                 "problem_type": self.target.problem.name,

@@ -261,23 +261,26 @@ class BatchWorker:
             loss=totals.mean_loss,
         )
 
-    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]], Findings]:
+    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]], Findings, set[str]]:
         """Reads batches back from the journal.
 
         Returns:
-            The predictions, the examples without one (position in the dataset, and the reason), and the audit findings.
+            The predictions, the examples without one (position in the dataset, and the reason), the audit findings, and
+            the precisions in which servers computed.
         """
         labels, none = self._data.labels, np.empty(0, dtype=np.int64)
         like = Predictions.from_answers(none, labels[none], np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like.columns)
         failed: list[tuple[int, str]] = []
+        precisions: set[str] = set()
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
+            precisions.update(segment.precision for segment in outcome.route if segment.precision)
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
             part = Predictions.from_answers(rows[kept], labels[rows[kept]], outcome.answers[kept])
             collector.add(part.columns)
-        return Predictions(**collector.columns()), failed, Findings.merged(findings)
+        return Predictions(**collector.columns()), failed, Findings.merged(findings), precisions

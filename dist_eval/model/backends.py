@@ -72,6 +72,7 @@ def open_swarm(
             num_blocks=blocks,
             dht_prefix=base.dht_prefix,
             spans=split_blocks(blocks, options.servers),
+            adapters=[base.adapter] if base.adapter else [],
             echo=echo,
         ) as swarm:
             rank_store.publish("peers", " ".join(swarm.initial_peers))
@@ -131,7 +132,9 @@ def load_model(
     dht = join_swarm(addresses, timeout, check=check)
     try:
         blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(dht, base.dht_prefix, blocks, timeout, config=base.config, check=check)
+        coverage = wait_until_covered(
+            dht, base.dht_prefix, blocks, timeout, config=base.config, adapter=base.adapter, check=check
+        )
         rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
         backbone = load_swarm_backbone(
             base.name,
@@ -139,6 +142,7 @@ def load_model(
             dht_prefix=base.dht_prefix,
             request_timeout=options.request_timeout,
             max_retries=options.max_retries,
+            adapter=base.adapter,
             compression=compression,
             seed=topology.rank,
             outage_timeout=timeout,

@@ -58,6 +58,7 @@ class BaseModelSpec:
         dht_prefix: name under which a swarm announces it.
         max_length: maximum tokens of a text.
         token_budget: maximum tokens of a request.
+        adapter: name of a LoRA adapter that the servers add to it, or None.
     """
 
     name: str
@@ -65,6 +66,7 @@ class BaseModelSpec:
     dht_prefix: str
     max_length: int
     token_budget: int
+    adapter: str | None = None
 
     @classmethod
     def of(cls, options: ModelOptions, tuned: ModelTarget) -> BaseModelSpec:
@@ -74,7 +76,7 @@ class BaseModelSpec:
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
-            ConfigError: a text of `--max-length` tokens could not be sent.
+            ConfigError: a text of `--max-length` tokens could not be sent, or an adapter could not be used.
         """
         if not isinstance(tuned, TunedCheckpoint):
             name, base = tuned.name, tuned.config
@@ -92,10 +94,15 @@ class BaseModelSpec:
             dht_prefix=options.dht_prefix or default_dht_prefix(name, base),
             max_length=_max_length(options.max_length, tuned, base, accepted),
             token_budget=min(options.token_budget, accepted or options.token_budget),
+            adapter=_adapter(options, tuned),
         )
 
+    def identity(self) -> dict[str, str]:
+        """Returns what tells it from other base models, by names for error messages."""
+        return {"base model": self.digest(), **({"--adapter": self.adapter} if self.adapter else {})}
+
     def digest(self) -> str:
-        """Returns a hash of the base model.
+        """Returns a hash of the base model, without an adapter.
 
         It covers its config, without its path and the version that wrote it, and evenly spaced samples of its weights
         if it is a folder.
@@ -119,9 +126,25 @@ class BaseModelSpec:
             tuning_mode=tuned.tuning_mode,
             pre_seq_len=tuned.pre_seq_len,
             num_labels=tuned.num_labels,
+            adapter=self.adapter,
             weights_digest=tuned.digest(),
             prompt=tuned.summary() if isinstance(tuned, LabelWords) else None,
         )
+
+
+def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
+    """Returns the LoRA adapter that is asked for, or that the checkpoint was tuned with."""
+    named = tuned.adapter if isinstance(tuned, TunedCheckpoint) else None
+    adapter = options.adapter or named
+    if named and adapter != named:
+        raise CheckpointError(
+            f"The checkpoint {tuned.folder} was tuned with the adapter {named!r}: leave out --adapter {adapter}."
+        )
+    if adapter and options.backend == "local":
+        raise ConfigError(
+            f"--backend local cannot use the adapter {adapter!r}, which only the servers of a swarm add to a model."
+        )
+    return adapter
 
 
 def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None) -> int:

@@ -37,7 +37,10 @@ _FIELD_TYPES = {
     "id2label": dict,
     "base_model_name_or_path": str,
     "base_model_fingerprint": str,
+    "active_adapter": str,
 }
+_ADAPTER = "active_adapter"
+"""The field of a Petals model's config that names the LoRA adapter in use."""
 ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
@@ -55,6 +58,7 @@ class TunedCheckpoint:
         problem: kind of labels that the head predicts.
         base_model: name or path of the base model, or None.
         base_fingerprint: hash of the base model's weights (see `base_fingerprint`), or None.
+        adapter: name of the LoRA adapter that the swarm's servers added to the base model, or None.
         folder: where it was loaded from.
     """
 
@@ -66,6 +70,7 @@ class TunedCheckpoint:
     problem: Problem = SINGLE_LABEL
     base_model: str | None = None
     base_fingerprint: str | None = None
+    adapter: str | None = None
     folder: Path | None = None
 
     @property
@@ -139,11 +144,12 @@ class TunedCheckpoint:
             problem=problem_from(config.get("problem_type"), len(names), str(folder / CONFIG_FILE)),
             base_model=config.get("base_model_name_or_path"),
             base_fingerprint=config.get("base_model_fingerprint"),
+            adapter=config.get(_ADAPTER),
             folder=folder,
         )
 
     def model_settings(self) -> dict[str, Any]:
-        """Returns the fields of a Petals model's config that follow from the tuned tensors."""
+        """Returns the fields of a Petals model's config that follow from the tuned tensors, and from the adapter."""
         return {
             "tuning_mode": self.tuning_mode,
             "pre_seq_len": self.pre_seq_len,
@@ -151,6 +157,7 @@ class TunedCheckpoint:
             "problem_type": self.problem.name,
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: i for i, name in enumerate(self.label_names)},
+            **({_ADAPTER: self.adapter} if self.adapter else {}),
         }
 
     def save(self, folder: str | Path) -> None:

@@ -98,7 +98,14 @@ class Classifier(ModelOnBackbone):
 
 
 def load_swarm_backbone(
-    model: str, dht: Any, *, dht_prefix: str, request_timeout: float, max_retries: int, **options: Any
+    model: str,
+    dht: Any,
+    *,
+    dht_prefix: str,
+    request_timeout: float,
+    max_retries: int,
+    adapter: str | None = None,
+    **options: Any,
 ) -> SwarmBackbone:
     """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
@@ -108,6 +115,7 @@ def load_swarm_backbone(
         dht_prefix: name under which the swarm announces the blocks.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
+        adapter: name of a LoRA adapter: only servers that hold it are asked, and they add it.
         **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `seed` and `compression`.
 
     Returns:
@@ -126,6 +134,7 @@ def load_swarm_backbone(
         "dht_prefix": dht_prefix,
         "request_timeout": request_timeout,
         "max_retries": max_retries,
+        "active_adapter": adapter,
         "update_period": 15,
         "max_backoff": 5,
         "show_route": False,

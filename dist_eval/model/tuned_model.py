@@ -49,6 +49,7 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
         problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
         base_model=config._name_or_path or None,
+        adapter=config.active_adapter,
     )
 
 

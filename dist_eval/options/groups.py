@@ -262,6 +262,13 @@ class ModelOptions(Options):
         group="where",
         metavar="NAME",
     )
+    adapter: str | None = option(
+        None,
+        "LoRA adapter to use, as the servers announce it: only those that hold it are asked (default: the one that the "
+        "checkpoint was tuned with, if any)",
+        group="where",
+        metavar="NAME",
+    )
     backend: str = option(
         "petals",
         "where the model's blocks run: on a swarm, or in each rank's own process",

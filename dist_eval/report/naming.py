@@ -10,7 +10,7 @@ from typing import Any
 from dist_eval.results.inputs import DatasetSummary, ModelSummary
 from dist_eval.results.run import CompleteRun
 
-_SOURCES = ("model", "dataset", "eval_dataset")
+_SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
 
 

@@ -21,8 +21,8 @@ from dist_eval.process.files import write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, options_of
-from dist_eval.report.table import group_lines
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
+from dist_eval.report.table import group_lines, precision_lines
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
@@ -109,7 +109,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
         script_hash=_hash(script),
         footnotes=Footnotes,
         headline=sections.headline(results),
-        groups=group_lines(results.groups),
+        caveats=[*group_lines(results.groups), *precision_lines(results.swarm)],
         confusion=sections.confusion(results),
         top_confusions=confusions,
         label_confusion=sections.label_confusion(results),
@@ -194,6 +194,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {
         "base model": base_name(results.model),
+        "LoRA adapter": results.model.adapter and name_of(results.model.adapter),
         "tuned checkpoint": checkpoint_name(results.model),
         **_prompt(results.model.prompt),
         "dataset": " ".join(part for part in where_from if part),
@@ -208,6 +209,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "started": results.started,
         "finished": results.finished,
         "swarm": results.swarm and results.swarm.dht_prefix,
+        "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
         "audit": _audit(results.audit),
         "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
         "git commit": environment.git_commit,

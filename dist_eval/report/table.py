@@ -11,7 +11,7 @@ from dist_eval.report.footnotes import Footnotes
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
-from dist_eval.results.work import Audit, BackendComparison, Spread
+from dist_eval.results.work import Audit, BackendComparison, Spread, Swarm
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.units import FEW_UNITS
@@ -54,6 +54,8 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
         *group_lines(results.groups),
         *_spread_lines(results.spread),
+        *([f"adapter: {results.model.adapter}"] if results.model.adapter else []),
+        *precision_lines(results.swarm),
         *_backend_lines(results.backends),
         *_audit_lines(results.audit),
         "files:",
@@ -148,6 +150,14 @@ def group_lines(groups: Groups | None) -> list[str]:
         return []
     few = f"; with fewer than {FEW_UNITS} there are none" if groups.count < FEW_UNITS else ""
     return [f"intervals: {groups.count} groups of {groups.column!r} are resampled as clusters{few}"]
+
+
+def precision_lines(swarm: Swarm | None) -> list[str]:
+    """Returns a line about servers that computed in different precisions; none if they did not."""
+    precisions = (swarm and swarm.precisions) or []
+    if len(precisions) < 2:
+        return []
+    return [f"servers computed in {' and '.join(precisions)}: the figures depend on which of them got which batch"]
 
 
 def class_columns(problem: str) -> tuple[str, Sequence[str]]:

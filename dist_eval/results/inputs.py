@@ -100,6 +100,8 @@ class ModelSummary(Record):
     """Hash of the tuned tensors, or of the classifier, or of prompt and label words."""
     prompt: PromptSummary | None = None
     """How a language model was asked for the classes, null for models with a classification head."""
+    adapter: str | None = None
+    """LoRA adapter that the servers added to the base model, null without one."""
 
 
 class PlanSummary(Record):

@@ -6,7 +6,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from dist_eval.results.record import Count, Number, Record, Share, Time
+from dist_eval.results.record import Count, Number, Record, Share, Time, UnknownEarlier
+
+
+class Announcement(Record):
+    """What a server announces about how it computes; null where it does not."""
+
+    dtype: str | None = None
+    """Dtype that it computes in."""
+    quantization: str | None = None
+    """How its weights are quantized, none if they are not."""
+    version: str | None = None
+    """Version of Petals."""
+    adapters: tuple[str, ...] | UnknownEarlier = None
+    """LoRA adapters that it holds."""
+
+    @property
+    def precision(self) -> str:
+        """Dtype, and quantization if there is any, in words."""
+        return (self.dtype or "?") + ("" if self.quantization in (None, "none") else f" ({self.quantization})")
 
 
 class ServerTraffic(Record):
@@ -14,6 +32,8 @@ class ServerTraffic(Record):
 
     peer: str
     """The server's peer ID."""
+    announced: Announcement | UnknownEarlier = None
+    """What it announced when it was last used."""
     requests: Count
     """Requests that it answered."""
     failures: Count
@@ -108,7 +128,7 @@ class Throughput(Record):
     """Of all ranks, without padding."""
 
 
-class ServerSpan(Record):
+class ServerSpan(Announcement):
     """A server and the consecutive blocks that it holds."""
 
     peer_id: str
@@ -119,14 +139,8 @@ class ServerSpan(Record):
     """One past the last block."""
     state: str
     """online, joining or offline; unfit if its version of Petals does not compute the model."""
-    dtype: str | None
-    """Dtype of the weights."""
-    quantization: str | None
-    """How the weights are quantized, none if they are not."""
     throughput: Number
     """Requests per second that the server announces."""
-    version: str | None
-    """Version of Petals."""
     name: str | None
     """Public name, if any."""
 
@@ -144,6 +158,9 @@ class Swarm(Record):
     """Number of online servers of each block."""
     servers: list[ServerSpan]
     """All announced servers, by first block."""
+    precisions: list[str] | UnknownEarlier = None
+    """Dtypes, with the quantization if there is any, in which the servers computed that gave the answers, in all starts
+    of the run. If there are several, the figures depend on which server got which batch."""
 
 
 class AuditedServer(Record):

@@ -9,8 +9,8 @@ Every rank of every start appends to its own file, and reads the files of all. A
     width       uint32, size of a row of the answers, in 4 bytes each, rounded up
     notes       uint32, bytes of the notes
     answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
-    notes       JSON, {"route": [[peer, first block, one past the last block], ...], "failed": {row: reason},
-                "audit": the findings of an audit}
+    notes       JSON, {"route": [[peer, first block, one past the last block, precision if known], ...],
+                "failed": {row: reason}, "audit": the findings of an audit}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
 the answers. The end of a file may be torn if its process died while writing; a record that fails its checksum is
@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.answers import AnswerColumns, BatchOutcome
+from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import JOURNAL
@@ -166,7 +166,7 @@ class Journal:
         known = self._places.get(outcome.batch)
         if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
             return  # not a batch of this plan
-        servers = {peer for peer, _, _ in outcome.route}
+        servers = {segment.peer for segment in outcome.route}
         place = _Place(path, offset, outcome.is_whole, outcome.audit is not None)
         is_better = known is None or (place.is_whole, place.is_audited) > (known.is_whole, known.is_audited)
         if servers.isdisjoint(self._faulty) and is_better:
@@ -187,7 +187,8 @@ def _writable(path: Path) -> Iterator[None]:
 
 
 def _packed(outcome: BatchOutcome, columns: AnswerColumns) -> bytes:
-    notes: dict[str, Any] = {"route": [list(segment) for segment in outcome.route]} if outcome.route else {}
+    route = [segment[:3] if segment.precision is None else segment for segment in outcome.route]
+    notes: dict[str, Any] = {"route": route} if route else {}
     if outcome.failed:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
     if outcome.audit is not None:
@@ -222,7 +223,7 @@ def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | Non
     return BatchOutcome(
         batch=batch,
         answers=np.frombuffer(rest, dtype=columns, count=rows).astype(columns.newbyteorder("=")),
-        route=[(str(peer), int(start), int(end)) for peer, start, end in notes.get("route", [])],
+        route=[RouteSegment(*segment) for segment in notes.get("route", [])],
         failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
         audit=notes.get("audit"),
     )

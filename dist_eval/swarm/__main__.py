@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
+    member.add_adapters(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -82,12 +83,14 @@ def build_status_parser() -> argparse.ArgumentParser:
     """Builds the parser of the command `status`."""
     parser = argparse.ArgumentParser(
         prog="dist-eval swarm status",
-        description="Shows which servers of a swarm hold which blocks, and which blocks have no server.",
+        description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
+        "version of Petals, and which blocks have no server.",
         allow_abbrev=False,
     )
     parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
     parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
     parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
+    parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
     parser.add_argument("-v", "--verbose", action="store_true")
     return parser
@@ -131,6 +134,7 @@ def start(arguments: argparse.Namespace) -> None:
             dht_prefix=prefix,
             spans=spans,
             torch_dtype=arguments.torch_dtype,
+            adapters=arguments.adapters,
             host=host,
             initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
@@ -208,7 +212,10 @@ def status(arguments: argparse.Namespace) -> bool:
             models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
         if not models:
             raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
-        coverages = [look_up_coverage(dht, name, count, arguments.timeout) for name, count in sorted(models.items())]
+        coverages = [
+            look_up_coverage(dht, name, count, arguments.timeout, adapter=arguments.adapter)
+            for name, count in sorted(models.items())
+        ]
     finally:
         leave_swarm(dht)
     coverages = [coverage.serving(config) for coverage in coverages]

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import EvaluationError, ModelOutputError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.failures import Failure, classify
-from dist_eval.swarm.router import Router, RouteSegment, Span, without
+from dist_eval.swarm.router import Router, Span, without
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0

@@ -8,15 +8,17 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan, Swarm
+from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.tables import text_table
 
 _POLL_SECONDS = 0.25
+_ADAPTERS_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,24 @@ class SwarmCoverage:
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         servers: all announced servers, by first block.
+        adapter: a LoRA adapter, if only servers that hold it count.
     """
 
     dht_prefix: str
     num_blocks: int
     servers: tuple[ServerSpan, ...]
+    adapter: str | None = None
+
+    @property
+    def online(self) -> list[ServerSpan]:
+        """The servers that requests can be sent to."""
+        online = [server for server in self.servers if server.state == "online"]
+        return [server for server in online if self.adapter is None or self.adapter in (server.adapters or ())]
 
     @property
     def replicas(self) -> list[int]:
         """Number of online servers of each block."""
-        online = [s for s in self.servers if s.state == "online"]
+        online = self.online
         return [sum(s.start <= block < s.end for s in online) for block in range(self.num_blocks)]
 
     @property
@@ -68,19 +78,21 @@ class SwarmCoverage:
     def describe(self) -> str:
         """Returns a text table of the servers, the replicas per block and the missing blocks."""
         lines = [f"{self.dht_prefix}: {self.num_blocks} blocks, {len(self.servers)} servers"]
-        header = ("server", "blocks", "state", "dtype", "throughput", "name")
-        rows = [
-            (
-                "..." + s.peer_id[-8:],
-                f"{s.start}:{s.end}",
-                s.state,
-                (s.dtype or "?") + ("" if s.quantization in (None, "none") else f" ({s.quantization})"),
-                f"{s.throughput:g}",
-                s.name or "",
-            )
-            for s in self.servers
-        ]
-        lines += [f"  {line}" for line in text_table([header, *rows])]
+        columns = {
+            "server": ["..." + server.peer_id[-8:] for server in self.servers],
+            "blocks": [f"{server.start}:{server.end}" for server in self.servers],
+            "state": [server.state for server in self.servers],
+            "dtype": [server.precision for server in self.servers],
+            "petals": [server.version or "" for server in self.servers],
+            "throughput": [f"{server.throughput:g}" for server in self.servers],
+            "adapters": [", ".join(server.adapters or ()) for server in self.servers],
+            "name": [server.name or "" for server in self.servers],
+        }
+        told = {name: cells for name, cells in columns.items() if any(cells)}
+        lines += [f"  {line}" for line in text_table([list(told), *map(list, zip(*told.values(), strict=True))])]
+        lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
+        if self.adapter is not None:
+            lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
         lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
         return "\n".join(lines)
@@ -105,7 +117,9 @@ def ranges_by_value(values: Sequence[int]) -> str:
     )
 
 
-def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0) -> SwarmCoverage:
+def look_up_coverage(
+    dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0, *, adapter: str | None = None
+) -> SwarmCoverage:
     """Looks up which servers hold a model's blocks.
 
     Args:
@@ -113,6 +127,7 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         timeout: seconds.
+        adapter: a LoRA adapter that servers must hold to count.
 
     Returns:
         The current coverage.
@@ -136,15 +151,14 @@ def look_up_coverage(dht: Any, dht_prefix: str, num_blocks: int, timeout: float 
             start=span.start,
             end=span.end,
             state=span.state.name.lower(),
-            dtype=span.server_info.torch_dtype,
-            quantization=span.server_info.quant_type,
             throughput=span.throughput,
-            version=span.server_info.version,
             name=span.server_info.public_name,
+            **announcement_of(span.server_info).to_json(),
         )
         for peer_id, span in spans.items()
     ]
-    return SwarmCoverage(dht_prefix, num_blocks, tuple(sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))))
+    by_block = sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))
+    return SwarmCoverage(dht_prefix, num_blocks, tuple(by_block), adapter)
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
@@ -204,6 +218,7 @@ def wait_until_covered(
     timeout: float,
     *,
     config: Any = None,
+    adapter: str | None = None,
     servers: int = 1,
     check: Callable[[], None] = lambda: None,
     timeout_option: str = "--swarm-timeout",
@@ -216,6 +231,7 @@ def wait_until_covered(
         num_blocks: blocks of the model.
         timeout: seconds.
         config: the model's `transformers` config; servers whose version of Petals does not compute it do not count.
+        adapter: a LoRA adapter that servers must hold to count.
         servers: number of servers that must be online, too.
         check: called at every poll; raises when waiting has become pointless.
         timeout_option: the option that sets the timeout, for the message.
@@ -224,14 +240,17 @@ def wait_until_covered(
         The complete coverage.
 
     Raises:
-        SwarmError: blocks are still missing after `timeout`; the message names them.
+        SwarmError: blocks are still missing after `timeout`, or at once if all are online, but no server announces the
+            adapter; the message names them.
     """
     deadline = time.monotonic() + timeout
     while True:
         check()
-        found = look_up_coverage(dht, dht_prefix, num_blocks, timeout=max(1.0, deadline - time.monotonic()))
-        coverage = found.serving(config)
-        online = sum(server.state == "online" for server in coverage.servers)
+        left = max(1.0, deadline - time.monotonic())
+        coverage = look_up_coverage(dht, dht_prefix, num_blocks, left, adapter=adapter).serving(config)
+        online = len(coverage.online)
+        if fault := adapter_fault(coverage, is_over=time.monotonic() > deadline):
+            raise SwarmError(fault)
         if not coverage.missing and online >= servers:
             return coverage
         if time.monotonic() > deadline and not coverage.missing:
@@ -240,9 +259,10 @@ def wait_until_covered(
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
+            anyhow = replace(coverage, adapter=None)
             raise SwarmError(
-                _unfit_message(coverage, config)
-                or _missing_message(coverage, announced_models(dht), timeout, timeout_option)
+                _unfit_message(anyhow, config)
+                or _missing_message(anyhow, announced_models(dht), timeout, timeout_option)
             )
         time.sleep(_POLL_SECONDS)
 
@@ -256,6 +276,30 @@ def _unfit_message(coverage: SwarmCoverage, config: Any) -> str:
     return (
         f"Blocks {format_ranges(coverage.missing)} of {coverage.dht_prefix} are held only by servers with {versions}, "
         f"which would fail or compute something else: this model needs servers with {versions_needed(config)}."
+    )
+
+
+def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
+    """Says why an adapter is not there: empty if it is, if none is asked for, or if blocks are missing without it, too.
+
+    Args:
+        coverage: of the servers that hold the adapter.
+        is_over: whether to give up waiting for the adapter where some server announces it, but not one for each block.
+    """
+    adapter, missing = coverage.adapter, coverage.missing
+    if adapter is None or not missing or replace(coverage, adapter=None).missing:
+        return ""
+    held: dict[str, list[str]] = {}
+    for server in coverage.servers:
+        for name in server.adapters or ():
+            held.setdefault(name, []).append(f"{server.start}:{server.end}")
+    if adapter in held and not is_over:
+        return ""
+    others = ", ".join(f"{name} (blocks {', '.join(spans)})" for name, spans in sorted(held.items())[:_ADAPTERS_NAMED])
+    return (
+        f"No online server holds the adapter {adapter!r} for blocks {format_ranges(missing)} of {coverage.dht_prefix}. "
+        + (f"The servers announce {others}: name one that covers all blocks" if held else "The servers announce none")
+        + f"{' with --adapter,' if held else ': leave out --adapter,'} or start servers with --adapters {adapter}."
     )
 
 

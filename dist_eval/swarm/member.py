@@ -46,8 +46,15 @@ def build_serve_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
+    add_adapters(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
     return parser
+
+
+def add_adapters(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for the adapters of servers."""
+    what = "LoRA adapters that a request may ask for: folders or hub names, with safetensors"
+    parser.add_argument("--adapters", nargs="+", default=[], metavar="NAME", help=what)
 
 
 def build_identities_parser() -> argparse.ArgumentParser:
@@ -98,6 +105,7 @@ def serve(arguments: argparse.Namespace) -> None:
         dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config),
         spans=[spans[arguments.number % len(spans)]],
         torch_dtype=arguments.torch_dtype,
+        adapters=arguments.adapters,
         host=arguments.host,
         ports=[(arguments.port, arguments.port)],
         identities=[arguments.identity],

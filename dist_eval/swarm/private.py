@@ -39,6 +39,7 @@ class PrivateSwarm:
         dht_prefix: name under which to announce them.
         spans: first and one-past-last block of each server.
         torch_dtype: dtype of the weights and of the computation.
+        adapters: LoRA adapters that all servers hold: folders or hub names.
         threads: threads of each server; by default the cores are divided among them.
         echo: forward the servers' output to this process' stderr.
         host: address to listen on.
@@ -49,7 +50,7 @@ class PrivateSwarm:
         program: arguments of the interpreter that runs a server, before those of the server itself.
 
     Raises:
-        ConfigError: a span is outside the model.
+        ConfigError: a span is outside the model, or Petals cannot hold an adapter.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PrivateSwarm:
         dht_prefix: str,
         spans: Sequence[tuple[int, int]],
         torch_dtype: str = "float32",
+        adapters: Sequence[str] = (),
         threads: int | None = None,
         echo: bool = False,
         host: str = "127.0.0.1",
@@ -69,8 +71,9 @@ class PrivateSwarm:
         program: Sequence[str] = ("-m", "dist_eval.swarm.server"),
     ) -> None:
         _require_in_model(spans, num_blocks)
+        _require_adapters(adapters)
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
-        self.torch_dtype, self.echo, self.host = torch_dtype, echo, host
+        self.torch_dtype, self.adapters, self.echo, self.host = torch_dtype, list(adapters), echo, host
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
@@ -136,6 +139,7 @@ class PrivateSwarm:
         command += ["--initial_peers", *others] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
+        command += ["--adapters", *self.adapters] if self.adapters else []
         with log:
             server = subprocess.Popen(
                 command,
@@ -224,6 +228,15 @@ def _require_in_model(spans: Sequence[tuple[int, int]], num_blocks: int) -> None
     for start, end in spans:
         if not 0 <= start < end <= num_blocks:
             raise ConfigError(f"A server cannot hold blocks {start}:{end} of a model with {num_blocks} blocks.")
+
+
+def _require_adapters(adapters: Sequence[str]) -> None:
+    for name in adapters:
+        if "." in name:
+            raise ConfigError(
+                f"Petals cannot hold the adapter {name!r}, because its name has a dot: copy it to a folder without "
+                "one, and name it by that folder's full path."
+            )
 
 
 def require_address(host: str) -> None:

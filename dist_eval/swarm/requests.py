@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, first_line
 from dist_eval.results.work import ServerTraffic, Traffic
+from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
     Attempts,
     Decision,
@@ -36,7 +38,7 @@ from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.pace import Pace
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.swarm.router import Router, RouteSegment, Routing, ServerStats, Span
+from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
 Answer = TypeVar("Answer")
@@ -159,11 +161,12 @@ class SwarmRequests:
         """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
-        return [
-            Span(span.peer_id, span.start, span.end, span.server_info.torch_dtype)
+        spans = [
+            Span(span.peer_id, span.start, span.end, announcement_of(span.server_info))
             for span in online
-            if str(span.peer_id) not in self.excluded and serves(span.server_info.version, self._manager.config)
+            if serves(span.server_info.version, self._manager.config)
         ]
+        return [span for span in spans if str(span.peer) not in self.excluded]
 
     def traffic(self) -> Traffic:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""
@@ -190,7 +193,9 @@ class SwarmRequests:
             except TooLarge as error:
                 halves = self.halves(hidden, error)
                 return torch.cat([await self._forward(half, routing, block) for half in halves])
-            routing.route.append((str(segment.peer), segment.start, segment.end))
+            routing.route.append(
+                RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
+            )
             block = segment.end
         return hidden
 
@@ -311,6 +316,7 @@ class SwarmRequests:
             gate.failed()
             raise
         server.answered(work, sent_at, now := time.monotonic())
+        server.announced = segment.announced
         server.timeline.add(sent_at, now)
         gate.answered((now - sent_at) / work)
         return answer
@@ -326,6 +332,7 @@ def _traffic_of(peer: str, server: ServerStats) -> ServerTraffic:
     count = len(latencies)
     return ServerTraffic(
         peer=peer,
+        announced=server.announced,
         requests=server.requests,
         failures=server.failures,
         wrong_answers=server.wrong_answers,

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
+from dist_eval.results.work import Announcement
 from dist_eval.swarm.failures import Failure
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ _JITTER = 0.02
 _LATENCIES_KEPT = 10_000
 
 
+UNKNOWN = Announcement()
+"""That of a server of which nothing is known."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Consecutive blocks that one server holds.
@@ -42,17 +48,18 @@ class Span:
         peer: the server.
         start: its first block.
         end: one past its last block.
-        dtype: name of the dtype that it computes in, or None if unknown.
+        announced: how it computes.
     """
 
     peer: Any
     start: int
     end: int
-    dtype: str | None = None
+    announced: Announcement = UNKNOWN
 
-
-RouteSegment = tuple[str, int, int]
-"""A segment of a batch's route: the server's peer id, its first block, one past its last block."""
+    @property
+    def dtype(self) -> str | None:
+        """Name of the dtype that it computes in, or None if unknown."""
+        return self.announced.dtype
 
 
 @dataclass
@@ -89,16 +96,16 @@ def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span
         for block in range(span.start, span.end):
             held.setdefault(block, set()).add(str(span.peer))
     unwanted: dict[int, set[str]] = {}
-    for peer, start, end in avoided:
-        for block in range(start, end):
-            if block in held and not held[block] <= unwanted.get(block, set()) | {peer}:
-                unwanted.setdefault(block, set()).add(peer)
+    for segment in avoided:
+        for block in range(segment.start, segment.end):
+            if block in held and not held[block] <= unwanted.get(block, set()) | {segment.peer}:
+                unwanted.setdefault(block, set()).add(segment.peer)
     left = []
     for span in spans:
         kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
         for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
             blocks = [block for _, block in run]
-            left.append(Span(span.peer, blocks[0], blocks[-1] + 1, span.dtype))
+            left.append(Span(span.peer, blocks[0], blocks[-1] + 1, span.announced))
     return left
 
 
@@ -114,6 +121,7 @@ class ServerStats:
         latencies: seconds from request to answer of the latest requests.
         backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
+        announced: what it announced when it answered last.
     """
 
     requests: int = 0
@@ -123,6 +131,7 @@ class ServerStats:
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
     backlog: int = 0
     timeline: Timeline = field(default_factory=Timeline)
+    announced: Announcement = UNKNOWN
     _in_flight: int = 0
     _busy_seconds: float = 0.0
     _busy_work: float = 0.0
@@ -279,5 +288,5 @@ class Router:
                         server = self.stats(span.peer)
                         total = server.seconds(tokens, stop - point, now, unknown) * noise + cost[stop]
                         if total < cost.get(point, math.inf):
-                            cost[point], first[point] = total, Span(span.peer, point, stop, span.dtype)
+                            cost[point], first[point] = total, Span(span.peer, point, stop, span.announced)
         return first.get(start)

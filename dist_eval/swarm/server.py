@@ -1,7 +1,8 @@
 """One Petals server as a process: `python -m dist_eval.swarm.server WORKSPACE [petals.cli.run_server options]`.
 
 It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
-version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
+version, an adapter may be a folder, a first peer that is itself just starting is waited for, and the server ends with
+the process that started it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def main() -> None:
 
     import_petals(sockets=workspace)
     _import_bitsandbytes()
+    if "--adapters" in sys.argv:
+        _accept_folders_as_adapters()
     from hivemind.p2p import P2PDaemonError
     from petals.cli import run_server
 
@@ -58,6 +61,19 @@ def _import_bitsandbytes() -> None:
 
     with patched(torch, "compile", lambda function, **_: function):
         import bitsandbytes  # noqa: F401
+
+
+def _accept_folders_as_adapters() -> None:
+    """Lets Petals look into a folder for an adapter's safetensors; it would ask the hub, whose names these are not."""
+    from petals.utils import peft
+
+    is_safe_on_hub = peft.check_peft_repository
+
+    def is_safe(name: str) -> bool:
+        folder = Path(name)
+        return (folder / peft.SAFETENSORS_WEIGHTS_NAME).is_file() if folder.is_dir() else is_safe_on_hub(name)
+
+    peft.check_peft_repository = is_safe
 
 
 if __name__ == "__main__":

@@ -35,7 +35,12 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def empty_checkpoint(
-    options: LearningOptions, base: Any, label_names: list[str], *, base_model: str | None
+    options: LearningOptions,
+    base: Any,
+    label_names: list[str],
+    *,
+    base_model: str | None,
+    adapter: str | None = None,
 ) -> TunedCheckpoint:
     """Creates a checkpoint of zeros, with the shapes of the tensors to tune.
 
@@ -44,6 +49,7 @@ def empty_checkpoint(
         base: the base model's config.
         label_names: names of the classes.
         base_model: folder or hub name of the base model.
+        adapter: name of a LoRA adapter that servers add to it.
     """
     length, hidden, layers = options.pre_seq_len, base.hidden_size, base.num_hidden_layers
     return TunedCheckpoint(
@@ -53,6 +59,7 @@ def empty_checkpoint(
         label_names=label_names,
         architecture={name: getattr(base, name) for name in ARCHITECTURE},
         base_model=base_model,
+        adapter=adapter,
     )
 
 

@@ -60,6 +60,7 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
             read_base_config(str(config.model)),
             find_names(session),
             base_model=config.model,
+            adapter=config.adapter,
         )
         base = BaseModelSpec.of(config.only(ModelOptions), empty)
         session.open_swarm(base)
@@ -132,7 +133,7 @@ def fingerprint_of(
     options.update({"--device": device.type, "--precision": precision_of(config.precision, device)})
     return Fingerprint(
         {
-            "base model": base.digest(),
+            **base.identity(),
             "names of the classes": json.dumps(tuned.label_names),
             "tokenizer": train.facts.tokenizer_digest,
             "dataset": train.facts.text_digest,

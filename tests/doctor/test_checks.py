@@ -14,7 +14,7 @@ from dist_eval.doctor.facts import AnnouncedServer, Asked, Finding, Gpu, GroupTi
 from dist_eval.doctor.report import describe, has_errors
 
 GIB = 1 << 30
-SERVER = AnnouncedServer("QmPeerOfServer1", "0:4", "float32", "none", 0.002)
+SERVER = AnnouncedServer("QmPeerOfServer1", "0:4", "float32", "none", 0.002, "2.2.0.post1")
 SWARM = SwarmView(1.0, "base-hf", 4, missing=[], replicas=[1, 1, 2, 2], servers=[SERVER])
 ASKED = Asked(uses_swarm=True)
 
@@ -246,6 +246,18 @@ FAULTS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
         {"swarm": replace(SWARM, servers=[SERVER, replace(SERVER, peer="QmOther", dtype="bfloat16")])},
         "warning",
         ["compute differently (bfloat16, float32)"],
+    ),
+    "servers of different versions": (
+        everywhere,
+        {"swarm": replace(SWARM, servers=[SERVER, replace(SERVER, peer="QmOther", version="2.3.0.dev2")])},
+        "warning",
+        ["different versions of Petals (2.2.0.post1, 2.3.0.dev2)"],
+    ),
+    "an adapter that nobody holds": (
+        everywhere,
+        {"swarm": replace(SWARM, missing=[0, 1, 2, 3], servers=[], adapter_fault="No online server holds it.")},
+        "error",
+        ["Seen from rank 0 on host-0: No online server holds it."],
     ),
     "a server that is far away": (
         everywhere,

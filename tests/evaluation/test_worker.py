@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import tokenized_digits
 
-from dist_eval.data.answers import BatchOutcome, logits_columns
+from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.distributed.collectives import process_group
@@ -53,7 +53,7 @@ class Classifier:
         server = "honest" if self.calls % 2 or FAULTY in self._distrusted else FAULTY
         if self.calls == self._verdict_at:
             self._journal.exclude(FAULTY)
-        routing.route.append((server, 0, 4))
+        routing.route.append(RouteSegment(server, 0, 4, "float32"))
         return {"logits": torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)}
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -86,20 +86,21 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     assert len(plan) > 8
     journal = Journal(tmp_path, plan.sizes, Classifier.columns)
     earlier = Journal(tmp_path, plan.sizes, Classifier.columns)
-    for batch, server in ((0, FAULTY), (1, "honest")):
+    for batch, server, precision in ((0, FAULTY, "float16"), (1, "honest", "bfloat16")):
         answers = np.empty(plan.sizes[batch], dtype=Classifier.columns)
         answers["logits"] = 666.0 if server == FAULTY else 1.0
-        earlier.append(BatchOutcome(batch, answers, [(server, 0, 4)]))
+        earlier.append(BatchOutcome(batch, answers, [RouteSegment(server, 0, 4, precision)]))
     earlier.close()
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
     with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
         assigned_batches = own.run(ALONE, stall_timeout=60.0)
-    predictions, failed, findings = own.collect(assigned_batches)
+    predictions, failed, findings, precisions = own.collect(assigned_batches)
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(predictions.index.tolist()) == list(range(ROWS))
     assert (predictions.logits == 1.0).all(), "a false answer counts"
     assert (failed, findings.faulty) == ([], {FAULTY})
+    assert precisions == {"bfloat16", "float32"}, "of the answers that count, those of earlier starts included"
     assert classifier.calls > len(plan) - 2
     results = own.results(ALONE, None, Totals.of(predictions))
     assert results.resumed == plan.sizes[:2].sum()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from samples import tokenized_digits
 
-from dist_eval.data.answers import BatchOutcome, logits_columns
+from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
@@ -42,7 +42,7 @@ class Classifier:
         self._lock = threading.Lock()
 
     def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
-        routing.route.append(("server", 0, len(lengths)))
+        routing.route.append(RouteSegment("server", 0, len(lengths)))
         with self._lock:
             call = len(self.lengths)
             self.lengths.append(lengths.tolist())
@@ -118,7 +118,7 @@ def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Pl
     assert sorted(found) == list(range(len(plan)))
     for number, outcome in found.items():
         assert outcome.is_whole
-        assert outcome.route == [("server", 0, len(plan.batch(number)))]
+        assert outcome.route == [RouteSegment("server", 0, len(plan.batch(number)))]
         for position, row in enumerate(plan.batch(number)):
             ids = torch.from_numpy(dataset.input_ids(row).astype(np.int64))[None]
             expected = scores(ids, torch.tensor([ids.shape[1]]))[0]

@@ -40,6 +40,7 @@ anywhere = {
     "dht_prefix": words,
     "token_budget": st.integers(1, MAX_TOKEN_BUDGET),
     "in_flight": st.integers(1, 1000),
+    "adapter": st.sampled_from(["org/lora", "/adapters/my lora"]),
     "compression": st.sampled_from(["none", "float16"]),
     "on_error": st.sampled_from(["stop", "skip"]),
     "max_failed": st.integers(0, 1000),

@@ -43,6 +43,14 @@ def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
         assert str(tmp_path / name) in table
 
 
+def test_the_table_shows_the_adapter_and_what_the_servers_computed_in_if_it_differed(tmp_path: Path) -> None:
+    assert "servers computed" not in table_of(tmp_path) and "adapter" not in table_of(tmp_path)
+    swarm = {**FACTS["swarm"], "precisions": ["bfloat16", "float16 (nf4)"]}
+    table = table_of(tmp_path, swarm=swarm, model={**FACTS["model"], "adapter": "org/lora"})
+    assert "servers computed in bfloat16 and float16 (nf4): the figures depend on" in table
+    assert "adapter: org/lora\n" in table
+
+
 def test_the_table_shows_the_number_of_truncated_texts(tmp_path: Path) -> None:
     table = table_of(tmp_path, data={**FACTS["data"], "truncated": 3}, ranks=FACTS["ranks"] * 2)
     assert "each exactly once; 3 texts cut to 64 tokens" in table

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.answers import BatchOutcome, logits_columns, unanswered
+from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
 from dist_eval.errors import RunError
 from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.journal import Fingerprint, Journal, forget_journal, has_batches
@@ -35,7 +35,10 @@ def outcomes(draw: st.DrawFn) -> BatchOutcome:
     batch = draw(st.integers(0, BATCHES - 1))
     size = int(SIZES[batch])
     logits = np.array(draw(st.lists(floats, min_size=size * LABELS, max_size=size * LABELS)), dtype=np.float32)
-    route = draw(st.lists(st.tuples(st.text(max_size=8), st.integers(0, 80), st.integers(0, 80)), max_size=3))
+    segments = st.builds(
+        RouteSegment, st.text(max_size=8), st.integers(0, 80), st.integers(0, 80), st.sampled_from([None, "float16"])
+    )
+    route = draw(st.lists(segments, max_size=3))
     failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
     audit = draw(st.none() | st.dictionaries(reasons, st.integers(), max_size=2))
     return BatchOutcome(batch, answers_of(logits.reshape(size, LABELS)), route, failed, audit)
@@ -76,7 +79,7 @@ def found_in(folder: Path) -> tuple[list[int], Journal]:
 def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
         (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
-        and [tuple(segment) for segment in one.route] == [tuple(segment) for segment in other.route]
+        and list(one.route) == list(other.route)
         and one.answers.tobytes() == other.answers.tobytes()
     )
 
@@ -165,7 +168,7 @@ def test_a_batch_with_failed_examples_is_not_finished_until_it_is_whole(tmp_path
 def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> None:
     router = {1: [("a", 0, 4)], 2: [("a", 0, 2), ("b", 2, 4)], 3: [("b", 0, 4)], 4: []}
     for batch, route in router.items():
-        write(tmp_path, BatchOutcome(batch, whole(batch).answers, route))
+        write(tmp_path, BatchOutcome(batch, whole(batch).answers, [RouteSegment(*segment) for segment in route]))
     _, journal = found_in(tmp_path)
     assert journal.faulty_servers() == frozenset()
     journal.exclude("b")
@@ -242,7 +245,9 @@ def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
 
 def test_a_classifiers_file_is_that_of_earlier_versions(tmp_path: Path) -> None:
     logits = np.array([[0.5, -1.25, 3.0], [np.nan] * 3])
-    first = BatchOutcome(2, answers_of(np.arange(9).reshape(3, 3) / 4), [("peer", 0, 4)], audit={"batches": 1})
+    first = BatchOutcome(
+        2, answers_of(np.arange(9).reshape(3, 3) / 4), [RouteSegment("peer", 0, 4)], audit={"batches": 1}
+    )
     second = BatchOutcome(1, answers_of(logits), failed={1: "refused"})
     content = bytes.fromhex(
         "64654231940e114c02000000030000000300000034000000000000000000803e0000003f0000403f0000803f0000a03f0000c03f0000e03f"

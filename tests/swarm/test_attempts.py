@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, RefusedError, SwarmError
 from dist_eval.swarm.attempts import (
     _MIN_STALL_SECONDS,
@@ -20,7 +21,7 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import Failure, WrongAnswer
-from dist_eval.swarm.router import Router, RouteSegment, Span
+from dist_eval.swarm.router import Router, Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
 REPLICAS = [Span(peer, 0, BLOCKS) for peer in ("a", "b", "c")]
@@ -140,7 +141,7 @@ def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> No
 
 @pytest.mark.parametrize("error", [LATE, GONE])
 def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
-    avoided = [("a", 0, BLOCKS)]
+    avoided = [RouteSegment("a", 0, BLOCKS)]
     attempts = attempts_of(avoided)
     decision = sent(attempts, REPLICAS[:2])
     assert decision.segment.peer == "b"

@@ -11,6 +11,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan
 from dist_eval.swarm.coverage import (
     SwarmCoverage,
+    adapter_fault,
     announced_models,
     format_ranges,
     look_up_coverage,
@@ -55,6 +56,44 @@ def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:
     assert "joining" in text
     assert "replicas per block: 0 (blocks 2-3), 1 (blocks 0-1)" in text
     assert "missing blocks: 2-3" in text
+
+
+def test_the_description_has_the_columns_that_say_something() -> None:
+    text = SwarmCoverage("model", 4, (span(0, 4), span(0, 4, version="2.3.0.dev2", adapters=["mine/lora"]))).describe()
+    head, first, second = text.splitlines()[1:4]
+    assert head.split() == ["server", "blocks", "state", "dtype", "petals", "throughput", "adapters"]
+    assert first.split()[4:] == ["2", "1"]
+    assert second.split()[4:] == ["2.3.0.dev2", "1", "mine/lora"]
+    assert "Servers run different versions of Petals (2, 2.3.0.dev2)." in text
+    assert "differently" not in text
+
+
+LORA = {"adapters": ["lora"]}
+
+
+@pytest.mark.parametrize(
+    ("servers", "missing", "words"),
+    [
+        ([span(0, 4, **LORA)], [], None),
+        ([span(0, 4)], [0, 1, 2, 3], "for blocks 0-3 of model. The servers announce none: leave out --adapter, or"),
+        (
+            [span(0, 4), span(1, 3, **LORA), span(0, 4, adapters=["a", "b"])],
+            [0, 3],
+            "blocks 0, 3 of model. The servers announce a (blocks 0:4), b (blocks 0:4), lora (blocks 1:3): name one",
+        ),
+        ([span(0, 2), span(2, 4, "joining", **LORA)], [0, 1, 2, 3], None),
+    ],
+    ids=["held", "not held", "on a part", "blocks are missing anyhow"],
+)
+def test_only_servers_with_the_adapter_count(servers: list[ServerSpan], missing: list[int], words: str | None) -> None:
+    coverage = SwarmCoverage("model", 4, tuple(servers), "lora")
+    assert coverage.missing == missing
+    fault = adapter_fault(coverage, is_over=True)
+    assert bool(fault) == (words is not None)
+    assert (words or "") in fault
+    assert not words or "No online server holds the adapter 'lora'" in fault
+    waits = any("lora" in (server.adapters or ()) for server in servers)
+    assert adapter_fault(coverage, is_over=False) == ("" if waits else fault)
 
 
 def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.swarm.router import Router, Span, without
 
 TOKENS = 1000
@@ -222,10 +223,10 @@ def test_segments_lead_to_the_end_whenever_there_is_a_route(
 def test_avoided_segments_are_removed_where_another_server_holds_them(
     drawn: list[tuple[str, int, int]], avoided: list[tuple[str, int, int]]
 ) -> None:
-    spans = [Span(*span) for span in drawn]
+    spans, segments = [Span(*span) for span in drawn], [RouteSegment(*segment) for segment in avoided]
     holders = {block: {span.peer for span in spans if span.start <= block < span.end} for block in range(8)}
     for block, left in {
-        block: {span.peer for span in without(spans, avoided) if span.start <= block < span.end} for block in range(8)
+        block: {span.peer for span in without(spans, segments) if span.start <= block < span.end} for block in range(8)
     }.items():
         unwanted = {peer for peer, start, end in avoided if start <= block < end}
         if holders[block] - unwanted:
