@@ -63,7 +63,7 @@ class SwarmCoverage:
         if config is None:
             return self
         servers = (s if serves(s.version, config) else s.model_copy(update={"state": "unfit"}) for s in self.servers)
-        return SwarmCoverage(self.dht_prefix, self.num_blocks, tuple(servers))
+        return replace(self, servers=tuple(servers))
 
     def summary(self) -> Swarm:
         """Returns the section `swarm` of `results.json`."""
@@ -260,10 +260,8 @@ def wait_until_covered(
             )
         if time.monotonic() > deadline:
             anyhow = replace(coverage, adapter=None)
-            raise SwarmError(
-                _unfit_message(anyhow, config)
-                or _missing_message(anyhow, announced_models(dht), timeout, timeout_option)
-            )
+            unfit = _unfit_message(anyhow, config)
+            raise SwarmError(unfit or _missing_message(anyhow, announced_models(dht), timeout, timeout_option))
         time.sleep(_POLL_SECONDS)
 
 

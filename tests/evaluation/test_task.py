@@ -8,7 +8,7 @@ from dist_eval.options.config import EvaluationConfig
 
 BY_CONTENT = {
     *("model", "checkpoint", "dataset", "subset", "split", "text_column", "label_column", "labels", "strict", "demo"),
-    *("max_length", "server_max_tokens", "token_budget"),
+    *("max_length", "server_max_tokens", "token_budget", "adapter"),
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
 }

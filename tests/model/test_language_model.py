@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import FAMILIES, VOCABULARY
+from conftest import FAMILIES
+from tiny_models import VOCABULARY
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model import output_embedding
