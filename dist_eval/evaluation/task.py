@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import CheckpointError, ConfigError, RunError, first_line, os_reason
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
@@ -100,12 +101,12 @@ def write_dataset(
         ConfigError: the model cannot take pairs of texts.
         RunError: the folder cannot be written.
     """
-    from transformers import AutoTokenizer
-
     own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
     place = str(target.folder) if own_tokenizer else base.name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        tokenizer = load_tokenizer(place)
+    except CheckpointError:
+        raise
     except Exception as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
         also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
         raise CheckpointError(f"There is no readable tokenizer in {place}{also}: {first_line(error)}") from error
