@@ -1,7 +1,7 @@
 """The dataset: read, validated row by row, tokenized once per host, and split into batches.
 
 `readers` opens files and hub datasets; `labels` and `label_columns` convert the label column to classes or numbers, as
-the problem type (`problems`) requires; `columns` keeps further columns. `dataset` tokenizes, and `plan` forms batches,
-whose `answers` have the columns that a model declares; `collector` puts columns together. Nothing here depends on
-process groups or models.
+the problem type (`problems`) requires; `columns` keeps further columns. `dataset` tokenizes with what `tokenizer_files`
+loads, and `plan` forms batches, whose `answers` have the columns that a model declares; `collector` puts columns
+together. Nothing here depends on process groups or models.
 """
