@@ -1,6 +1,6 @@
 """A Petals swarm: joining one, querying its coverage, starting one, and sending requests through it.
 
-`client` joins a swarm, `coverage` queries it, and `announcements` reads what its servers say about themselves; `private`
+`client` joins a swarm, `coverage` queries it, `announcements` reads what its servers say of themselves; `private`
 starts servers on this host (`server`), `member` one server of a swarm that spans hosts. `requests` and `gradients` send
 batches along the routes of `router`, over `transport`, as `attempts` decides; `failures` classifies errors, `findings`
 are those of audits, and `outage` waits for servers. `families` knows which models Petals serves, `hivemind_compat`
