@@ -20,6 +20,7 @@ from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
+from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
@@ -273,9 +274,9 @@ def _bytes_of(texts: Sequence[Sequence[str]]) -> bytes:
 def tokenizer_digest(tokenizer: Any) -> str:
     """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
     if tokenizer.is_fast:
-        parts = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts = definition_of(tokenizer)
         for state in ("truncation", "padding"):  # set by the last call
-            parts.pop(state)
+            parts.pop(state, None)
     else:
         parts = tokenizer.get_vocab()
     kind = [

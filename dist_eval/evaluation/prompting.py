@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dist_eval.data.few_shot import draw_examples
 from dist_eval.data.prompts import BETWEEN_EXAMPLES, PromptedWords, Template
-from dist_eval.data.tokenizers import load_tokenizer
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.model.label_words import LabelWords
 from dist_eval.options.groups import DataOptions, PromptOptions
 from dist_eval.swarm.families import read_base_config

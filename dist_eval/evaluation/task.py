@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.data.tokenizers import load_tokenizer
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
 from dist_eval.metrics.computing import compute_metrics

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.evaluation.session import Session
 from dist_eval.metrics.catalogue import lower_is_better
@@ -197,9 +198,7 @@ class Epochs:
         return -value if lower_is_better(self.config.best_metric) else value
 
     def _save_checkpoints(self, tuned: TunedCheckpoint) -> None:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(self.base.name, trust_remote_code=False)
+        tokenizer = load_tokenizer(self.base.name)
         self.folder.save_checkpoint(LAST, tuned, tokenizer)
         if self._state.best == self._state.epoch:
             self.folder.save_checkpoint(BEST, tuned, tokenizer)

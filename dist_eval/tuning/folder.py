@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.tokenizer_files import save_tokenizer
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.run import RunHeader
@@ -56,7 +57,7 @@ class TuningFolder(RunFolder):
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
             tuned.save(new)
-            tokenizer.save_pretrained(new)
+            save_tokenizer(tokenizer, new)
             if place.exists():
                 place.rename(old)
             new.rename(place)

@@ -176,7 +176,8 @@ def test_batches_answered_by_a_faulty_server_do_not_count(tmp_path: Path) -> Non
     finished, later = found_in(tmp_path)
     assert finished == [1, 4]
     assert later.faulty_servers() == {"b"}
-    journal.append(BatchOutcome(3, whole(3, 7.0).answers, [("a", 0, 4)]))  # done again by a rank that knew the old one
+    again = BatchOutcome(3, whole(3, 7.0).answers, [RouteSegment("a", 0, 4)])
+    journal.append(again)  # by a rank that knew the old one
     assert [float(outcome.answers["logits"][0, 0]) for outcome in journal.outcomes([3])] == [7.0]
     journal.close()
     assert found_in(tmp_path)[0] == [1, 3, 4]
