@@ -260,12 +260,12 @@ def wait_until_covered(
             )
         if time.monotonic() > deadline:
             anyhow = replace(coverage, adapter=None)
-            unfit = _unfit_message(anyhow, config)
+            unfit = unfit_message(anyhow, config)
             raise SwarmError(unfit or _missing_message(anyhow, announced_models(dht), timeout, timeout_option))
         time.sleep(_POLL_SECONDS)
 
 
-def _unfit_message(coverage: SwarmCoverage, config: Any) -> str:
+def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
     """Says which servers would hold the missing blocks if they had another version; empty if there are none."""
     unfit = [server for server in coverage.servers if server.state == "unfit"]
     if not unfit:
