@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dist_eval.results.work import Announcement
 from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
+from dist_eval.swarm.hivemind_compat import import_petals
 
 
 def server(
@@ -31,7 +34,8 @@ def test_differences_are_told(servers: list[Announcement], precisions: str, vers
         assert bool(told) == bool(expected)
 
 
-def test_an_announcement_is_read_from_what_petals_found() -> None:
+def test_an_announcement_is_read_from_what_petals_found(tmp_path: Path) -> None:
+    import_petals(sockets=tmp_path)
     from petals.data_structures import ServerInfo, ServerState
 
     info = ServerInfo(ServerState.ONLINE, 1.0, version="2.3.0.dev2", adapters=["a/b"], torch_dtype="float16")

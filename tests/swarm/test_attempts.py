@@ -172,7 +172,8 @@ def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_wit
     attempts = attempts_of(router=router)
     assert sent(attempts, REPLICAS).stall_timeout == _MIN_STALL_SECONDS
     assert sent(attempts, REPLICAS[:1]).stall_timeout == TIMEOUT, "nobody else could answer"
-    assert sent(attempts_of([("c", 0, 4)], router=router), REPLICAS[:1]).stall_timeout == _MIN_STALL_SECONDS, "optional"
+    waited = sent(attempts_of([RouteSegment("c", 0, BLOCKS)], router=router), REPLICAS[:1])
+    assert waited.stall_timeout == _MIN_STALL_SECONDS, "optional"
     attempts.after(sent(attempts, REPLICAS), LATE)
     assert sent(attempts, REPLICAS).stall_timeout == 2 * _MIN_STALL_SECONDS
     assert sent(attempts_of(router=router_with_latency(2.0)), REPLICAS).stall_timeout == 20.0
