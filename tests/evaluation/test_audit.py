@@ -132,8 +132,8 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     while not excluded or number < 4:  # until it was asked
         routing = Routing(audited=True)
         logits = audit.answer(*batch(number), routing)["logits"]
-        assert swarm.liar not in {peer for peer, _, _ in routing.route}
-        assert [block for _, start, end in routing.route for block in range(start, end)] == [0, 1, 2, 3]
+        assert swarm.liar not in {peer for peer, *_ in routing.route}
+        assert [block for _, start, end, _ in routing.route for block in range(start, end)] == [0, 1, 2, 3]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
         found.append(routing.findings)
         number += 1
@@ -235,5 +235,5 @@ def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar
         routing = Routing(audited=True)
         logits = AuditedModel(classifier).answer(*batch(number), routing)["logits"]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
-        assert {peer for peer, _, _ in routing.route} == {honest}
+        assert {peer for peer, *_ in routing.route} == {honest}
         assert routing.findings in (Findings(unanswered=1), Findings(alone=1))

@@ -137,7 +137,7 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
     assert requests.retries == 0
     assert not any(is_banned(requests, span) for span in requests.spans())
-    assert {(start, end) for _, start, end in routing.route} == {(0, 4)}
+    assert {(start, end) for _, start, end, _ in routing.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
 
