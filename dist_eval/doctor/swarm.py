@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from dist_eval.doctor.facts import AnnouncedServer, RankFacts, SwarmView
+from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
 
 _POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
@@ -22,13 +23,13 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         sockets: folder for the sockets of the p2p daemon.
 
     Raises:
-        SwarmError: no peer answered in time.
+        SwarmError: no peer answered in time, or blocks are held only by servers whose version of Petals is unfit.
     """
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
-    from dist_eval.swarm.coverage import adapter_fault, look_up_coverage, measure_distances
+    from dist_eval.swarm.coverage import adapter_fault, look_up_coverage, measure_distances, unfit_message
 
     start = time.monotonic()
     peers = peers or public_peers()
@@ -47,6 +48,8 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         distances = measure_distances(dht, [server.peer_id for server in coverage.online], _ANSWER_SECONDS)
     finally:
         leave_swarm(dht)
+    if not fault and (message := unfit_message(coverage, base.config)):
+        raise SwarmError(message)
     facts.swarm = SwarmView(
         seconds=seconds,
         dht_prefix=coverage.dht_prefix,

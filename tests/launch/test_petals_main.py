@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import TIMEOUT, SwarmClient, results_of
-from tiny_models import LAYERS
+from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval import demo
 from dist_eval.swarm import private
@@ -174,6 +174,35 @@ def test_rope_scaling_of_llama_3_1_is_applied(
     assert np.abs(np.subtract(unscaled["logits"], scaled["logits"])).max() > 1e-2
 
 
+def test_servers_that_compute_something_else_are_not_used(
+    pythons: dict[str, str],
+    models: Path,
+    swarm_client: SwarmClient,
+    tmp_path: Path,
+    answers: dict[tuple[str, str | None], dict[str, Any]],
+) -> None:
+    unscaled = without_scaling(models / "llama31", tmp_path)
+    only = Path(shutil.copytree(models / "llama31", tmp_path / "only" / "llama31"))
+    with ExitStack() as stack:
+        release = start(stack, pythons[RELEASE], unscaled, "llama31")
+        swarm_client.join(release)
+        swarm_client.leave(release)
+        inputs = ["--model", str(only), "--dht-prefix", "llama31", "--initial-peers", *release.initial_peers]
+        status = run(pythons[RELEASE], "-m", "dist_eval.swarm", "status", *inputs, status=1).stdout
+        assert re.search(r"0:4 +unfit ", status) and "missing blocks: 0-3" in status
+        random_checkpoint(None).save(tmp_path / "tuned")
+        inputs += ["--checkpoint", str(tmp_path / "tuned"), "--dataset", str(demo.TEST_DATA), "--check-timeout", "9"]
+        inputs += ["--output", str(tmp_path / "out")]
+        report = run(pythons[RELEASE], "-m", "dist_eval.doctor", *inputs, status=1).stdout
+        assert "Blocks 0-3 of llama31 are held only by servers with Petals 2.2.0.post1" in " ".join(report.split())
+        main = start(stack, pythons[MAIN], only, "llama31", initial_peers=release.initial_peers)
+        swarm_client.join(main)
+        swarm_client.leave(main)
+        for _ in range(3):  # routes are chosen at random
+            done = run(pythons[RELEASE], WORKER, str(only.parent), *main.initial_peers)
+            assert json.loads(done.stdout)["llama31"] == answers[RELEASE, MAIN]["llama31"]
+
+
 @pytest.fixture(scope="module")
 def mixed_swarm(pythons: dict[str, str], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
     """The demo's base model on two servers: one has the release, and the other one main."""
@@ -193,7 +222,7 @@ def test_a_run_on_servers_of_both_versions_is_exact(
     inputs = ["--model", demo.BASE_MODEL, "--checkpoint", demo.CHECKPOINT, "--dataset", demo.TEST_DATA]
     on_swarm = ["--dht-prefix", "base", "--initial-peers", *mixed_swarm.initial_peers]
     runs = {"local": (RELEASE, 1, ["--backend", "local"])}
-    runs |= {f"{ranks} ranks, {version}": (version, ranks, on_swarm) for version in pythons for ranks in (1, 2)}
+    runs |= {"one rank": (RELEASE, 1, on_swarm), "two": (RELEASE, 2, on_swarm), "two of main": (MAIN, 2, on_swarm)}
     for name, (version, ranks, options) in runs.items():
         torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "-m", "dist_eval"]
         done = run(pythons[version], *torchrun, *map(str, [*inputs, *options, "--output", tmp_path / name]))
@@ -203,10 +232,11 @@ def test_a_run_on_servers_of_both_versions_is_exact(
         assert results["coverage"] == {"expected": 596, "seen": 596, "duplicates": 0, "missing": 0, "failed": 0}
         if options is on_swarm:
             assert [server["version"] for server in results["swarm"]["servers"]] == [RELEASE, MAIN]
-    predictions = {name: (tmp_path / name / "predictions.parquet").read_bytes() for name in runs}
-    for version in pythons:
-        assert predictions[f"1 ranks, {version}"] == predictions[f"2 ranks, {version}"]
-    local, mixed = (pq.read_table(tmp_path / name / "predictions.parquet") for name in ("local", f"2 ranks, {RELEASE}"))
+    files = [
+        (tmp_path / name / "predictions.parquet").read_bytes() for name, spec in runs.items() if spec[2] is on_swarm
+    ]
+    assert len({*files}) == 1
+    local, mixed = (pq.read_table(tmp_path / name / "predictions.parquet") for name in ("local", "two"))
     assert local["prediction"].equals(mixed["prediction"])
     for column in ("loss", "probabilities"):
         ours, theirs = (np.array(table[column].to_pylist()) for table in (mixed, local))
@@ -236,3 +266,8 @@ def test_a_model_that_needs_main_is_tuned_and_evaluated(
     worker = str(ROOT / "tests" / "workers" / "swarm_loop_worker.py")
     loop = json.loads(run(main_python, worker, str(model), checkpoint, str(rows)).stdout)
     assert loop["accuracy"] == results["metrics"]["accuracy"] and loop["difference"] < 1e-4
+
+
+def test_the_tests_of_models_pass_on_main(main_python: str) -> None:
+    tests = [str(ROOT / "tests" / name) for name in ("model", "swarm/test_petals_version.py")]
+    run(main_python, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *tests)
