@@ -48,7 +48,7 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
         distances = measure_distances(dht, [server.peer_id for server in coverage.online], _ANSWER_SECONDS)
     finally:
         leave_swarm(dht)
-    if coverage.missing and (message := unfit_message(coverage, base.config)):
+    if not fault and (message := unfit_message(coverage, base.config)):
         raise SwarmError(message)
     facts.swarm = SwarmView(
         seconds=seconds,

@@ -266,13 +266,14 @@ def wait_until_covered(
 
 
 def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
-    """Says which servers would hold the missing blocks if they had another version; empty if there are none."""
+    """Says which missing blocks are held by servers whose version of Petals is unfit; empty if none are."""
     unfit = [server for server in coverage.servers if server.state == "unfit"]
-    if not unfit:
+    held = [block for block in coverage.missing if any(server.start <= block < server.end for server in unfit)]
+    if not held:
         return ""
-    versions = ", ".join(sorted({f"Petals {server.version}" for server in unfit}))
+    versions = ", ".join(sorted({f"Petals {server.version or '(unknown)'}" for server in unfit}))
     return (
-        f"Blocks {format_ranges(coverage.missing)} of {coverage.dht_prefix} are held only by servers with {versions}, "
+        f"Blocks {format_ranges(held)} of {coverage.dht_prefix} are held only by servers with {versions}, "
         f"which would fail or compute something else: this model needs servers with {versions_needed(config)}."
     )
 

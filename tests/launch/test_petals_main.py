@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import TIMEOUT, SwarmClient, results_of
-from tiny_models import LAYERS
+from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval import demo
 from dist_eval.swarm import private
@@ -190,6 +190,11 @@ def test_servers_that_compute_something_else_are_not_used(
         inputs = ["--model", str(only), "--dht-prefix", "llama31", "--initial-peers", *release.initial_peers]
         status = run(pythons[RELEASE], "-m", "dist_eval.swarm", "status", *inputs, status=1).stdout
         assert re.search(r"0:4 +unfit ", status) and "missing blocks: 0-3" in status
+        random_checkpoint(None).save(tmp_path / "tuned")
+        inputs += ["--checkpoint", str(tmp_path / "tuned"), "--dataset", str(demo.TEST_DATA), "--check-timeout", "9"]
+        inputs += ["--output", str(tmp_path / "out")]
+        report = run(pythons[RELEASE], "-m", "dist_eval.doctor", *inputs, status=1).stdout
+        assert "Blocks 0-3 of llama31 are held only by servers with Petals 2.2.0.post1" in " ".join(report.split())
         main = start(stack, pythons[MAIN], only, "llama31", initial_peers=release.initial_peers)
         swarm_client.join(main)
         swarm_client.leave(main)

@@ -15,6 +15,7 @@ from dist_eval.swarm.coverage import (
     announced_models,
     format_ranges,
     look_up_coverage,
+    unfit_message,
     wait_until_covered,
 )
 from dist_eval.swarm.private import PrivateSwarm
@@ -44,6 +45,10 @@ def test_servers_whose_version_does_not_compute_the_model_do_not_count() -> None
     assert coverage.serving(None) == coverage
     assert [server.state for server in coverage.serving(config).servers] == ["unfit", "online"]
     assert coverage.serving(config).replicas == [1, 0, 0]
+    assert unfit_message(coverage.serving(None), config) == ""
+    message = unfit_message(coverage.serving(config), config)
+    assert "Blocks 1-2 of model are held only by servers with Petals 2.2.0.post1" in message
+    assert "needs servers with Petals main (2.3 or later)" in message
 
 
 def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:
