@@ -130,7 +130,8 @@ def _translated(definition: dict[str, Any], name: str) -> tuple[dict[str, Any], 
         stand_ins = _stand_ins(definition, model, name)
     if model is definition["model"] and not stand_ins:
         return definition, {}
-    vocabulary = {stand_ins.get(token, token): number for token, number in model["vocab"].items()}
+    # the words themselves stay: as a part of a longer word, merges may lead to them
+    vocabulary = {**model["vocab"], **{character: model["vocab"][word] for word, character in stand_ins.items()}}
     return {**definition, "model": {**model, "vocab": vocabulary}}, stand_ins
 
 

@@ -21,22 +21,22 @@ from dist_eval.data.tokenizer_files import load_tokenizer, save_tokenizer
 from dist_eval.errors import CheckpointError
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-MERGES = ["t h", "th e", "Ġ the", "Ġ c", "a t", "Ġc at", "1 2", "Ã ¼", "r e", "o n", "re on"]
+MERGES = ["t h", "th e", "Ġ the", "Ġ c", "a t", "Ġc at", "1 2", "Ã ¼", "r e", "o n", "re on", "cats r"]
 UNREACHED = ["Ġzebra", "cats", "123", "GrÃ¼ÃŁe", "Ġ<"]
-"""Tokens that no merges lead to, which `ignore_merges` finds all the same."""
+"""Tokens that no merges lead to, which `ignore_merges` finds all the same; a merge may use them."""
 
 IDS = {
     "the cat, the cats": [0, 258, 262, 12, 259, 262, 83],
-    "cats": [0, 269],
-    " zebra zebras  zebra": [0, 268, 221, 90, 69, 66, 82, 65, 83, 221, 268],
-    "1234 12 123456": [0, 270, 20, 221, 263, 221, 270, 20, 21, 22],
-    "Grüße aus Köln, Grüße": [0, 271, 221, 65, 85, 83, 221, 43, 128, 115, 76, 78, 12, 221, 39, 82, 264, 128, 254, 69],
-    "a <b <|begin_of_text|> zebra": [0, 65, 272, 66, 221, 0, 268],
+    "cats": [0, 270],
+    " zebra zebras  zebra": [0, 269, 221, 90, 69, 66, 82, 65, 83, 221, 269],
+    "1234 12 123456": [0, 271, 20, 221, 263, 221, 271, 20, 21, 22],
+    "Grüße aus Köln, Grüße": [0, 272, 221, 65, 85, 83, 221, 43, 128, 115, 76, 78, 12, 221, 39, 82, 264, 128, 254, 69],
+    "a <b <|begin_of_text|> zebra": [0, 65, 273, 66, 221, 0, 269],
     "on reon\n\nthe": [0, 266, 221, 267, 199, 199, 258],
     "": [0],
-    "the cat's 日本語 zebra\n": [0, 258, 262, 7, 83, 221, 163, 246, 99, 163, 251, 106, 165, 104, 253, 268, 199],
+    "the cat's 日本語 zebra\n": [0, 258, 262, 7, 83, 221, 163, 246, 99, 163, 251, 106, 165, 104, 253, 269, 199],
 }
-PAIR = ("a zebra", "cats"), [0, 65, 268, 0, 269]
+PAIR = ("a zebra", "cats"), [0, 65, 269, 0, 270]
 
 WITHOUT = {
     "cats": [0, 67, 261, 83],
@@ -149,7 +149,7 @@ METASPACE = {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True
         ({"pre_tokenizer": METASPACE}, "would ignore its prepend_scheme, and token ids would be wrong"),
         (
             {"pre_tokenizer": {"type": "Whitespace"}},
-            "would split 5 words that its ignore_merges keeps, such as 'Ġzebra'",
+            "would split 6 words that its ignore_merges keeps, such as 'catsr'",
         ),
         ({"normalizer": {"type": "OfTomorrow"}}, "cannot read it"),
         ({"model": {**definition()["model"], "merges": [["a b", "c"]]}}, r"cannot read its merge \['a b', 'c'\]"),
