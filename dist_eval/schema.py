@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 from typing import Any, Literal, get_type_hints
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -73,4 +74,5 @@ def build_parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     build_parser().parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a pipe may close it early
     print(json.dumps(results_schema(), indent=2, ensure_ascii=False))
