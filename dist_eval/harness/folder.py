@@ -1,0 +1,50 @@
+"""The folder of a run on tasks of the harness: `results.json`, and the harness' own files.
+
+results.json                the run (see `dist_eval.results.harness`)
+results_DATE.json           the harness' own results, readable by its tools
+samples_TASK_DATE.jsonl     its documents with the model's answers, of each task
+journal/                    finished batches
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from dist_eval.errors import RunError, os_reason
+from dist_eval.results.harness import HarnessResults
+from dist_eval.results.run import CompleteHarnessRun, RunHeader
+from dist_eval.runs.environment import now
+from dist_eval.runs.run_folder import RunFolder
+
+_OF_THE_HARNESS = ("results_*.json", "samples_*.jsonl")
+
+
+class HarnessFolder(RunFolder):
+    """The folder of one run on tasks of the harness (see `RunFolder`)."""
+
+    def recorded(self) -> CompleteHarnessRun | None:
+        """Returns the content of `results.json` if the run is complete."""
+        results = self._read()
+        return results if isinstance(results, CompleteHarnessRun) else None
+
+    def save(self, results: HarnessResults) -> None:
+        """Marks the run as complete.
+
+        Raises:
+            RunError: `results.json` cannot be written.
+        """
+        started = self._read() or self._started()
+        header = {name: getattr(started, name) for name in RunHeader.model_fields}
+        changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
+        try:
+            self._write(CompleteHarnessRun(**{**header, **changes, **dict(results)}))
+        except OSError as error:
+            raise RunError(
+                f"The results cannot be written to {self.path}: {os_reason(error)}. All answers are in its journal: "
+                "start the same command again once that is fixed."
+            ) from error
+
+    def _begin(self) -> None:
+        for path in itertools.chain.from_iterable(map(self.path.glob, _OF_THE_HARNESS)):
+            path.unlink(missing_ok=True)
+        super()._begin()
