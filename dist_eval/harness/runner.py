@@ -116,13 +116,20 @@ class Leader:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self._base.name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(self._base.name, trust_remote_code=False)
         except (
             Exception
         ) as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
             raise CheckpointError(
                 f"There is no readable tokenizer in {self._base.name}: {first_line(error)}"
             ) from error
+
+        if self._session.config.apply_chat_template and not tokenizer.chat_template:
+            raise ConfigError(
+                f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
+                "was tuned for chats, or leave the option out."
+            )
+        return tokenizer
 
     def _answer(self, pairs: Iterator[Pair], tasks: LoadedTasks, tokenizer: Any) -> np.ndarray:
         from dist_eval.harness.tasks import on_terminal
