@@ -8,13 +8,16 @@ journal/                    finished batches
 
 from __future__ import annotations
 
-import itertools
+from pathlib import Path
 
 from dist_eval.errors import RunError, os_reason
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.run import CompleteHarnessRun, RunHeader
 from dist_eval.runs.environment import now
 from dist_eval.runs.run_folder import RunFolder
+
+_SCORING = ("confidence", "bootstrap_iters")
+"""Options that change nothing of the answers."""
 
 _OF_THE_HARNESS = ("results_*.json", "samples_*.jsonl")
 
@@ -27,12 +30,21 @@ class HarnessFolder(RunFolder):
         results = self._read()
         return results if isinstance(results, CompleteHarnessRun) else None
 
+    @property
+    def is_scored_otherwise(self) -> bool:
+        """Whether the complete run in the folder has other intervals or standard errors than these options ask for."""
+        recorded = self.recorded()
+        return recorded is None or any(recorded.config[name] != self.options[name] for name in _SCORING)
+
     def save(self, results: HarnessResults) -> None:
         """Marks the run as complete.
 
         Raises:
             RunError: `results.json` cannot be written.
         """
+        for path in self._of_the_harness():
+            if path.name not in (results.files.results, *results.files.samples.values()):
+                path.unlink(missing_ok=True)  # of an earlier start
         started = self._read() or self._started()
         header = {name: getattr(started, name) for name in RunHeader.model_fields}
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
@@ -45,6 +57,9 @@ class HarnessFolder(RunFolder):
             ) from error
 
     def _begin(self) -> None:
-        for path in itertools.chain.from_iterable(map(self.path.glob, _OF_THE_HARNESS)):
+        for path in self._of_the_harness():
             path.unlink(missing_ok=True)
         super()._begin()
+
+    def _of_the_harness(self) -> list[Path]:
+        return [path for pattern in _OF_THE_HARNESS for path in self.path.glob(pattern)]

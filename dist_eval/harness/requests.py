@@ -83,7 +83,7 @@ def answer_requests(
         session.publish_dataset(lambda folder: identity.update(_written(write, folder)))
         data = TokenizedContinuations(session.scratch_dir)
         fingerprint = fingerprint_of(config, base, data, data.plan(base.token_budget), identity)
-        session.claim(lambda: session.folder.claim(fingerprint))
+        session.claim(lambda: session.folder.claim(fingerprint) or session.folder.is_scored_otherwise)
     if session.is_complete():
         return None
     session.open_swarm(base)

@@ -144,8 +144,6 @@ class Leader:
                 "--num-fewshot": str(config.num_fewshot),
                 "--limit": str(config.limit),
                 "--apply-chat-template": str(config.apply_chat_template),
-                "--bootstrap-iters": str(config.bootstrap_iters),
-                "--confidence": str(config.confidence),
             }
 
         with on_terminal(*self._terminal):

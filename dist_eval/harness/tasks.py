@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import datasets
 from lm_eval.api.model import LM
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
@@ -57,7 +58,7 @@ class LoadedTasks:
         if missing:
             raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        with quiet(not options.verbose):
+        with quiet(not options.verbose), _no_remote_code():
             manager = _manager(options)
             for name in options.tasks:
                 if name not in manager.all_tasks and not Path(name).is_file():
@@ -193,6 +194,21 @@ def on_terminal(stdout: Any, stderr: Any) -> Iterator[None]:
     """Shows what is printed within `quiet` all the same."""
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         yield
+
+
+@contextlib.contextmanager
+def _no_remote_code() -> Iterator[None]:
+    """Keeps code of a hub's datasets from being run, whatever a task's file says."""
+    load = datasets.load_dataset
+
+    def load_data_only(*arguments: Any, **options: Any) -> Any:
+        return load(*arguments, **{**options, "trust_remote_code": False})
+
+    datasets.load_dataset = load_data_only
+    try:
+        yield
+    finally:
+        datasets.load_dataset = load
 
 
 @contextlib.contextmanager

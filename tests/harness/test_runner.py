@@ -158,31 +158,34 @@ def test_any_number_of_ranks_writes_the_same_through_a_swarm(
 DIGITS = ("-m", "dist_eval.harness", "--tasks", "digits", "--model", str(demo.BASE_MODEL), "--token-budget", "80")
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("digits") / "out"
-    assert run_here(*DIGITS, *LOCAL, "--output", str(output)) == 0
-    return output
-
-
 def test_the_shipped_task_says_how_good_the_embedded_example_is(
-    digits: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    results = results_of(digits)
+    output = tmp_path / "out"
+    arguments = [*DIGITS, *LOCAL, "--output", str(output)]
+    assert run_here(*arguments, "--limit", "100") == 0
+    results = results_of(output)
     [metric] = results["tasks"]["digits"]["metrics"]
-    assert metric["value"] > 0.95 and metric["documents"] == 596
-    assert (results["requests"]["texts"], results["requests"]["forwards"]) == (5960, 596)
-    before = (digits / "results.json").read_bytes()
-    assert run_here(*DIGITS, *LOCAL, "--output", str(digits)) == 0, "complete: shown again, nothing is sent"
-    assert "acc                   0.98" in capfd.readouterr().out
-    assert (digits / "results.json").read_bytes() == before
-    assert run_here(*DIGITS, *LOCAL, "--limit", "9", "--output", str(digits)) == 1
+    assert metric["value"] > 0.95 and metric["documents"] == 100
+    assert (results["requests"]["texts"], results["requests"]["forwards"]) == (1000, 100)
+    before = (output / "results.json").read_bytes()
+    assert run_here(*arguments, "--limit", "100") == 0, "complete: shown again, nothing is sent"
+    assert "acc                   0." in capfd.readouterr().out
+    assert (output / "results.json").read_bytes() == before
+    assert run_here(*arguments, "--limit", "100", "--confidence", "0.8") == 0
+    rescored = results_of(output)
+    assert rescored["tasks"]["digits"]["metrics"][0]["interval"]["confidence"] == 0.8
+    assert [rank["resumed"] for rank in rescored["ranks"]] == [1000]
+    assert len(list(output.glob("*digits_*.jsonl"))) == len(list(output.glob("results_*.json"))) == 1
+    capfd.readouterr()
+    assert run_here(*arguments, "--limit", "9") == 1
     assert "what differs is the data of the tasks and the --limit" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_on_another_number_of_ranks(digits: Path, launcher: Launcher, tmp_path: Path) -> None:
-    output = tmp_path / "out"
+def test_a_killed_run_resumes_on_another_number_of_ranks(launcher: Launcher, tmp_path: Path) -> None:
+    output, digits = tmp_path / "out", tmp_path / "undisturbed"
+    assert run_here(*DIGITS, *LOCAL, "--output", str(digits)) == 0
     process = launcher.start(*DIGITS, *LOCAL, "--output", str(output), ranks=3)
 
     def journalled() -> int:
