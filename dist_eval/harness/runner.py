@@ -20,7 +20,8 @@ from dist_eval.harness.table import format_tasks
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
-from dist_eval.results.harness import HarnessResults, LanguageModelSummary
+from dist_eval.report.page import report_on
+from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
@@ -159,7 +160,7 @@ class Leader:
         assert answered is not None, "the harness has asked for no answer"
         tasks, groups = task_results(found, session.config.confidence), group_results(found)
         results = HarnessResults(
-            problem_type="language_modeling",
+            problem_type=LANGUAGE_MODELING,
             tasks=tasks,
             groups=groups,
             harness_version=str(found["lm_eval_version"]),
@@ -180,6 +181,7 @@ class Leader:
         session.folder.save_timelines(answered.timelines)
         session.folder.save(results)
         session.publish_as_leader("reported", lambda: "")
+        report_on(session.folder.path, session.config.report)
         print(format_tasks(results, session.folder.path), flush=True)
         return results
 

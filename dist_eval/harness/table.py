@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_eval.report.table import format_figures
-from dist_eval.results.harness import GroupMetric, HarnessResults, TaskMetric
+from dist_eval.report.tasks_page import metric_name
+from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT, RESULTS
-
-_NO_FILTER = "none"
 
 
 def format_tasks(results: HarnessResults, folder: Path) -> str:
@@ -43,8 +42,3 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
     return "\n".join(lines)
-
-
-def metric_name(metric: TaskMetric | GroupMetric) -> str:
-    """Returns a metric's name with that of its filter, if any."""
-    return metric.metric if metric.filter == _NO_FILTER else f"{metric.metric} ({metric.filter})"

@@ -9,6 +9,9 @@ from dist_eval.results.record import Count, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
 
+LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
+"""In the place of a classifier's problem type."""
+
 
 class TaskMetric(Record):
     """A metric of a task, as the harness computes it."""

@@ -17,9 +17,13 @@ from dist_eval.statistics.units import Units
 NO_MEAN = "it is no mean over documents, nor a function of one"
 """The reason of a metric without a statistic."""
 
-_NAME = "value"
+VALUE = "value"
+"""Name of every statistic of `document_statistic`."""
+
 _SAME = 1e-9
-_FORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+Form = Callable[[np.ndarray], np.ndarray]
+
+FORMS: tuple[Form, ...] = (
     lambda mean: mean,
     lambda mean: np.exp(-mean),  # a perplexity, of log-likelihoods in nats
     lambda mean: -mean / math.log(2),  # bits, of the same
@@ -27,31 +31,35 @@ _FORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
 """What the harness makes of the mean of documents' values, or of the ratio of the sums of their two values."""
 
 
-def document_statistic(values: Sequence[Any], value: float) -> Sums | None:
+def find_form(values: Sequence[Any], value: float | None) -> Form | None:
     """Finds how a metric follows from documents' values.
 
     Args:
         values: of each document: a number, or two of which the second is a weight, such as a number of bytes.
-        value: the metric.
+        value: the metric, None where undefined.
 
     Returns:
-        The metric as a statistic over documents; None if it is no function of their mean.
+        What the harness makes of their mean; None if the metric is no function of it.
     """
-    addends = document_addends(values)
-    if addends is None:
+    addends = _addends(values)
+    if addends is None or value is None:
         return None
-
-    def statistic(form: Callable[[np.ndarray], np.ndarray]) -> Sums:
-        return Sums(Units.single(len(values)), addends, lambda sums: {_NAME: form(_ratio(sums))})
-
-    sums = addends.sum(axis=1)
-    for form in _FORMS:
-        if math.isclose(float(form(_ratio(sums))), value, rel_tol=_SAME, abs_tol=_SAME):
-            return statistic(form)
-    return None
+    with np.errstate(over="ignore"):
+        candidates = ((form, float(form(_ratio(addends.sum(axis=1))))) for form in FORMS)
+        return next((form for form, one in candidates if math.isclose(one, value, rel_tol=_SAME, abs_tol=_SAME)), None)
 
 
-def document_addends(values: Sequence[Any]) -> np.ndarray | None:
+def document_statistic(values: Sequence[Any], form: Form) -> Sums:
+    """Returns a metric as a statistic named "value" over documents.
+
+    Args:
+        values: see `find_form`.
+        form: see `find_form`.
+    """
+    return Sums(Units.single(len(values)), _addends(values), lambda sums: {VALUE: form(_ratio(sums))})
+
+
+def _addends(values: Sequence[Any]) -> np.ndarray | None:
     """Returns numerators and denominators of documents' values, float64 of shape [2, n]; None without numbers."""
     try:
         found = np.asarray(values, dtype=np.float64)
@@ -68,16 +76,16 @@ def document_interval(values: Sequence[Any], value: float | None, confidence: fl
     """Computes the interval of a metric over documents: Wilson's for a share, else the bootstrap's.
 
     Args:
-        values: see `document_statistic`.
+        values: see `find_form`.
         value: the metric, None where undefined.
         confidence: confidence level.
     """
-    statistic = None if value is None else document_statistic(values, value)
-    if statistic is None or value is None:
+    form = find_form(values, value)
+    if form is None or value is None:
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
     if is_share(values):
         return wilson_interval(round(float(np.sum(values))), len(values), confidence)
-    return gather_evidence(statistic, {_NAME: value})[_NAME].interval(confidence)
+    return gather_evidence(document_statistic(values, form), {VALUE: value})[VALUE].interval(confidence)
 
 
 def is_share(values: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_eval.statistics.documents import NO_MEAN, document_interval, document_statistic
+from dist_eval.statistics.documents import FORMS, NO_MEAN, VALUE, document_interval, document_statistic, find_form
 from dist_eval.statistics.intervals import wilson
 
 DRAW = np.random.default_rng(0)
@@ -58,6 +58,6 @@ def test_anything_else_has_a_reason(values: list[Any], value: float | None, reas
     assert document_interval(values, value, 0.95).reason == reason
 
 
-def test_a_metric_that_several_functions_give_is_the_first_of_them() -> None:
-    statistic = document_statistic([0.0] * 30, 0.0)
-    assert statistic is not None and statistic.names == ("value",)
+def test_a_metric_that_several_functions_give_is_the_mean() -> None:
+    assert find_form([0.0] * 30, 0.0) is FORMS[0]
+    assert document_statistic([0.0] * 30, FORMS[0]).names == (VALUE,)
