@@ -9,7 +9,10 @@ import argparse
 import dataclasses
 import json
 import signal
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+
+if TYPE_CHECKING:
+    from dist_eval.options.config import RunConfig
 
 SCHEMA_VERSION: Literal[1] = 1
 """Version of `results.json`, incremented by every incompatible change."""
@@ -25,15 +28,21 @@ def results_schema() -> dict[str, Any]:
         >>> schema["$defs"]["CompleteRun"]["properties"]["schema_version"]["const"] == SCHEMA_VERSION
         True
     """
+    from dist_eval.options.config import EvaluationConfig
+    from dist_eval.options.harness import HarnessConfig
     from dist_eval.results.json_schema import SchemaGenerator
     from dist_eval.results.run import RUN
 
     schema = RUN.json_schema(mode="serialization", schema_generator=SchemaGenerator)
     definitions = schema["$defs"]
-    definitions["Config"] = _config_schema()
-    for record in definitions.values():
+    definitions["Config"] = _config_schema(EvaluationConfig)
+    definitions["HarnessConfig"] = _config_schema(HarnessConfig)
+    configs = [{"$ref": f"#/$defs/{name}"} for name in ("Config", "HarnessConfig")]
+    of_complete = {"CompleteRun": configs[0], "CompleteHarnessRun": configs[1]}
+    for name, record in definitions.items():
         if "config" in record["properties"]:
-            record["properties"]["config"] = {"$ref": "#/$defs/Config", "description": "All options."}
+            known = of_complete.get(name, {"anyOf": configs})
+            record["properties"]["config"] = {**known, "description": "All options."}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"results.json of dist_eval, schema version {SCHEMA_VERSION}",
@@ -43,24 +52,23 @@ def results_schema() -> dict[str, Any]:
     }
 
 
-def _config_schema() -> dict[str, Any]:
-    """Returns the schema of the section `config`: all options of an evaluation."""
+def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
+    """Returns the schema of the section `config`: all options of a kind of run."""
     from pydantic import Field, create_model
 
-    from dist_eval.options.config import EvaluationConfig
     from dist_eval.results.json_schema import SchemaGenerator
     from dist_eval.results.record import Record
 
-    hints, options = get_type_hints(EvaluationConfig), dict[str, Any]()
-    for option in dataclasses.fields(EvaluationConfig):
+    hints, options = get_type_hints(config), dict[str, Any]()
+    for option in dataclasses.fields(config):
         hint, choices = hints[option.name], option.metadata["extra"].get("choices")
         if choices:
             hint = Literal.__getitem__((*choices, None) if option.default is None else choices)
         options[option.name] = hint, Field(description=option.metadata["help"])
     options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
-    described = "All options, as in dist_eval/options/config.py and in --help."
-    config = create_model("Config", __base__=Record, __doc__=described, **options)
-    return config.model_json_schema(schema_generator=SchemaGenerator)
+    described = "All options, as in dist_eval/options and in --help."
+    model = create_model("Config", __base__=Record, __doc__=described, **options)
+    return model.model_json_schema(schema_generator=SchemaGenerator)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -368,13 +368,14 @@ class Launcher:
 
 
 def run_here(*command: str) -> int:
-    """Runs `-m dist_eval ...` or `-m dist_eval.tuning ...` as one rank in this process, which has all imports already.
+    """Runs `-m dist_eval ...`, `.tuning` or `.harness` as one rank in this process, which has all imports already.
 
     Returns:
         The exit status.
     """
     from dist_eval import __main__ as evaluation
     from dist_eval.cli import program
+    from dist_eval.harness import __main__ as harness
     from dist_eval.options.commandline import EVALUATION, parse_args
     from dist_eval.tuning import __main__ as tuning
 
@@ -384,6 +385,7 @@ def run_here(*command: str) -> int:
     command_line, load = {
         "dist_eval": (EVALUATION, evaluation._load),
         "dist_eval.tuning": (tuning.COMMAND, tuning.load),
+        "dist_eval.harness": (harness.HARNESS, harness.load),
     }[module]
     with tempfile.TemporaryDirectory(prefix="own-") as scratch_dir:
         return program.run(parse_args(options, command_line), Path(scratch_dir), None, load)

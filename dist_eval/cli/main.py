@@ -42,6 +42,9 @@ class Program:
 COMMANDS = {
     "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.options.commandline:EVALUATION"),
     "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.tuning.config:COMMAND"),
+    "harness": Program(
+        "evaluate on tasks of the lm-evaluation-harness", "dist_eval.harness", "dist_eval.options.harness:HARNESS"
+    ),
     "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
     "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),

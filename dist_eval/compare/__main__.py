@@ -24,7 +24,8 @@ def build_parser() -> argparse.ArgumentParser:
     usual = "; ".join(f"{problem}: {', '.join(metric_names(problem, 'compared'))}" for problem in METRICS)
     parser = argparse.ArgumentParser(
         prog="dist-eval compare",
-        description="Compares runs on the same data, example by example: the first one with each of the others.",
+        description="Compares runs on the same data, example by example (runs on tasks of the lm-evaluation-harness: "
+        "document by document): the first one with each of the others.",
         epilog="Exit status: 0 compared; 1 the runs cannot be compared; 2 an option is wrong.",
         allow_abbrev=False,
     )
@@ -74,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {options.confidence}.")
         if options.resamples is not None and options.resamples < 99:
             raise ConfigError(f"--resamples must be at least 99, not {options.resamples}.")
+        if _on_tasks(options.runs):
+            return _compare_tasks(options)
         from dist_eval.compare.compared_run import Run
         from dist_eval.compare.comparing import compare
         from dist_eval.compare.tables import format_comparisons, to_json, write_changed
@@ -97,6 +100,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))
     else:
         print(format_comparisons(comparisons))
+    return 0
+
+
+def _on_tasks(folders: Sequence[Path]) -> bool:
+    """Returns whether any of the runs is one on tasks of the lm-evaluation-harness."""
+    from dist_eval.results.run import CompleteHarnessRun
+    from dist_eval.runs.reading import read_run
+
+    return any(isinstance(read_run(folder), CompleteHarnessRun) for folder in folders)
+
+
+def _compare_tasks(options: argparse.Namespace) -> int:
+    from dist_eval.compare.tasks import compare_tasks, format_task_comparisons
+    from dist_eval.runs.task_samples import TaskRun
+
+    if options.changed:
+        raise ConfigError("--changed is for runs on a dataset; each run on tasks has its documents in samples_*.jsonl.")
+    comparisons = compare_tasks(
+        [TaskRun.load(folder) for folder in options.runs],
+        metrics=options.metric,
+        confidence=options.confidence,
+        resamples=options.resamples,
+    )
+    if options.json:
+        print(json.dumps([one.to_json() for one in comparisons], indent=2, allow_nan=False))
+    else:
+        print(format_task_comparisons(comparisons))
     return 0
 
 

@@ -30,7 +30,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
 
     first = comparisons[0].first
     lines = [f"{len(first.predictions)} examples of {first.results.data.source}; compared with {first.folder}"]
-    names = _short_names([first.folder, *(one.run.folder for one in comparisons)])
+    names = short_names([first.folder, *(one.run.folder for one in comparisons)])
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()
@@ -40,18 +40,21 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         for name, difference in one.differences.items():
             figures = (_metric(run, name, notes) for run in (first, one.run))
             corrected = one.corrected[name]
-            p_values = (_p(difference.p_value, difference), _p(corrected, difference) + _too_coarse(one, name, notes))
-            table.append([name, *figures, _signed(name, difference, notes), *p_values])
+            p_values = (
+                p_words(difference.p_value, difference),
+                p_words(corrected, difference) + _too_coarse(one, name, notes),
+            )
+            table.append([name, *figures, signed_words(name, difference, notes), *p_values])
         lines += ["", f"{one.run.folder}: {_words_of_changes(one)}"]
         if one.test is not None:
             many = len(comparisons)
-            also = f", by Holm's procedure for {many} runs {_p(one.test_corrected)}" if many > 1 else ""
-            lines.append(f"{_name_of(one.test)}: p = {_p(one.test.p_value)}{also}")
+            also = f", by Holm's procedure for {many} runs {p_words(one.test_corrected)}" if many > 1 else ""
+            lines.append(f"{_name_of(one.test)}: p = {p_words(one.test.p_value)}{also}")
         lines += [*text_table(table), *notes.lines()]
     return "\n".join(lines)
 
 
-def _short_names(folders: Sequence[Path]) -> list[str]:
+def short_names(folders: Sequence[Path]) -> list[str]:
     """Returns the shortest distinct suffixes of paths, abbreviated if they are too long."""
     ends = [str(folder) for folder in folders]
     for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
@@ -97,7 +100,8 @@ def _metric(run: Run, name: str, notes: Footnotes) -> str:
     return metric_words(name, value) + (interval_words(name, interval, notes) if interval else "")
 
 
-def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
+def signed_words(name: str, difference: PairedDifference, notes: Footnotes) -> str:
+    """Returns a difference with its sign and its interval, or the number of the footnote with the reason."""
     from dist_eval.report.table import metric_words
 
     def signed(value: float) -> str:
@@ -128,13 +132,13 @@ def _too_coarse(one: Comparison, name: str, notes: Footnotes) -> str:
     return notes.mark(f"{difference.interval.resamples} resamples allow no smaller p-value; --resamples sets more")
 
 
-def _p(value: float | None, difference: PairedDifference | None = None) -> str:
+def p_words(value: float | None, difference: PairedDifference | None = None) -> str:
     """Formats a p-value, as an upper bound if more resamples could make it smaller."""
     if value is None:
         return "-"
     if difference is not None and difference.p_value is not None:
         is_bound = 0 < difference.p_value <= _least_p(difference) * _ROUNDING
-        return ("<=" if is_bound and value < 1 else "") + _p(value)
+        return ("<=" if is_bound and value < 1 else "") + p_words(value)
     if value < _LEAST_P:
         return f"<{_LEAST_P:.0e}"
     return f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"

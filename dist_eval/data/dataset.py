@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
+from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
-_ROWS_KEPT_MAPPED = 128
-"""The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
 
 
 Render = Callable[[Sequence[Sequence[str]], int], list[str]]
@@ -49,13 +47,12 @@ class TokenizedDataset:
         self.facts = DatasetSummary.model_validate_json((folder / _FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
-        with (folder / _TOKENS_FILE).open("rb") as file:
-            self._tokens = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        chunks = pa.ipc.open_file(pa.py_buffer(self._tokens)).read_all().column("input_ids").chunks
-        self._chunk_starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-        self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
-        self._values = [chunk.values.to_numpy() for chunk in chunks]
-        self._unmap()  # opening the file has read all of its chunks
+        self._tokens = TokenFile(folder / _TOKENS_FILE)
+
+    @property
+    def source(self) -> str:
+        """Name of the dataset, for messages."""
+        return self.facts.source
 
     def __len__(self) -> int:
         return self.facts.examples
@@ -66,15 +63,10 @@ class TokenizedDataset:
 
     def input_ids(self, index: int) -> np.ndarray:
         """Returns the token ids of one example, int32 of shape [length]."""
-        chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
-        row = index - int(self._chunk_starts[chunk])
-        begin, end = self._offsets[chunk][row], self._offsets[chunk][row + 1]
-        return self._values[chunk][begin:end]
+        return self._tokens.input_ids(index)
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Collates examples into a batch, padded on the right with id 0.
-
-        The padding id does not matter: attention is causal, and the last real token is located by the length.
+        """Collates examples into a batch (see `TokenFile.padded`).
 
         Args:
             indices: positions in the dataset, int64 of shape [batch].
@@ -83,18 +75,7 @@ class TokenizedDataset:
             Token ids, int64 of shape [batch, longest], and lengths, int64 of shape [batch].
         """
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
-        batch = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
-        for row, index in enumerate(indices):
-            batch[row, : lengths[row]] = self.input_ids(int(index))
-        self._rows_mapped += len(indices)
-        if self._rows_mapped > _ROWS_KEPT_MAPPED:
-            self._unmap()
-        return batch, lengths
-
-    def _unmap(self) -> None:
-        """Releases the pages that were read: the page cache keeps them, and a rank should not hold the whole file."""
-        self._tokens.madvise(mmap.MADV_DONTNEED)
-        self._rows_mapped = 0
+        return self._tokens.padded(indices, lengths), lengths
 
 
 def tokenize_dataset(
@@ -150,10 +131,8 @@ def tokenize_dataset(
     lengths, codes = [], []
     row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
-    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
     with (
-        pa.OSFile(str(folder / _TOKENS_FILE), "wb") as sink,
-        pa.ipc.new_file(sink, schema) as writer,
+        token_writer(folder / _TOKENS_FILE) as writer,
         column_writer(folder, source.name, extra_columns) as write_columns,
     ):
         for batch in source.batches:
@@ -186,7 +165,7 @@ def tokenize_dataset(
                     "the tokenizer in the checkpoint's or the base model's folder belongs to another model."
                 )
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-            writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, values)], schema=schema))
+            writer.write(values, offsets)
             wordless += _count_wordless(values, offsets, tokenizer)
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
             write_columns([batch.column(columns.index(name)) for name in extra_columns])

@@ -7,7 +7,7 @@ the rank that sends it. Needs no model and no process group.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,23 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, cop
         prefix=prefix,
         real_tokens=copies * (texts + prefix * sizes),
     )
+
+
+def expand_plan(plan: Plan, forward_of: np.ndarray) -> Plan:
+    """Turns a plan of forwards into one of the texts that share them.
+
+    Args:
+        plan: batches of forwards.
+        forward_of: the forward of each text, int64 of shape [n]; every forward has at least one.
+
+    Returns:
+        The batches of the texts. The texts of a forward are in one batch, and its tokens are counted once.
+    """
+    counts = np.bincount(forward_of, minlength=len(plan.order))[plan.order]
+    place = np.empty(len(plan.order), dtype=np.int64)
+    place[plan.order] = np.arange(len(plan.order))
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    return replace(plan, order=np.argsort(place[forward_of], kind="stable"), starts=ends[plan.starts])
 
 
 def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:

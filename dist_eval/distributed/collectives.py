@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -187,6 +187,21 @@ def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
 def _rows_of_a_rank(ranks: int, in_a_row: int) -> int:
     """Returns how many rows, of so many bytes, each rank sends in a round."""
     return max(1, max(_BYTES_IN_A_ROUND // ranks, _BYTES_OF_A_RANK) // in_a_row)
+
+
+def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Sends rank 0's chunks to all ranks; every rank calls it, and reads it to its end.
+
+    Args:
+        chunks: what to send; ignored on the other ranks.
+    """
+    leads, source = dist.get_rank() == 0, iter(chunks)
+    while True:
+        part = [next(source, None) if leads else None]
+        dist.broadcast_object_list(part, src=0, group=_group)
+        if part[0] is None:
+            return
+        yield part[0]
 
 
 def least_over_ranks(local: np.ndarray) -> np.ndarray:

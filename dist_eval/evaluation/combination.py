@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
@@ -21,8 +22,9 @@ from dist_eval.inference.forward import TextModel
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_computing import ReducedMetrics, custom_results, reduce_batches
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backends import LoadedModel
-from dist_eval.results.work import RankResults, RankTimeline, Spread, Throughput
+from dist_eval.results.work import RankResults, RankTimeline, RankWork, Spread, Throughput
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
@@ -61,10 +63,23 @@ def combine(
     topology: Topology,
     classifier: LoadedModel,
     custom_metrics: Sequence[CustomMetric],
+    data: TokenizedDataset,
     plan: Plan,
 ) -> Combined:
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
-    local, failed, findings, precisions = worker.collect(batches)
+
+    def predictions_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
+        return Predictions.from_answers(rows, data.labels[rows], answers).columns
+
+    columns, failed, findings, precisions = worker.collect(batches, predictions_of)
+    local = Predictions(**columns)
+    totals = Totals.of(local)
+    brought = RankResults(
+        **dict(worker.work(topology, classifier.traffic())),
+        combined=totals.samples,
+        accuracy=None if local.problem is REGRESSION else totals.accuracy,
+        loss=totals.mean_loss,
+    )
     timeline = RankTimeline(
         rank=topology.rank,
         host=topology.host,
@@ -86,7 +101,7 @@ def combine(
     return Combined(
         gathered=gather(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        ranks=all_gather(worker.results(topology, classifier.traffic(), Totals.of(local))),
+        ranks=all_gather(brought),
         audit=Findings.merged(all_gather(findings)),
         precisions=sorted(set[str]().union(*all_gather(precisions))),
         timelines=all_gather(timeline),
@@ -147,7 +162,7 @@ def spread(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
     )
 
 
-def throughput(ranks: Sequence[RankResults]) -> Throughput:
+def throughput(ranks: Sequence[RankWork]) -> Throughput:
     """Returns the section `throughput` of `results.json`: all ranks' work over the slowest rank's time."""
     seconds = max(max(work.seconds for work in ranks), _SHORTEST_SECONDS)
     return Throughput(

@@ -67,7 +67,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         with session.process_group(), run.predicting() as worker:
             batches = worker.run(session.topology, config.collective_timeout)
             comparison = run.compare(local, batches) if local else None
-            combined = combine(worker, batches, session.topology, model, task.custom_metrics, run.plan)
+            combined = combine(worker, batches, session.topology, model, task.custom_metrics, run.data, run.plan)
         if session.topology.is_leader:
             return run.finish(combined, comparison)
         run.wait_for_results()

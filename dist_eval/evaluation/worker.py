@@ -6,27 +6,23 @@ The results are computed from the journals alone, whichever start of the run wro
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import numpy as np
 
-from dist_eval.data.collector import Collector
-from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.collector import Collector, Columns
 from dist_eval.data.plan import Plan, shard_batches
-from dist_eval.data.problem_types import REGRESSION, problem_of
 from dist_eval.distributed.collectives import all_gather, least_over_ranks
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.inference.forward import TextModel, predict_batches
-from dist_eval.metrics.computing import Totals
-from dist_eval.metrics.predictions import Predictions
+from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.work import RankResults, Traffic
+from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.window import Window
@@ -138,7 +134,7 @@ class BatchWorker:
     def __init__(
         self,
         model: TextModel,
-        data: TokenizedDataset,
+        data: Texts,
         plan: Plan,
         journal: Journal,
         progress: Progress,
@@ -236,15 +232,14 @@ class BatchWorker:
         self._seconds += time.monotonic() - start
         return left
 
-    def results(self, topology: Topology, traffic: Traffic | None, totals: Totals) -> RankResults:
-        """Returns this rank's entry in the section `ranks` of `results.json`.
+    def work(self, topology: Topology, traffic: Traffic | None) -> RankWork:
+        """Returns what this rank did, for the section `ranks` of `results.json`.
 
         Args:
             topology: this process's place among the ranks.
             traffic: what it sent to a swarm, None without one.
-            totals: of the examples that it brings to the combination.
         """
-        return RankResults(
+        return RankWork(
             rank=topology.rank,
             host=topology.host,
             began=self._began.isoformat(timespec="milliseconds"),
@@ -256,21 +251,23 @@ class BatchWorker:
             seconds=self._seconds,
             in_flight=self._window.size,
             traffic=traffic,
-            combined=totals.samples,
-            accuracy=None if problem_of(self._data.labels.dtype) is REGRESSION else totals.accuracy,
-            loss=totals.mean_loss,
         )
 
-    def collect(self, batches: np.ndarray) -> tuple[Predictions, list[tuple[int, str]], Findings, set[str]]:
+    def collect(
+        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns]
+    ) -> tuple[dict[str, np.ndarray], list[tuple[int, str]], Findings, set[str]]:
         """Reads batches back from the journal.
 
+        Args:
+            batches: their numbers.
+            columns_of: makes the columns of positions in the dataset, int64 of shape [n], and their answers.
+
         Returns:
-            The predictions, the examples without one (position in the dataset, and the reason), the audit findings, and
-            the precisions in which servers computed.
+            The columns of all answers, the examples without one (position in the dataset, and the reason), the audit
+            findings, and the precisions in which servers computed.
         """
-        labels, none = self._data.labels, np.empty(0, dtype=np.int64)
-        like = Predictions.from_answers(none, labels[none], np.empty(0, dtype=self._model.columns))
-        collector = Collector(int(self._plan.sizes[batches].sum()), like.columns)
+        like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
+        collector = Collector(int(self._plan.sizes[batches].sum()), like)
         failed: list[tuple[int, str]] = []
         precisions: set[str] = set()
         findings = [Findings(faulty=self._journal.faulty_servers())]
@@ -281,6 +278,5 @@ class BatchWorker:
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
             kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
-            part = Predictions.from_answers(rows[kept], labels[rows[kept]], outcome.answers[kept])
-            collector.add(part.columns)
-        return Predictions(**collector.columns()), failed, Findings.merged(findings), precisions
+            collector.add(columns_of(rows[kept], outcome.answers[kept]))
+        return collector.columns(), failed, Findings.merged(findings), precisions

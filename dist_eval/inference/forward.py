@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
-from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, first_line
@@ -19,6 +18,21 @@ from dist_eval.swarm.router import Routing
 from dist_eval.swarm.window import Window
 
 _ROWS_NAMED = 5
+
+
+class Texts(Protocol):
+    """Tokenized texts with stable positions (see `dist_eval.data.dataset.TokenizedDataset`)."""
+
+    @property
+    def source(self) -> str:
+        """Where they come from, for messages."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the batch of some texts, and its lengths, as `TextModel.answer` takes them."""
+        ...
 
 
 class TextModel(Protocol):
@@ -45,7 +59,7 @@ class TextModel(Protocol):
 
 def predict_batches(
     model: TextModel,
-    dataset: TokenizedDataset,
+    dataset: Texts,
     plan: Plan,
     batch_numbers: Iterable[int],
     *,
@@ -60,7 +74,7 @@ def predict_batches(
 
     Args:
         model: the model.
-        dataset: the tokenized examples.
+        dataset: the tokenized texts.
         plan: all batches of the run.
         batch_numbers: the batches to send.
         window: limits the batches in flight; it is updated with every batch that completes.
@@ -140,7 +154,7 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
 
 
 def _salvage_answers(
-    model: TextModel, dataset: TokenizedDataset, number: int, rows: np.ndarray, routing: Routing
+    model: TextModel, dataset: Texts, number: int, rows: np.ndarray, routing: Routing
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Sends a batch; on failure bisects it to find the examples that cause it.
 
@@ -167,11 +181,9 @@ def _salvage_answers(
     return answers, failed
 
 
-def _answers(
-    model: TextModel, dataset: TokenizedDataset, number: int, rows: np.ndarray, routing: Routing
-) -> np.ndarray:
+def _answers(model: TextModel, dataset: Texts, number: int, rows: np.ndarray, routing: Routing) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
-    name = f"Batch {number} ({dataset.facts.source}, rows {named})"
+    name = f"Batch {number} ({dataset.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
     try:
         return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)

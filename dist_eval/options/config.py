@@ -2,7 +2,7 @@
 
 Everything that can be checked without reading data or contacting the swarm is checked on construction.
 `commandline.py` parses the command line into a configuration. `RunConfig` has the options of every kind of run,
-`EvaluationConfig` adds those of an evaluation.
+`DatasetRunConfig` adds those of a labelled dataset, and `EvaluationConfig` those of an evaluation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEMO_HINT = " (--demo needs no other option.)"
 
 
 @dataclass(kw_only=True)
-class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions, DataOptions):
+class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
     """The options of all kinds of runs.
 
     Raises:
@@ -45,9 +45,14 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions, DataOpti
         self._check_where()
 
     @property
+    def run_name(self) -> str:
+        """Name of the run's folder in `runs/`, unless `--output` is given."""
+        raise NotImplementedError
+
+    @property
     def output_folder(self) -> Path:
-        """The run's folder: `--output`, or `runs/` and the dataset's name."""
-        return Path(self.output) if self.output is not None else Path("runs") / Path(str(self.dataset)).stem
+        """The run's folder: `--output`, or `runs/` and the run's name."""
+        return Path(self.output) if self.output is not None else Path("runs") / self.run_name
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all options by name, ready for JSON."""
@@ -79,7 +84,17 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions, DataOpti
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(RunConfig, PromptOptions):
+class DatasetRunConfig(RunConfig, DataOptions):
+    """The options of runs on a labelled dataset."""
+
+    @property
+    def run_name(self) -> str:
+        """The dataset's name."""
+        return Path(str(self.dataset)).stem
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig(DatasetRunConfig, PromptOptions):
     """The options of one evaluation run.
 
     Raises:
@@ -191,9 +206,9 @@ class EvaluationConfig(RunConfig, PromptOptions):
         return super().most_text_columns if self.prompt is None else len(self.text_column)
 
     @property
-    def output_folder(self) -> Path:
-        """The run's folder: `--output`, or `runs/` and the dataset's name, or `runs/demo`."""
-        return Path("runs") / "demo" if self.demo and self.output is None else super().output_folder
+    def run_name(self) -> str:
+        """The dataset's name, or `demo`."""
+        return "demo" if self.demo else super().run_name
 
     def _take_columns_of(self, prompt: str) -> None:
         columns = Template(prompt).columns

@@ -8,7 +8,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_LOGGERS = ("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed")
+_LOGGERS = (
+    *("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed"),
+    *("lm_eval", "evaluate"),
+)
 
 
 def silence_libraries() -> None:

@@ -7,10 +7,7 @@ Content-Security-Policy allows only the page's own script and style, by their ha
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +18,19 @@ from dist_eval.process.files import write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.footnotes import Footnotes
+from dist_eval.report.layout import Contents, confidence_words, cut, render_page
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
 from dist_eval.report.table import group_lines, precision_lines
+from dist_eval.report.tasks_page import render_tasks
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
+from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
-from dist_eval.runs.reading import FinishedRun
+from dist_eval.runs.reading import FinishedRun, read_run
+from dist_eval.runs.task_samples import TaskRun
 
-_PAGE_SIZE, _MOST_CHOICES, _LONG_TABLE = 25, 200, 40
+_LONG_TABLE = 40
 _SCATTER_POINTS, _SCATTERS = 500, 4
-
-
-@dataclass(frozen=True)
-class Contents:
-    """The data that a report contains.
-
-    Attributes:
-        texts: whether mistakes are shown with their texts.
-        dataset: current location of the dataset; None for that of the run.
-        most: maximum number of mistakes.
-        longest: maximum number of characters of a text.
-    """
-
-    texts: bool = False
-    dataset: str | None = None
-    most: int = 1000
-    longest: int = 1000
 
 
 def write_report(folder: Path, contents: Contents | None = None, path: Path | None = None) -> Path:
@@ -65,8 +49,12 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
         DataError: the dataset cannot be read, or is not that of the run.
         OSError: the file cannot be written.
     """
-    path = path or folder / REPORT
-    write_atomically(path, render(FinishedRun.load(folder), contents or Contents()).encode())
+    path, contents = path or folder / REPORT, contents or Contents()
+    if isinstance(read_run(folder), CompleteHarnessRun):
+        page = render_tasks(TaskRun.load(folder), contents)
+    else:
+        page = render(FinishedRun.load(folder), contents)
+    write_atomically(path, page.encode())
     return path
 
 
@@ -87,28 +75,19 @@ def report_on(folder: Path, wanted: str) -> None:
 
 def render(run: FinishedRun, contents: Contents) -> str:
     """Renders the page of a run; raises the same errors as `write_report`."""
-    import jinja2
-
-    templates = jinja2.PackageLoader("dist_eval.report")
-    environment = jinja2.Environment(
-        loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    # the source, not a template: the hash must be that of the text in the page
-    style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
-    results = run.results
+    results, headline = run.results, sections.headline(run.results)
     confusions = sections.top_confusions(results)
     of_each_pair = contents.most // (2 * max(1, len(confusions)))
     found = worst_mistakes(run.predictions(), contents.most, [one.classes for one in confusions], of_each_pair)
-    rows = _rows(run, found, contents)
-    return environment.get_template("report.html.jinja").render(
+    return render_page(
+        "report.html.jinja",
         title=run.folder.resolve().name,
         results=results,
-        style=_trusted(style),
-        script=_trusted(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
         footnotes=Footnotes,
-        headline=sections.headline(results),
+        headline=headline,
+        cards=headline["cards"],
+        confidence_words=confidence_words(headline["confidence"]),
+        unit="examples",
         caveats=[*group_lines(results.groups), *precision_lines(results.swarm)],
         confusion=sections.confusion(results),
         top_confusions=confusions,
@@ -116,21 +95,15 @@ def render(run: FinishedRun, contents: Contents) -> str:
         by_class=sections.by_class(results),
         calibration=sections.calibration(results),
         slices=sections.slices(results),
-        ranks=sections.ranks(results, with_hosts=contents.texts),
+        ranks=sections.ranks(results.ranks, with_hosts=contents.texts),
         strips=strips(run.timelines),
         **_scatters(run),
         mistakes_title="Largest errors" if run.results.problem_type == REGRESSION.name else "Mistakes",
         mistakes_note=_note(run, found, contents, of_each_pair if confusions else 0),
         what_is_right="true" if run.results.problem_type == SINGLE_LABEL.name else "label",
-        rows=rows,
-        page_size=_PAGE_SIZE,
+        rows=_rows(run, found, contents),
         long_table=_LONG_TABLE,
-        data={
-            "rows": rows,
-            "pairs": [[one.label, one.prediction, one.count] for one in confusions],
-            "page_size": _PAGE_SIZE,
-            "most_choices": _MOST_CHOICES,
-        },
+        pairs=[[one.label, one.prediction, one.count] for one in confusions],
         details=_details(run),
     )
 
@@ -145,14 +118,10 @@ def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[st
             sections.words(one.label, run.results.problem_type, run.results.label_names),
             sections.words(one.prediction, run.results.problem_type, run.results.label_names),
             f"{score} {one.score:.4g}",
-            _cut(texts.get(one.index, ""), contents.longest),
+            cut(texts.get(one.index, ""), contents.longest),
         ]
         for one in found.worst
     ]
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[:longest] + " […]"
 
 
 def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: int) -> str:
@@ -253,13 +222,3 @@ def _audit(audit: Audit | None) -> str:
     faulty = [server.peer for server in audit.servers if server.odd]
     words = f"{audit.batches} batches sent twice, {audit.disputes} disputes"
     return words + (f"; outvoted by other servers: {', '.join(faulty)}" if faulty else "")
-
-
-def _hash(source: str) -> str:
-    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-
-
-def _trusted(source: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(source)

@@ -23,7 +23,7 @@ from dist_eval.report.table import (
 )
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import CalibrationBin, ClassResults, Interval, OutputResults, Slice
-from dist_eval.results.work import ServerTraffic
+from dist_eval.results.work import RankWork, ServerTraffic
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
@@ -62,14 +62,15 @@ def metric_cell(name: str, results: EvaluationResults | Slice) -> MetricCell:
     return MetricCell(
         name,
         None if value is None else metric_words(name, value),
-        _limits_in_words(interval, partial(metric_words, name)),
+        limits_in_words(interval, partial(metric_words, name)),
         results.undefined.get(name),
         interval.reason if interval else None,
         interval_bar(value, interval) if has_bar else None,
     )
 
 
-def _limits_in_words(interval: Interval | None, words: Callable[[float], str]) -> tuple[str, str] | None:
+def limits_in_words(interval: Interval | None, words: Callable[[float], str]) -> tuple[str, str] | None:
+    """Returns the limits of an interval in words, None without one."""
     if interval is None or interval.limits is None:
         return None
     low, high = interval.limits
@@ -231,7 +232,7 @@ def calibration(results: EvaluationResults) -> dict[str, Any] | None:
 
 
 def _accuracy(one: CalibrationBin) -> MetricCell:
-    limits = _limits_in_words(one.interval, "{:.4f}".format)
+    limits = limits_in_words(one.interval, "{:.4f}".format)
     return MetricCell("accuracy", f"{one.accuracy:.4f}", limits, None, one.interval.reason)
 
 
@@ -295,15 +296,15 @@ def words(label: Any, problem: str, names: Sequence[str]) -> str:
     return ", ".join(f"{number:.6g}" for number in label[:_LABELS_SHOWN])
 
 
-def ranks(results: EvaluationResults, *, with_hosts: bool) -> dict[str, Any]:
+def ranks(ranks: Sequence[RankWork], *, with_hosts: bool) -> dict[str, Any]:
     """Returns the work and relative duration of each rank, and totals of each server over all ranks.
 
     Args:
-        results: the results of a run.
+        ranks: the section `ranks` of a run.
         with_hosts: show the names of hosts instead of "host 1" and so on.
     """
-    hosts = {host: number for number, host in enumerate(dict.fromkeys(one.host for one in results.ranks), 1)}
-    seconds = [one.seconds for one in results.ranks]
+    hosts = {host: number for number, host in enumerate(dict.fromkeys(one.host for one in ranks), 1)}
+    seconds = [one.seconds for one in ranks]
     longest, median = max(seconds), np.median(seconds)
     rows = [
         {
@@ -313,10 +314,10 @@ def ranks(results: EvaluationResults, *, with_hosts: bool) -> dict[str, Any]:
             "speed": one.samples / one.seconds if one.seconds else None,
             "is_slow": one.seconds > _SLOW * median,
         }
-        for one in results.ranks
+        for one in ranks
     ]
     servers: dict[str, list[ServerTraffic]] = {}
-    for one in results.ranks:
+    for one in ranks:
         for server in one.traffic.servers if one.traffic else ():
             servers.setdefault(server.peer, []).append(server)
     return {

@@ -81,6 +81,25 @@ class PromptSummary(Record):
     """Hash of the examples' text, null without examples."""
 
 
+class ContinuationsSummary(Record):
+    """Continuations whose log-likelihoods were computed, each after its context."""
+
+    texts: Count
+    """Number of contexts with a continuation."""
+    forwards: Count
+    """Forwards that they need: those that are equal up to their last token share one."""
+    saved: Count
+    """Forwards that were not needed for that reason."""
+    truncated: Count
+    """Contexts that were cut from the left, because they were too long together with the continuation."""
+    longest: Count
+    """Tokens of the longest context with its continuation, before it was cut."""
+    max_length: Count
+    """Most tokens of both together; the last one is not sent."""
+    digest: str
+    """Hash of the token ids."""
+
+
 class ModelSummary(Record):
     """The evaluated model."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import (
     Coverage,
     DatasetSummary,
@@ -170,8 +171,21 @@ class CompleteRun(
         return self
 
 
-Run = Annotated[RunningRun | EndedRun | CompleteRun, Field(discriminator="status")]
+class CompleteHarnessRun(HarnessResults, RunHeader):
+    """A complete run on tasks of the lm-evaluation-harness."""
+
+    status: Literal["complete"]
+    """Every continuation has a log-likelihood."""
+    error: None
+    """There was none."""
+    finished: Time
+    """When it ended."""
+
+
+AnyCompleteRun = Annotated[CompleteRun | CompleteHarnessRun, Field(discriminator="problem_type")]
+
+Run = Annotated[RunningRun | EndedRun | AnyCompleteRun, Field(discriminator="status")]
 """The content of `results.json`."""
 
-RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun] = TypeAdapter(Run)
+RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun | CompleteHarnessRun] = TypeAdapter(Run)
 """Reads it, and makes its schema."""

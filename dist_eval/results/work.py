@@ -67,7 +67,7 @@ class Traffic(Record):
     """Of each server."""
 
 
-class RankResults(Record):
+class RankWork(Record):
     """What a rank did. Counts and times are of this start, unless they say otherwise."""
 
     rank: Count
@@ -92,6 +92,11 @@ class RankResults(Record):
     """Last size of its window."""
     traffic: Traffic | None
     """Null without a swarm."""
+
+
+class RankResults(RankWork):
+    """What a rank did, and what it brought. Counts and times are of this start, unless they say otherwise."""
+
     combined: Count
     """Examples that it brought to the combination."""
     accuracy: Share | None

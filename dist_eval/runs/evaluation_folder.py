@@ -27,11 +27,31 @@ from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
 
 
-class EvaluationFolder(RunFolder):
-    """The folder of one evaluation (see `RunFolder`)."""
+class ResultsFolder(RunFolder):
+    """The folder of a run whose answers are in a journal, and whose results are in `results.json`."""
 
     results_name, resume_source = RESULTS, "the journal"
     foreign_files = (TUNING_RESULTS,)
+
+    def save_timelines(self, timelines: list[RankTimeline]) -> None:
+        """Writes `timeline.json`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
+            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
+
+    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
+        return EndedRun(**{**dict(run), **changes})
+
+    def _parse(self, content: bytes) -> RunHeader:
+        return RUN.validate_json(content)
+
+
+class EvaluationFolder(ResultsFolder):
+    """The folder of one evaluation (see `RunFolder`)."""
+
     derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
 
     def results(self) -> CompleteRun | None:
@@ -76,15 +96,6 @@ class EvaluationFolder(RunFolder):
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
             print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
 
-    def save_timelines(self, timelines: list[RankTimeline]) -> None:
-        """Writes `timeline.json`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-        with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
-            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
-
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
     ) -> None:
@@ -105,11 +116,5 @@ class EvaluationFolder(RunFolder):
         if predictions is not None:
             self._draw_reliability(results)
 
-    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
-        return EndedRun(**{**dict(run), **changes})
-
     def _has_failed_examples(self, results: RunHeader) -> bool:
         return isinstance(results, CompleteRun) and results.coverage.failed > 0
-
-    def _parse(self, content: bytes) -> RunHeader:
-        return RUN.validate_json(content)

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from dist_eval.errors import DataError, RunError
 from dist_eval.options.groups import DataOptions
-from dist_eval.results.run import CompleteRun
+from dist_eval.results.harness import LANGUAGE_MODELING
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
@@ -25,7 +26,19 @@ if TYPE_CHECKING:
 
 
 def read_results(folder: Path) -> CompleteRun:
-    """Reads `results.json` of a complete run.
+    """Reads `results.json` of a complete run with predictions.
+
+    Raises:
+        RunError: the folder holds no such run, or its format has another version.
+    """
+    run = read_run(folder)
+    if isinstance(run, CompleteHarnessRun):
+        raise RunError(f"{folder} holds a run on tasks of the lm-evaluation-harness, which has no predictions.")
+    return run
+
+
+def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
+    """Reads `results.json` of a complete run of any kind.
 
     Raises:
         RunError: the folder holds no complete run, or its format has another version.
@@ -40,14 +53,29 @@ def read_results(folder: Path) -> CompleteRun:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+    record = CompleteHarnessRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun
     try:
-        return CompleteRun.model_validate(results)
+        return record.model_validate(results)
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(
             f"{folder / RESULTS} has another format than this version writes "
             f"({'.'.join(map(str, first['loc']))}: {first['msg']}): run it again."
         ) from error
+
+
+def read_timelines(folder: Path) -> list[RankTimeline]:
+    """Reads the entries of a run's `timeline.json`; there are none if there is no such file.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return Timelines.model_validate_json((folder / TIMELINE).read_bytes()).ranks
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
 
 
 @dataclass(frozen=True)
@@ -71,14 +99,7 @@ class FinishedRun:
         Raises:
             RunError: the folder holds no complete run, or its files cannot be read.
         """
-        results = read_results(folder)
-        try:
-            timelines = Timelines.model_validate_json((folder / TIMELINE).read_bytes()).ranks
-        except FileNotFoundError:
-            timelines = []
-        except (OSError, ValueError) as error:
-            raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
-        return cls(folder, results, timelines)
+        return cls(folder, read_results(folder), read_timelines(folder))
 
     def predictions(self) -> Iterator[SavedPredictions]:
         """Yields the predictions, in pieces of bounded size and in dataset order.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import RunConfig
+from dist_eval.options.config import DatasetRunConfig
 from dist_eval.options.groups import Options, flag, option
 from dist_eval.tracking import TRACKERS
 
@@ -86,7 +85,7 @@ class LearningOptions(Options):
 
 
 @dataclass(kw_only=True)
-class TuningConfig(LearningOptions, RunConfig):
+class TuningConfig(LearningOptions, DatasetRunConfig):
     """The options of one tuning.
 
     Raises:
@@ -122,11 +121,9 @@ class TuningConfig(LearningOptions, RunConfig):
             raise ConfigError("--eval-subset needs --eval-dataset or --eval-split.")
 
     @property
-    def output_folder(self) -> Path:
-        """The run's folder: `--output`, or `runs/` and the names of dataset and mode."""
-        if self.output is not None:
-            return Path(self.output)
-        return Path("runs") / f"{Path(str(self.dataset)).stem}-{self.tuning_mode}"
+    def run_name(self) -> str:
+        """The names of dataset and mode."""
+        return f"{super().run_name}-{self.tuning_mode}"
 
     @property
     def evaluation_data(self) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from compare_runs import NAMES, predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
-from dist_eval.compare.tables import _p, _short_names
+from dist_eval.compare.tables import p_words, short_names
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
@@ -140,7 +140,7 @@ def test_the_heads_say_the_levels_and_reasons_stand_below(
     ],
 )
 def test_column_heads_distinguish_runs(folders: list[str], names: list[str]) -> None:
-    shown = _short_names([Path(folder) for folder in folders])
+    shown = short_names([Path(folder) for folder in folders])
     assert shown == names
 
 
@@ -157,4 +157,4 @@ def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
 
 
 def test_no_p_value_is_shown_as_zero() -> None:
-    assert [_p(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]
+    assert [p_words(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]

@@ -373,7 +373,7 @@ def mapped_bytes(file: Path) -> int:
 def test_a_rank_that_reads_all_rows_does_not_come_to_hold_the_file(
     tokenize: Tokenize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.dataset._ROWS_KEPT_MAPPED", 16)  # of a small file
+    monkeypatch.setattr("dist_eval.data.token_file._ROWS_KEPT_MAPPED", 16)  # of a small file
     data = tokenize([("good bad film " * (row % 100 + 1), "pos") for row in range(20_000)], max_length=400)
     file = tmp_path / "tokens" / "tokens.arrow"
     assert file.stat().st_size > 10_000_000

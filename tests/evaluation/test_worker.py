@@ -23,7 +23,6 @@ from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, share_out
-from dist_eval.metrics.computing import Totals
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.window import Window
@@ -95,17 +94,18 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
         assigned_batches = own.run(ALONE, stall_timeout=60.0)
-    predictions, failed, findings, precisions = own.collect(assigned_batches)
+    found, failed, findings, precisions = own.collect(
+        assigned_batches, lambda rows, answers: {"index": rows, "logits": answers["logits"]}
+    )
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
-    assert sorted(predictions.index.tolist()) == list(range(ROWS))
-    assert (predictions.logits == 1.0).all(), "a false answer counts"
+    assert sorted(found["index"].tolist()) == list(range(ROWS))
+    assert (found["logits"] == 1.0).all(), "a false answer counts"
     assert (failed, findings.faulty) == ([], {FAULTY})
     assert precisions == {"bfloat16", "float32"}, "of the answers that count, those of earlier starts included"
     assert classifier.calls > len(plan) - 2
-    results = own.results(ALONE, None, Totals.of(predictions))
-    assert results.resumed == plan.sizes[:2].sum()
-    assert results.samples > ROWS - results.resumed
-    assert results.combined == ROWS and results.loss is not None
+    work = own.work(ALONE, None)
+    assert work.resumed == plan.sizes[:2].sum()
+    assert work.samples > ROWS - work.resumed
     journal.close()
 
 

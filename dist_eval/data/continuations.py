@@ -1,0 +1,126 @@
+"""Continuations whose log-likelihoods are asked for, each after its context: token ids in a file that ranks map.
+
+Texts that are equal up to their last token share a forward (see `dist_eval.data.forwards`). They are planned together,
+so that each forward is sent once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dist_eval.data.plan import Plan, expand_plan, plan_batches
+from dist_eval.data.token_file import TokenFile, token_writer
+from dist_eval.results.inputs import ContinuationsSummary
+
+TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
+FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE)
+"""What `write_continuations` writes."""
+
+_ROWS_IN_A_CHUNK = 1024
+_DIGEST_BYTES = 16
+
+
+class TokenizedContinuations:
+    """Contexts and continuations in memory-mapped files.
+
+    Args:
+        folder: the folder that `write_continuations` wrote.
+
+    Attributes:
+        facts: summary of the continuations.
+        lengths: number of tokens of each context, and of context and continuation together, int32 of shape [n, 2].
+        forward_of: the forward of each text, int32 of shape [n].
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.facts = ContinuationsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
+        self.forward_of: np.ndarray = np.load(folder / FORWARDS_FILE, mmap_mode="r")
+        self._tokens = TokenFile(folder / TOKENS_FILE)
+
+    def __len__(self) -> int:
+        return self.facts.texts
+
+    @property
+    def source(self) -> str:
+        """Where they come from, for messages."""
+        return "the requests"
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Collates texts into a batch (see `TokenFile.padded`).
+
+        Args:
+            indices: their positions, int64 of shape [batch].
+
+        Returns:
+            Token ids of contexts with their continuations, int64 of shape [batch, longest], and rows of `lengths`,
+            int64 of shape [batch, 2].
+        """
+        lengths = np.asarray(self.lengths[indices], dtype=np.int64)
+        return self._tokens.padded(indices, lengths[:, 1]), lengths
+
+    def plan(self, token_budget: int) -> Plan:
+        """Plans batches that fill a token budget with distinct forwards."""
+        lengths = np.empty(self.facts.forwards, dtype=np.int64)
+        lengths[self.forward_of] = np.asarray(self.lengths[:, 1]) - 1
+        return expand_plan(plan_batches(lengths, token_budget=token_budget), np.asarray(self.forward_of))
+
+
+def write_continuations(
+    folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], *, max_length: int
+) -> TokenizedContinuations:
+    """Writes contexts and continuations to a folder.
+
+    Args:
+        folder: an existing folder.
+        pairs: token ids of each context and its continuation, at least one each; the continuation is shorter than
+            `max_length`.
+        max_length: most tokens of both together; more are cut from the left, and counted.
+
+    Returns:
+        The continuations.
+    """
+    numbers: dict[bytes, int] = {}
+    forward_of: list[int] = []
+    lengths: list[tuple[int, int]] = []
+    truncated = longest = 0
+    digest = hashlib.sha256()
+    with token_writer(folder / TOKENS_FILE) as writer:
+        chunk: list[np.ndarray] = []
+
+        def flush() -> None:
+            offsets = np.cumsum([0, *map(len, chunk)]).astype(np.int32)
+            writer.write(np.concatenate(chunk), offsets)
+            chunk.clear()
+
+        for context, continuation in pairs:
+            tokens = np.asarray([*context, *continuation], dtype=np.int32)
+            truncated += len(tokens) > max_length
+            longest = max(longest, len(tokens))
+            tokens = tokens[-max_length:]
+            forward = hashlib.blake2b(tokens[:-1].tobytes(), digest_size=_DIGEST_BYTES).digest()
+            forward_of.append(numbers.setdefault(forward, len(numbers)))
+            lengths.append((len(tokens) - len(continuation), len(tokens)))
+            digest.update(tokens.tobytes() + np.asarray(lengths[-1], dtype=np.int32).tobytes())
+            chunk.append(tokens)
+            if len(chunk) == _ROWS_IN_A_CHUNK:
+                flush()
+        if chunk:
+            flush()
+    np.save(folder / LENGTHS_FILE, np.asarray(lengths, dtype=np.int32).reshape(-1, 2))
+    np.save(folder / FORWARDS_FILE, np.asarray(forward_of, dtype=np.int32))
+    facts = ContinuationsSummary(
+        texts=len(lengths),
+        forwards=len(numbers),
+        saved=len(lengths) - len(numbers),
+        truncated=truncated,
+        longest=longest,
+        max_length=max_length,
+        digest=digest.hexdigest(),
+    )
+    (folder / FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
+    return TokenizedContinuations(folder)

@@ -1,0 +1,23 @@
+"""`torchrun --nproc_per_node=N -m dist_eval.harness`: tasks of the lm-evaluation-harness on a swarm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dist_eval.cli import program
+from dist_eval.options.harness import HARNESS
+
+if TYPE_CHECKING:
+    from dist_eval.runs.run_folder import RunFolder
+
+
+def load() -> tuple[program.RunFunction, type[RunFolder]]:
+    """Imports the run function, and the class of the run's folder."""
+    from dist_eval.harness.folder import HarnessFolder
+    from dist_eval.harness.runner import evaluate_tasks
+
+    return evaluate_tasks, HarnessFolder
+
+
+if __name__ == "__main__":
+    program.main(HARNESS, load)

@@ -1,0 +1,68 @@
+"""The harness' figures as records: its values as they are, with intervals from its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dist_eval.results.harness import GroupMetric, GroupResults, TaskMetric, TaskResults
+from dist_eval.statistics.documents import document_interval
+
+
+def task_results(results: Mapping[str, Any], confidence: float) -> dict[str, TaskResults]:
+    """Returns the tasks of the harness' results.
+
+    Args:
+        results: the harness' results, with its samples.
+        confidence: confidence level of the intervals.
+    """
+    found = {}
+    for name, samples in results["samples"].items():
+        direction = results["higher_is_better"].get(name, {})
+        metrics = []
+        for metric, filter_name, value in figures_of(results["results"][name]):
+            values = [one[metric] for one in samples if one["filter"] == filter_name and metric in one]
+            metrics.append(
+                TaskMetric(
+                    metric=metric,
+                    filter=filter_name,
+                    value=value,
+                    documents=len(values),
+                    interval=document_interval(values, value, confidence),
+                    higher_is_better=direction.get(metric),
+                )
+            )
+        found[name] = TaskResults(
+            version=str(results["versions"].get(name)),
+            num_fewshot=results["n-shot"].get(name) or 0,
+            documents=len({one["doc_id"] for one in samples}),
+            metrics=metrics,
+        )
+    return found
+
+
+def group_results(results: Mapping[str, Any]) -> dict[str, GroupResults]:
+    """Returns the groups of the harness' results over which it aggregates."""
+    return {
+        name: GroupResults(
+            tasks=list(results["group_subtasks"].get(name, [])),
+            metrics=[GroupMetric(metric=m, filter=f, value=value) for m, f, value in figures_of(figures)],
+        )
+        for name, figures in results.get("groups", {}).items()
+    }
+
+
+def figures_of(figures: Mapping[str, Any]) -> Sequence[tuple[str, str, float | None]]:
+    """Returns metric, filter and value of the harness' figures, whose names are "METRIC,FILTER"."""
+    found = []
+    for key, value in figures.items():
+        metric, comma, filter_name = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            continue
+        found.append((metric, filter_name, number if math.isfinite(number) else None))
+    return found

@@ -1,0 +1,188 @@
+"""One run on tasks of the lm-evaluation-harness, from its configuration to its report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_eval.data.continuations import write_continuations
+from dist_eval.data.dataset import tokenizer_digest
+from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.evaluation.combination import throughput
+from dist_eval.harness.metrics import group_results, task_results
+from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
+from dist_eval.harness.table import format_tasks
+from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.model.language_model import CausalModel
+from dist_eval.options.groups import ModelOptions
+from dist_eval.report.page import report_on
+from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
+
+if TYPE_CHECKING:
+    from lm_eval.loggers import EvaluationTracker
+
+    from dist_eval.harness.language_model import Pair
+    from dist_eval.harness.tasks import LoadedTasks
+
+
+def evaluate_tasks(session: HarnessSession) -> HarnessResults | None:
+    """Evaluates a language model on tasks of the harness; every rank calls it.
+
+    Args:
+        session: this rank's part of the run, not yet opened.
+
+    Returns:
+        On the leader the sections of `results.json`, else None.
+
+    Raises:
+        EvaluationError: the run failed; on the rank that has the root cause.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    if session.topology.is_leader:
+        require_harness()
+    with session:
+        target = CausalModel.of(str(session.config.model))
+        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
+        if session.topology.is_leader:
+            return Leader(session, base, target).run()
+        answer_requests(session, base, target, _nothing, sys.stderr)
+        if session.topology.hosts > 1 and session.topology.is_host_leader:
+            session.wait_for("reported")  # a scheduler does not restart a host that has exited with 0
+        return None
+
+
+def require_harness() -> None:
+    """Checks that the harness is installed.
+
+    Raises:
+        ConfigError: it is not; the message says how to install it.
+    """
+    if find_spec("lm_eval") is None:
+        raise ConfigError(
+            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "
+            "with `uv run --extra harness`."
+        )
+
+
+class AlreadyComplete(EvaluationError):
+    """The run's folder holds this very run, complete."""
+
+
+class Leader:
+    """The rank that runs the harness.
+
+    Args:
+        session: its part of the run.
+        base: the base model.
+        target: the language model.
+    """
+
+    def __init__(self, session: HarnessSession, base: BaseModelSpec, target: CausalModel) -> None:
+        self._session, self._base, self._target = session, base, target
+        self._terminal = sys.stdout, sys.stderr
+        self._answered: Answered | None = None
+
+    def run(self) -> HarnessResults | None:
+        """Runs the harness, which calls `answer`; writes and prints the results.
+
+        Raises:
+            EvaluationError: the tasks cannot be used, or a rank failed.
+        """
+        from dist_eval.harness.language_model import HarnessModel
+        from dist_eval.harness.tasks import LoadedTasks, tracker_of
+
+        session = self._session
+        tasks, tokenizer = LoadedTasks.load(session.config), self._tokenizer()
+        model = HarnessModel(
+            tokenizer,
+            list(tasks.tasks.values()),
+            lambda pairs: self._answer(pairs, tasks, tokenizer),
+            max_length=self._base.max_length + self._target.extra_tokens,
+            vocab_size=self._base.config.vocab_size,
+            strict=session.config.strict,
+        )
+        tracker = tracker_of(session.folder.path)
+        try:
+            found = tasks.run(model, tracker)
+        except AlreadyComplete:
+            return self._show_recorded()
+        return self._finish(found, tracker, tokenizer)
+
+    def _tokenizer(self) -> Any:
+        tokenizer = load_tokenizer(self._base.name)
+        if self._session.config.apply_chat_template and not tokenizer.chat_template:
+            raise ConfigError(
+                f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
+                "was tuned for chats, or leave the option out."
+            )
+        return tokenizer
+
+    def _answer(self, pairs: Iterator[Pair], tasks: LoadedTasks, tokenizer: Any) -> np.ndarray:
+        from dist_eval.harness.tasks import on_terminal
+
+        session, config = self._session, self._session.config
+
+        def write(folder: Path) -> dict[str, str]:
+            write_continuations(folder, pairs, max_length=self._base.max_length)
+            return {
+                "tokenizer": tokenizer_digest(tokenizer),
+                **tasks.identity(),
+                "--num-fewshot": str(config.num_fewshot),
+                "--limit": str(config.limit),
+                "--apply-chat-template": str(config.apply_chat_template),
+            }
+
+        with on_terminal(*self._terminal):
+            self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+        if self._answered is None:
+            raise AlreadyComplete("")
+        return self._answered.answers
+
+    def _finish(self, found: dict[str, Any], tracker: EvaluationTracker, tokenizer: Any) -> HarnessResults:
+        from dist_eval.harness.tasks import save
+
+        session, answered, name = self._session, self._answered, self._base.name
+        assert answered is not None, "the harness has asked for no answer"
+        tasks, groups = task_results(found, session.config.confidence), group_results(found)
+        results = HarnessResults(
+            problem_type=LANGUAGE_MODELING,
+            tasks=tasks,
+            groups=groups,
+            harness_version=str(found["lm_eval_version"]),
+            files=save(tracker, found, session.folder.path),
+            coverage=answered.coverage,
+            requests=answered.facts,
+            model=LanguageModelSummary(
+                base=name,
+                base_is_path=Path(name).is_dir(),
+                digest=self._base.digest(),
+                tokenizer_digest=tokenizer_digest(tokenizer),
+            ),
+            plan=answered.plan,
+            ranks=answered.ranks,
+            throughput=throughput(answered.ranks),
+            swarm=session.swarm and session.swarm.model_copy(update={"precisions": answered.precisions}),
+        )
+        session.folder.save_timelines(answered.timelines)
+        session.folder.save(results)
+        session.publish_as_leader("reported", lambda: "")
+        report_on(session.folder.path, session.config.report)
+        print(format_tasks(results, session.folder.path), flush=True)
+        return results
+
+    def _show_recorded(self) -> HarnessResults | None:
+        results = self._session.folder.recorded()
+        if results is not None:
+            print(format_tasks(results, self._session.folder.path), flush=True)
+        self._session.publish_as_leader("reported", lambda: "")
+        return results
+
+
+def _nothing(folder: Path) -> dict[str, str]:
+    return {}

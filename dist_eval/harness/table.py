@@ -1,0 +1,44 @@
+"""The table that a run prints at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dist_eval.report.table import format_metrics
+from dist_eval.report.tasks_page import metric_name
+from dist_eval.results.harness import HarnessResults
+from dist_eval.runs.files import REPORT, RESULTS
+
+
+def format_tasks(results: HarnessResults, folder: Path) -> str:
+    """Formats the results of a run for the terminal.
+
+    Args:
+        results: the sections of `results.json`.
+        folder: the run's folder.
+    """
+    lines: list[str] = []
+    for name, task in results.tasks.items():
+        confidence = task.metrics[0].interval.confidence if task.metrics else 0.95
+        head = f" value  {100 * confidence:g}% interval"
+        values = {metric_name(metric): metric.value for metric in task.metrics}
+        intervals = {metric_name(metric): metric.interval for metric in task.metrics}
+        shots = f", {task.num_fewshot} examples in front of each" if task.num_fewshot else ""
+        lines += ["", f"{name}: {task.documents} documents{shots}"]
+        lines += format_metrics(values, {}, intervals, head)
+    for name, group in results.groups.items():
+        lines += ["", f"{name}: {', '.join(group.tasks)}"]
+        lines += format_metrics({metric_name(metric): metric.value for metric in group.metrics}, {}, {})
+    coverage, requests, throughput, ranks = results.coverage, results.requests, results.throughput, len(results.ranks)
+    lines += [
+        "",
+        f"coverage: {coverage.seen} of {coverage.expected} log-likelihoods, each exactly once, by {requests.forwards} "
+        "forwards"
+        + (f"; {requests.truncated} contexts cut to {requests.max_length - 1} tokens" if requests.truncated else ""),
+        f"speed: {throughput.examples_per_second:.1f} log-likelihoods/s, {throughput.tokens_per_second:.0f} tokens/s "
+        f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        "files:",
+        *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values())),
+        *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,234 @@
+"""The harness' tasks: found by name, loaded once, and run."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+from lm_eval.api.model import LM
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+
+from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
+from dist_eval.options.harness import HarnessConfig
+from dist_eval.results.harness import HarnessFiles
+
+SHIPPED = Path(__file__).parent / "tasks"
+"""Task files of this package."""
+
+_NAMED = 3
+_SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class LoadedTasks:
+    """The tasks of a run.
+
+    Attributes:
+        manager: finds exactly these.
+        tasks: the tasks by name.
+        options: the options of the run.
+    """
+
+    manager: TaskManager
+    tasks: dict[str, Any]
+    options: HarnessConfig
+
+    @classmethod
+    def load(cls, options: HarnessConfig) -> LoadedTasks:
+        """Reads the tasks and their data.
+
+        Raises:
+            ConfigError: there is no such task, or it is of a type that is not supported.
+            DataError: a task's file or data cannot be read.
+        """
+        missing = [path for path in options.include_path if not Path(path).is_dir()]
+        if missing:
+            raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
+        loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+        with quiet(not options.verbose), _no_remote_code():
+            manager = _manager(options)
+            for name in options.tasks:
+                if name not in manager.all_tasks and not Path(name).is_file():
+                    close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
+                    hint = f"Did you mean {' or '.join(close)}?" if close else "Is --include-path missing?"
+                    raise ConfigError(f"--tasks: the harness has no task {name!r}. {hint}")
+                try:
+                    found = manager.load([name])
+                except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
+                    raise DataError(f"The task {name} cannot be loaded: {_reason(error)}") from error
+                for part, values in loaded.items():
+                    values.update(found.get(part, {}))
+        for name, task in loaded["tasks"].items():
+            kind = task.OUTPUT_TYPE
+            if kind not in _SUPPORTED and kind is not None:
+                from dist_eval.harness.language_model import refused
+
+                raise refused(name)
+        manager.load = lambda _: loaded  # the harness would read all data again
+        return cls(manager, loaded["tasks"], options)
+
+    def identity(self) -> dict[str, str]:
+        """Returns hashes of the tasks and their documents, by names for error messages, once requests are built."""
+        configs = {name: task.dump_config() for name, task in sorted(self.tasks.items())}
+        documents = hashlib.sha256()
+        for name, task in sorted(self.tasks.items()):
+            known = -1
+            for instance in task.instances:
+                if instance.doc_id != known:
+                    documents.update(f"{name} {instance.doc_id} {_text(instance.doc)}\n".encode(errors="surrogatepass"))
+                known = instance.doc_id
+        return {
+            "--tasks": " ".join(self.tasks),
+            "definition of the tasks": hashlib.sha256(_text(configs).encode()).hexdigest(),
+            "data of the tasks": documents.hexdigest(),
+            "version of lm-eval": version("lm-eval"),
+        }
+
+    def run(self, model: LM, tracker: EvaluationTracker) -> dict[str, Any]:
+        """Runs the harness.
+
+        Args:
+            model: answers the requests.
+            tracker: notes what the harness' results file says of the run.
+
+        Returns:
+            The harness' results, with its samples.
+
+        Raises:
+            DataError: a task fails on its documents.
+            EvaluationError: any that the model raises.
+        """
+        options = self.options
+        limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
+        try:
+            with quiet(not options.verbose), _single_process():
+                results = simple_evaluate(
+                    model=model,
+                    model_args={"pretrained": str(options.model)},
+                    tasks=list(self.tasks),
+                    task_manager=self.manager,
+                    num_fewshot=options.num_fewshot,
+                    limit=limit,
+                    bootstrap_iters=options.bootstrap_iters,
+                    apply_chat_template=options.apply_chat_template,
+                    evaluation_tracker=tracker,
+                )
+        except EvaluationError:
+            raise
+        except Exception as error:  # of a task's own code, templates and metrics
+            raise DataError(f"The harness failed on the tasks {', '.join(self.tasks)}: {_reason(error)}") from error
+        return dict(results)
+
+
+def _manager(options: HarnessConfig) -> TaskManager:
+    """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files."""
+    places = {
+        "include_path": [str(SHIPPED), *options.include_path],
+        "metadata": {"pretrained": options.model},
+    }
+    manager = TaskManager(include_defaults=False, **places)
+    if set(options.tasks) <= set(manager.all_subtasks):
+        return manager
+    return TaskManager(**places)
+
+
+def tracker_of(folder: Path) -> EvaluationTracker:
+    """Returns what writes the harness' own files to a folder."""
+    return EvaluationTracker(output_path=str(folder / "results.json"))
+
+
+def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> HarnessFiles:
+    """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` of each task.
+
+    Args:
+        tracker: from `tracker_of`.
+        results: the harness' results with its samples, which are changed.
+        folder: the run's folder.
+
+    Raises:
+        RunError: they cannot be written.
+    """
+    samples = results.pop("samples")
+    with quiet():
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for name, of_task in samples.items():
+            tracker.save_results_samples(name, of_task)
+    files = HarnessFiles(
+        results=f"results_{tracker.date_id}.json",
+        samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
+    )
+    for name in (files.results, *files.samples.values()):
+        if not (folder / name).is_file():  # the tracker only logs its errors
+            raise RunError(
+                f"The harness could not write {folder / name}. All answers are in the journal: start the "
+                "same command again once that is fixed."
+            )
+    return files
+
+
+@contextlib.contextmanager
+def quiet(is_quiet: bool = True) -> Iterator[None]:
+    """Keeps progress bars, prints and warnings of the harness off the terminal."""
+    if not is_quiet:
+        yield
+        return
+    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        yield
+
+
+@contextlib.contextmanager
+def on_terminal(stdout: Any, stderr: Any) -> Iterator[None]:
+    """Shows what is printed within `quiet` all the same."""
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        yield
+
+
+@contextlib.contextmanager
+def _no_remote_code() -> Iterator[None]:
+    """Keeps code of a hub's datasets from being run, whatever a task's file says."""
+    load = datasets.load_dataset
+
+    def load_data_only(*arguments: Any, **options: Any) -> Any:
+        return load(*arguments, **{**options, "trust_remote_code": False})
+
+    datasets.load_dataset = load_data_only
+    try:
+        yield
+    finally:
+        datasets.load_dataset = load
+
+
+@contextlib.contextmanager
+def _single_process() -> Iterator[None]:
+    """Keeps the harness' bootstrap from forking a process that is connected to a swarm; its values do not change."""
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = before
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _text(value: Any) -> str:
+    """Returns a value as text that is the same in every process."""
+    return _ADDRESS.sub("", json.dumps(value, sort_keys=True, default=str))

@@ -1,0 +1,164 @@
+"""`report.html` of a run on tasks of the lm-evaluation-harness: metrics with intervals, and missed documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dist_eval.report.charts import interval_bar, strips
+from dist_eval.report.footnotes import Footnotes
+from dist_eval.report.layout import Contents, confidence_words, cut, render_page
+from dist_eval.report.naming import name_of
+from dist_eval.report.sections import MetricCell, limits_in_words, ranks
+from dist_eval.report.table import metric_words
+from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.runs.reading import read_timelines
+from dist_eval.runs.task_samples import TaskRun
+
+_NO_FILTER = "none"
+_CARDS = 4
+
+
+@dataclass(frozen=True)
+class _Task:
+    name: str
+    documents: int
+    num_fewshot: int
+
+
+def render_tasks(run: TaskRun, contents: Contents) -> str:
+    """Renders the page of a run.
+
+    Raises:
+        RunError: its files cannot be read.
+    """
+    results = run.results
+    tasks = [
+        (_Task(name, task.documents, task.num_fewshot), cell_of(metric))
+        for name, task in results.tasks.items()
+        for metric in task.metrics
+    ]
+    missed = [row for name in results.tasks for row in _missed(run, name, contents)]
+    confidence = next((one.interval.confidence for task in results.tasks.values() for one in task.metrics), None)
+    return render_page(
+        "tasks.html.jinja",
+        title=run.folder.resolve().name,
+        results=results,
+        footnotes=Footnotes,
+        cards=_cards(run),
+        confidence_words=confidence_words(confidence),
+        unit="log-likelihoods",
+        tasks=tasks,
+        groups=[
+            (name, metric_name(one), "–" if one.value is None else metric_words(one.metric, one.value))
+            for name, group in results.groups.items()
+            for one in group.metrics
+        ],
+        ranks=ranks(results.ranks, with_hosts=contents.texts),
+        strips=strips(read_timelines(run.folder)),
+        mistakes_title="Missed documents",
+        mistakes_note=_note(len(missed), contents),
+        what_is_right="target",
+        rows=missed[: contents.most],
+        details=_details(run),
+    )
+
+
+def cell_of(metric: TaskMetric) -> MetricCell:
+    """Returns a metric in words."""
+    value, interval = metric.value, metric.interval
+    is_share = interval.method == "wilson"
+    return MetricCell(
+        metric_name(metric),
+        None if value is None else metric_words(metric.metric, value),
+        limits_in_words(interval, lambda limit: metric_words(metric.metric, limit)),
+        interval.reason if value is None else None,
+        interval.reason,
+        interval_bar(value, interval) if is_share else None,
+    )
+
+
+def metric_name(metric: TaskMetric | GroupMetric) -> str:
+    """Returns a metric's name with that of its filter, if any."""
+    return metric.metric if metric.filter == _NO_FILTER else f"{metric.metric} ({metric.filter})"
+
+
+def _cards(run: TaskRun) -> list[MetricCell]:
+    """Returns the first metric of the first tasks, under the task's name."""
+    found = []
+    for name, task in list(run.results.tasks.items())[:_CARDS]:
+        for metric in task.metrics[:1]:
+            one = cell_of(metric)
+            found.append(
+                MetricCell(f"{name}: {one.name}", one.value, one.limits, one.why_undefined, one.why_no_interval)
+            )
+    return found
+
+
+def _missed(run: TaskRun, task: str, contents: Contents) -> list[list[str]]:
+    """Returns the rows of documents of which the first metric that is 0 or 1 is 0."""
+    shares = [one for one in run.results.tasks[task].metrics if one.interval.method == "wilson"]
+    if not shares:
+        return []
+    found = []
+    for _, sample in run.samples(task):
+        if sample["filter"] == shares[0].filter and sample.get(shares[0].metric) == 0:
+            target, answer, score = _answer(sample, contents)
+            arguments = sample["arguments"].get("gen_args_0", {})
+            text = cut(str(arguments.get("arg_0", "")), contents.longest) if contents.texts else ""
+            found.append([f"{task} #{sample['doc_id']}", target, answer, score, text])
+    return found
+
+
+def _answer(sample: dict[str, Any], contents: Contents) -> tuple[str, str, str]:
+    """Returns target, answer and score of a sample: of several choices the likeliest is the answer."""
+    arguments, answers = list(sample["arguments"].values()), sample["filtered_resps"]
+    context = arguments[0].get("arg_0")
+    choices = [
+        (str(own.get("arg_1", "")).strip(), float(answer[0]))
+        for own, answer in zip(arguments, answers, strict=False)
+        if own.get("arg_0") == context and isinstance(answer, list)
+    ]
+    target = str(sample["target"])
+    if len(choices) < 2:
+        score = f"log-likelihood {choices[0][1]:.4g}" if choices else ""
+        return target if contents.texts else "–", "–", score
+    best = max(range(len(choices)), key=lambda number: choices[number][1])
+    names = [name if contents.texts else f"choice {number}" for number, (name, _) in enumerate(choices)]
+    if not target.isdigit() or int(target) >= len(choices):
+        return target if contents.texts else "–", names[best], f"log-likelihood {choices[best][1]:.4g}"
+    return names[int(target)], names[best], f"likelier by {choices[best][1] - choices[int(target)][1]:.4g} nats"
+
+
+def _note(total: int, contents: Contents) -> str:
+    if not total:
+        return "There are none, by a metric that is 0 or 1 for a document."
+    words = f"{total} documents, by the first metric of their task that is 0 or 1 for a document."
+    if total > contents.most:
+        words += f" The first {contents.most} are in this file, all in samples_*.jsonl."
+    if contents.texts:
+        return words + f" Contexts are cut after {contents.longest} characters."
+    return words + " Their texts are not in this file: dist-eval report RUN --texts adds them."
+
+
+def _details(run: TaskRun) -> list[tuple[str, str]]:
+    results, options = run.results, run.results.config
+    requests = results.requests
+    details = {
+        "model": name_of(results.model.base, results.model.base_is_path),
+        "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
+        "--limit": options["limit"],
+        "--apply-chat-template": options["apply_chat_template"],
+        "--confidence": options["confidence"],
+        "forwards": f"{requests.forwards} of {requests.texts} contexts with continuations; {requests.saved} were equal "
+        "to another one up to the last token",
+        "longest": f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        "ranks": len(results.ranks),
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "versions": ", ".join(f"{name} {version}" for name, version in results.environment.packages.items()),
+        "git commit": results.environment.git_commit,
+        "digest of the token ids": requests.digest,
+    }
+    return [(name, str(value)) for name, value in details.items() if value]

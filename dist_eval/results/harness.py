@@ -1,0 +1,114 @@
+"""The sections of `results.json` that a complete run on tasks of the lm-evaluation-harness has."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.record import Count, Record
+from dist_eval.results.scores import Interval
+from dist_eval.results.work import RankWork, Swarm, Throughput
+
+LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
+"""In the place of a classifier's problem type."""
+
+
+class TaskMetric(Record):
+    """A metric of a task, as the harness computes it."""
+
+    metric: str
+    """Its name."""
+    filter: str
+    """What the harness takes from the model's answers, none for the answers themselves."""
+    value: float | None
+    """Its value, null where undefined."""
+    documents: Count
+    """Documents with a value."""
+    interval: Interval
+    """Of the value, if that is a mean over documents, or a function of such means."""
+    higher_is_better: bool | None
+    """Which direction is better, null if the task does not say."""
+
+
+class TaskResults(Record):
+    """A task of the harness."""
+
+    version: str
+    """Of the task's definition."""
+    num_fewshot: Count
+    """Examples in front of each question."""
+    documents: Count
+    """Number of documents."""
+    metrics: list[TaskMetric]
+    """Its metrics."""
+
+
+class GroupMetric(Record):
+    """A metric that the harness aggregates over the tasks of a group."""
+
+    metric: str
+    """Its name."""
+    filter: str
+    """As in the tasks."""
+    value: float | None
+    """Its value, null where undefined."""
+
+
+class GroupResults(Record):
+    """A group of tasks."""
+
+    tasks: list[str]
+    """Its tasks and groups."""
+    metrics: list[GroupMetric]
+    """Aggregated metrics."""
+
+
+class HarnessFiles(Record):
+    """The harness' own files in the run's folder."""
+
+    results: str
+    """Its results."""
+    samples: dict[str, str]
+    """Its documents with the model's answers, by task."""
+
+
+class LanguageModelSummary(Record):
+    """The evaluated language model."""
+
+    base: str
+    """Its name."""
+    base_is_path: bool
+    """Whether that was a folder, not a hub name."""
+    digest: str
+    """Hash of its config and of samples of its weights."""
+    tokenizer_digest: str
+    """Hash of the tokenizer."""
+
+
+class HarnessResults(Record):
+    """All sections that only a complete run has."""
+
+    problem_type: Literal["language_modeling"]
+    """What is evaluated: continuations of texts."""
+    tasks: dict[str, TaskResults]
+    """The tasks by name."""
+    groups: dict[str, GroupResults]
+    """The groups by name, if the harness aggregates over them."""
+    harness_version: str
+    """Version of the lm-evaluation-harness."""
+    files: HarnessFiles
+    """The harness' own files."""
+    coverage: Coverage
+    """The proof of who was counted: continuations with a log-likelihood."""
+    requests: ContinuationsSummary
+    """What the harness asked for: continuations of choices, and windows of texts."""
+    model: LanguageModelSummary
+    """The model."""
+    plan: PlanSummary
+    """The batches; their tokens are those of distinct forwards."""
+    ranks: list[RankWork]
+    """What each rank did; its examples are continuations."""
+    throughput: Throughput
+    """The speed of all ranks together."""
+    swarm: Swarm | None
+    """The servers, null without a swarm."""

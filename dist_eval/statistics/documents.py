@@ -1,0 +1,98 @@
+"""Metrics of the lm-evaluation-harness as statistics: means over documents, and functions of such means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.results.scores import Interval
+from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.intervals import wilson_interval
+from dist_eval.statistics.resampling import Sums
+from dist_eval.statistics.units import Units
+
+NO_MEAN = "it is no mean over documents, nor a function of one"
+"""The reason of a metric without a statistic."""
+
+VALUE = "value"
+"""Name of every statistic of `document_statistic`."""
+
+_SAME = 1e-9
+Form = Callable[[np.ndarray], np.ndarray]
+
+FORMS: tuple[Form, ...] = (
+    lambda mean: mean,
+    lambda mean: np.exp(-mean),  # a perplexity, of log-likelihoods in nats
+    lambda mean: -mean / math.log(2),  # bits, of the same
+)
+"""What the harness makes of the mean of documents' values, or of the ratio of the sums of their two values."""
+
+
+def find_form(values: Sequence[Any], value: float | None) -> Form | None:
+    """Finds how a metric follows from documents' values.
+
+    Args:
+        values: of each document: a number, or two of which the second is a weight, such as a number of bytes.
+        value: the metric, None where undefined.
+
+    Returns:
+        What the harness makes of their mean; None if the metric is no function of it.
+    """
+    addends = _addends(values)
+    if addends is None or value is None:
+        return None
+    with np.errstate(over="ignore"):
+        candidates = ((form, float(form(_ratio(addends.sum(axis=1))))) for form in FORMS)
+        return next((form for form, one in candidates if math.isclose(one, value, rel_tol=_SAME, abs_tol=_SAME)), None)
+
+
+def document_statistic(values: Sequence[Any], form: Form) -> Sums:
+    """Returns a metric as a statistic named "value" over documents.
+
+    Args:
+        values: see `find_form`.
+        form: see `find_form`.
+    """
+    return Sums(Units.single(len(values)), _addends(values), lambda sums: {VALUE: form(_ratio(sums))})
+
+
+def _addends(values: Sequence[Any]) -> np.ndarray | None:
+    """Returns numerators and denominators of documents' values, float64 of shape [2, n]; None without numbers."""
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    if not found.size or not np.isfinite(found).all():
+        return None
+    if found.ndim == 1:
+        return np.stack([found, np.ones(len(found))])
+    return found.T if found.ndim == 2 and found.shape[1] == 2 else None
+
+
+def document_interval(values: Sequence[Any], value: float | None, confidence: float) -> Interval:
+    """Computes the interval of a metric over documents: Wilson's for a share, else the bootstrap's.
+
+    Args:
+        values: see `find_form`.
+        value: the metric, None where undefined.
+        confidence: confidence level.
+    """
+    form = find_form(values, value)
+    if form is None or value is None:
+        return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
+    if is_share(values):
+        return wilson_interval(round(float(np.sum(values))), len(values), confidence)
+    return gather_evidence(document_statistic(values, form), {VALUE: value})[VALUE].interval(confidence)
+
+
+def is_share(values: Sequence[Any]) -> bool:
+    """Returns whether the values are 0 or 1, as those of an accuracy."""
+    return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums[0] / sums[1]

@@ -1,0 +1,284 @@
+"""Runs on tasks of the harness: beside its own Hugging Face backend, on several ranks, resumed, and on wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FAMILIES, TIMEOUT, VOCABULARY, Launcher, results_of, run_here, wait_for
+from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
+
+from dist_eval import demo
+from dist_eval.swarm.private import PrivateSwarm
+
+pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+MOST_TOKENS = 24
+"""That a model is sent: few enough for several windows, and for contexts that are cut."""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tasks(tmp_path_factory.mktemp("tasks") / "tasks")
+
+
+@pytest.fixture(scope="module")
+def models(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tiny models with a tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("models"), make_tokenizer(VOCABULARY)
+    for name in FAMILIES:
+        shutil.copytree(tiny_models[name], folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return {name: folder / name for name in FAMILIES}
+
+
+def command(model: Path, tasks: Path, output: Path, *further: str) -> list[str]:
+    return [
+        *("-m", "dist_eval.harness", "--tasks", ",".join(TASKS), "--include-path", str(tasks), "--num-fewshot", "2"),
+        *("--model", str(model), "--max-length", str(MOST_TOKENS + 1), "--bootstrap-iters", "10"),
+        *("--output", str(output), *further),
+    ]
+
+
+LOCAL = ("--backend", "local")
+
+
+def of_harness(output: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """Returns the harness' own results, and its samples by task, as a run has written them."""
+    [path] = output.glob("results_*.json")
+    samples = {}
+    for name in TASKS:
+        [file] = output.glob(f"samples_{name}_*.jsonl")
+        samples[name] = [json.loads(line) for line in file.read_text().splitlines()]
+    return json.loads(path.read_text()), samples
+
+
+def by_hugging_face(model: Path, tasks: Path) -> dict[str, Any]:
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = HFLM(
+        pretrained=AutoModelForCausalLM.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        max_length=MOST_TOKENS,
+        batch_size=4,
+        logits_cache=False,  # it mixes up requests with equal forwards that are split differently
+        device="cpu",
+    )
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    return dict(simple_evaluate(theirs, tasks=[*TASKS], num_fewshot=2, task_manager=manager, bootstrap_iters=10))
+
+
+def answers(samples: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """Returns log-likelihood and is_greedy of all requests, in order."""
+    found = []
+    for sample in samples:
+        for [answer] in sample["resps"]:
+            value, greedy = answer if isinstance(answer, (list, tuple)) else (answer, "")
+            found.append((float(value), str(greedy)))
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])])
+def test_it_answers_as_the_harness_own_backend(
+    family: str, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*command(models[family], tasks, tmp_path / "out", *LOCAL)) == 0
+    out, err = capfd.readouterr()
+    assert "words: 24 documents, 2 examples in front of each" in out
+    assert all(line.startswith("evaluating: ") for line in err.splitlines()), err
+    results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
+    theirs = by_hugging_face(models[family], tasks)
+    for name in TASKS:
+        ours, expected = answers(samples[name]), answers(theirs["samples"][name])
+        assert [greedy for _, greedy in ours] == [greedy for _, greedy in expected]
+        assert [value for value, _ in ours] == pytest.approx([value for value, _ in expected], abs=1e-4)
+        for metric, value in theirs["results"][name].items():
+            found = written["results"][name][metric]
+            assert found == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (name, metric)
+    assert written["task_hashes"] and written["config"]["model_args"] == {"pretrained": str(models[family])}
+    assert_recorded(results, written, samples)
+
+
+def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
+    """Our results say what the harness' own say."""
+    requests, coverage = results["requests"], results["coverage"]
+    assert coverage["seen"] == coverage["expected"] == requests["texts"] > 0
+    assert requests["saved"] == requests["texts"] - requests["forwards"] >= 3 * DOCUMENTS, "of one-token choices"
+    assert requests["truncated"] > 0, "few-shot contexts are too long"
+    assert sum(rank["samples"] for rank in results["ranks"]) == requests["texts"]
+    assert results["plan"]["real_tokens"] == sum(rank["tokens"] for rank in results["ranks"])
+    for name, task in results["tasks"].items():
+        assert task["documents"] == DOCUMENTS == len(samples[name])
+        for metric in task["metrics"]:
+            assert metric["value"] == written["results"][name][f"{metric['metric']},none"]
+            interval = metric["interval"]
+            if metric["metric"] == "mcc":
+                assert interval["reason"] == "it is no mean over documents, nor a function of one"
+            elif interval["reason"] is None:
+                assert interval["low"] <= metric["value"] <= interval["high"]
+                assert (interval["method"] == "wilson") == metric["metric"].startswith("acc")
+
+
+def comparable(output: Path) -> tuple[Any, ...]:
+    """Returns all that must not depend on the ranks."""
+    written, samples = of_harness(output)
+    results = results_of(output)
+    kept = ("results", "group_subtasks", "configs", "versions", "n-shot", "n-samples", "task_hashes")
+    ours = ("tasks", "groups", "coverage", "requests", "model", "plan")
+    return {name: written[name] for name in kept}, samples, {name: results[name] for name in ours}
+
+
+@pytest.mark.slow
+def test_any_number_of_ranks_writes_the_same_through_a_swarm(
+    tasks: Path, demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
+) -> None:
+    found = []
+    for ranks in (1, 2, 3):
+        output = tmp_path / f"ranks-{ranks}"
+        peers = ["--initial-peers", *demo_swarm.initial_peers]
+        run = launcher.run(*command(demo.BASE_MODEL, tasks, output, *peers), ranks=ranks)
+        assert run.returncode == 0, run.stderr
+        assert "Warning" not in run.stderr
+        found.append(comparable(output))
+        assert len(results_of(output)["ranks"]) == ranks
+    assert found[0] == found[1] == found[2]
+    assert not launcher.leftovers()
+
+
+DIGITS = ("-m", "dist_eval.harness", "--tasks", "digits", "--model", str(demo.BASE_MODEL), "--token-budget", "80")
+
+
+def test_the_shipped_task_says_how_good_the_embedded_example_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    arguments = [*DIGITS, *LOCAL, "--output", str(output)]
+    assert run_here(*arguments, "--limit", "100") == 0
+    results = results_of(output)
+    [metric] = results["tasks"]["digits"]["metrics"]
+    assert metric["value"] > 0.95 and metric["documents"] == 100
+    assert (results["requests"]["texts"], results["requests"]["forwards"]) == (1000, 100)
+    before = (output / "results.json").read_bytes()
+    assert run_here(*arguments, "--limit", "100") == 0, "complete: shown again, nothing is sent"
+    assert capfd.readouterr().out.count("\nacc    ") == 2
+    assert (output / "results.json").read_bytes() == before
+    assert run_here(*arguments, "--limit", "100", "--confidence", "0.8") == 0
+    rescored = results_of(output)
+    assert rescored["tasks"]["digits"]["metrics"][0]["interval"]["confidence"] == 0.8
+    assert [rank["resumed"] for rank in rescored["ranks"]] == [1000]
+    assert len(list(output.glob("*digits_*.jsonl"))) == len(list(output.glob("results_*.json"))) == 1
+    capfd.readouterr()
+    assert run_here(*arguments, "--limit", "9") == 1
+    assert "what differs is the data of the tasks and the --limit" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_on_another_number_of_ranks(launcher: Launcher, tmp_path: Path) -> None:
+    output, digits = tmp_path / "out", tmp_path / "undisturbed"
+    assert run_here(*DIGITS, *LOCAL, "--output", str(digits)) == 0
+    process = launcher.start(*DIGITS, *LOCAL, "--output", str(output), ranks=3)
+
+    def journalled() -> int:
+        return sum(path.stat().st_size for path in (output / "journal").glob("*.batches"))
+
+    assert wait_for(lambda: journalled() > 20_000 or process.poll() is not None)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    assert wait_for(lambda: not launcher.processes())
+    run = launcher.run(*DIGITS, *LOCAL, "--output", str(output), ranks=2)
+    assert run.returncode == 0, run.stderr
+    results, expected = results_of(output), results_of(digits)
+    assert sum(rank["resumed"] for rank in results["ranks"]) > 500
+    for name in ("tasks", "coverage", "requests", "plan", "model"):
+        assert results[name] == expected[name]
+    [ours], [undisturbed] = (list(folder.glob("samples_*.jsonl")) for folder in (output, digits))
+    assert ours.read_bytes() == undisturbed.read_bytes()
+    assert not launcher.leftovers()
+
+
+def strange(tasks: Path, folder: Path, **changes: Any) -> Path:
+    """Writes a task `strange` to a folder: `words` with changes."""
+    task = json.loads((tasks / "words.yaml").read_text())
+    folder.mkdir()
+    (folder / "strange.yaml").write_text(json.dumps({**task, "task": "strange", **changes}))
+    return folder
+
+
+WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "generate_until": (
+        {"output_type": "generate_until"},
+        [],
+        "strange needs generated text (generate_until), which is",
+    ),
+    "no data": (
+        {"dataset_kwargs": {"data_files": {"test": "nowhere.json"}}},
+        [],
+        "The task strange cannot be loaded: FileNotFoundError: Unable to find",
+    ),
+    "template": (
+        {"doc_to_text": "{{query}}"},
+        [],
+        "The task strange cannot be loaded: UndefinedError: 'query' is undefined",
+    ),
+    "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids to cut them."),
+    "metric": (
+        {"metric_list": [{"metric": "f1"}]},
+        [],
+        "The harness failed on the tasks strange: ValueError: Target is multiclass",
+    ),
+    "too long": (
+        {"doc_to_choice": ["a" * 60, "b", "c", "d"]},
+        [],
+        "document 0: a continuation has",
+    ),
+    "chat": ({}, ["--apply-chat-template"], "--apply-chat-template: the tokenizer of"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_tasks_are_one_sentence(
+    what: str, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changes, options, message = WRONG[what]
+    folder = strange(tasks, tmp_path / "tasks", **changes)
+    arguments = command(models["llama"], folder, tmp_path / "out", *LOCAL, "--tasks", "strange", *options)
+    assert run_here(*arguments) == 1
+    out, err = capfd.readouterr()
+    *progress, last = err.splitlines()
+    assert message in last and not out
+    assert what == "metric" or not progress, "nothing was sent"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            *(["--tasks", "digit"], "--tasks: the harness has no task 'digit'. Did you mean digits"),
+            marks=pytest.mark.slow,  # it reads all task files of the harness
+        ),
+        (["--include-path", "nowhere"], "--include-path nowhere: there is no such folder."),
+    ],
+)
+def test_unknown_tasks_are_named(
+    options: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(*DIGITS, *LOCAL, *options, "--output", str(tmp_path / "out")) == 1
+    assert message in capfd.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
