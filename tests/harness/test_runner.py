@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FAMILIES, TIMEOUT, VOCABULARY, Launcher, results_of, run_here, wait_for
+from conftest import FAMILIES, TIMEOUT, Launcher, results_of, run_here, wait_for
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
+from tiny_models import VOCABULARY
 
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
