@@ -85,7 +85,8 @@ def _show(options: argparse.Namespace) -> None:
         require_trackers(options.tracker)
         _log(read_results(options.run), options.run, options.tracker)
     else:
-        from dist_eval.report.page import Contents, write_report
+        from dist_eval.report.layout import Contents
+        from dist_eval.report.page import write_report
 
         contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
         print(write_report(options.run, contents, options.output))
