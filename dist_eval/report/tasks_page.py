@@ -7,7 +7,7 @@ from typing import Any
 
 from dist_eval.report.charts import interval_bar, strips
 from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.layout import Contents, confidence_words, cut, render_page
+from dist_eval.report.layout import Contents, confidence_words, render_page
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import MetricCell, limits_in_words, ranks
 from dist_eval.report.table import metric_words
@@ -105,7 +105,8 @@ def _missed(run: TaskRun, task: str, contents: Contents) -> list[list[str]]:
         if sample["filter"] == shares[0].filter and sample.get(shares[0].metric) == 0:
             target, answer, score = _answer(sample, contents)
             arguments = sample["arguments"].get("gen_args_0", {})
-            text = cut(str(arguments.get("arg_0", "")), contents.longest) if contents.texts else ""
+            context = str(arguments.get("arg_0", "")) if contents.texts else ""
+            text = context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
             found.append([f"{task} #{sample['doc_id']}", target, answer, score, text])
     return found
 
@@ -137,7 +138,7 @@ def _note(total: int, contents: Contents) -> str:
     if total > contents.most:
         words += f" The first {contents.most} are in this file, all in samples_*.jsonl."
     if contents.texts:
-        return words + f" Contexts are cut after {contents.longest} characters."
+        return words + f" Of longer contexts the last {contents.longest} characters are shown."
     return words + " Their texts are not in this file: dist-eval report RUN --texts adds them."
 
 

@@ -1,0 +1,96 @@
+"""Comparing runs on tasks of the harness: pairs of documents, their differences and tests."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from task_runs import task_run
+
+from dist_eval.compare.__main__ import main
+from dist_eval.compare.tasks import compare_tasks
+from dist_eval.runs.task_samples import TaskRun
+from dist_eval.statistics import bonett_price, mcnemar
+
+DRAW = np.random.default_rng(0)
+RIGHT = [DRAW.integers(0, 2, 60).astype(float).tolist() for _ in range(2)]
+LIKELIHOODS = [DRAW.normal(-3 - shift, 0.2, 60).tolist() for shift in (0.0, 0.3)]
+PERPLEXITIES = [math.exp(-float(np.mean(one))) for one in LIKELIHOODS]
+
+
+def run(folder: Path, number: int, first: int = 0, **more: Any) -> Path:
+    values = {"words": {"acc": RIGHT[number], "odd": RIGHT[number]}, "texts": {"perplexity": LIKELIHOODS[number]}}
+    figures = {"words odd": 0.123, "texts perplexity": PERPLEXITIES[number]}
+    return task_run(folder, {**values, **more}, figures, first)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    other = {"endings": {"acc": [1.0] * 5}}
+    return [run(tmp_path / "a", 0), run(tmp_path / "b", 1, **other)]
+
+
+def test_documents_are_paired(folders: list[Path]) -> None:
+    [found] = compare_tasks([TaskRun.load(folder) for folder in folders])
+    by_name = {(one.task, one.metric): one for one in found.metrics}
+    assert list(by_name) == [("words", "acc"), ("words", "odd"), ("texts", "perplexity")]
+    accuracy, odd, perplexity = by_name.values()
+    test = mcnemar(*(np.asarray(one, dtype=bool) for one in RIGHT))
+    assert accuracy.test == test and accuracy.difference.p_value == test.p_value
+    assert accuracy.difference.interval.limits == bonett_price(test.only_first, test.only_second, 60)
+    assert accuracy.difference.value == pytest.approx(float(np.mean(RIGHT[1]) - np.mean(RIGHT[0])))
+    assert (odd.difference.value, odd.difference.p_value, odd.test) == (0.0, None, None)
+    assert odd.difference.interval.reason == "it is no mean over documents, nor a function of one"
+    assert perplexity.difference.value == pytest.approx(PERPLEXITIES[1] - PERPLEXITIES[0])
+    assert perplexity.difference.p_value is not None and perplexity.difference.p_value < 0.01
+    assert perplexity.corrected == pytest.approx(2 * perplexity.difference.p_value)
+    assert (found.only_first, found.only_second) == ([], ["endings"])
+
+
+def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
+    runs = [run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=20)]
+    [found] = compare_tasks([TaskRun.load(folder) for folder in runs], metrics=["acc"])
+    [accuracy] = found.metrics
+    assert (accuracy.documents, accuracy.unpaired) == (40, 40)
+    expected = float(np.mean(RIGHT[0][:40]) - np.mean(RIGHT[0][20:]))
+    assert accuracy.difference.value == pytest.approx(expected)
+
+
+def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder) for folder in folders]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"compared with {folders[0]}"
+    assert lines[3].split()[:6] == ["task", "metric", "a", "b", "difference", "p"]
+    assert lines[4].startswith("words  acc")
+    assert lines[-1] == f"only {folders[1]} has endings"
+    assert main([*map(str, folders), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["metrics"][0]["test"]["method"] == "exact"
+    assert found["tasks_only_in_run"] == ["endings"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--metric", "f1"], 2, "--metric f1: no such metric in all of the runs."),
+        (["--changed", "out.csv"], 2, "--changed is for runs on a dataset"),
+    ],
+)
+def test_wrong_options_are_named(
+    options: list[str], status: int, message: str, folders: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(str, folders), *options]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_runs_without_anything_in_common_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, other = run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=100)
+    assert main([str(first), str(other)]) == 1
+    assert "have no document of the task words in common: its data or its --limit differ." in capsys.readouterr().err
+    another = task_run(tmp_path / "c", {"endings": {"acc": [1.0]}}, {})
+    assert main([str(first), str(another)]) == 1
+    assert "have no task in common." in capsys.readouterr().err
