@@ -113,6 +113,7 @@ FACTS: dict[str, Any] = {
         "max_length": 64,
         "digest": "d",
         "text_digest": "t",
+        "column_digests": {"text": "c"},
         "tokenizer_digest": "k",
     },
     "model": {

@@ -127,7 +127,7 @@ def tokenize_dataset(
     columns = [*text_columns, *others, label_column]
     source = open_rows(dataset, columns, subset=subset, split=split)
     reader = open_labels(problem, source, label_column, label_names, labels)
-    digest, of_texts = hashlib.sha256(), hashlib.sha256()
+    digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
     lengths, codes = [], []
     row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
@@ -139,6 +139,8 @@ def tokenize_dataset(
             numbers = render is not None
             texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
             of_texts.update(_bytes_of(texts))
+            for name, column in zip(text_columns, texts, strict=True):
+                of_columns[name].update(_bytes_of([column]))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             if render is not None:
                 texts = [render(texts, row)]
@@ -193,6 +195,7 @@ def tokenize_dataset(
         max_length=max_length,
         digest=digest.hexdigest(),
         text_digest=of_texts.hexdigest(),
+        column_digests={name: of_column.hexdigest() for name, of_column in of_columns.items()},
         tokenizer_digest=tokenizer_digest(tokenizer),
     )
     (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")

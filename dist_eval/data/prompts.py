@@ -9,18 +9,16 @@ from typing import Any
 
 from dist_eval.errors import ConfigError, DataError
 
-BETWEEN_EXAMPLES = "\n\n"
-_LAST_WORD = re.compile(r"\s*\S{1,64}\Z")
-_CONSTANT_END = re.compile(r"\s\S+\Z")
-_SHOWN = 40
+_END = re.compile(r"\s*\S{1,64}\s*\Z")
+_CONSTANT_END = re.compile(r"\s\S+\s*\Z")
 _STAND_IN = "."
 """For the end of a prompt that ends with a column."""
+
+_SHOWN = 40
 
 
 class Template:
     r"""Text with names of columns in braces, such as `Review: {text}\nSentiment:`; `{{` and `}}` stand for braces.
-
-    White space at the end belongs to what follows the prompt, because tokenizers join it with the next word.
 
     Args:
         text: the template.
@@ -28,6 +26,7 @@ class Template:
     Attributes:
         text: the template.
         columns: the columns that it names, each once, in order of appearance.
+        end: the text behind the last column, without white space at its end.
         space: white space at its end.
 
     Raises:
@@ -41,19 +40,16 @@ class Template:
             parts = list(string.Formatter().parse(body))
         except ValueError as error:
             raise _no_template(text, str(error)) from error
-        for _, column, spec, conversion in parts:
+        self._parts: list[tuple[str, str | None]] = []
+        self.end = ""
+        for literal, column, spec, conversion in parts:
             if column == "" or spec or conversion:
                 raise _no_template(text, "braces hold the name of a column, and nothing else")
-        self._parts = [(literal, column) for literal, column, _, _ in parts]
+            self._parts.append((literal, column))
+            self.end = self.end + literal if column is None else ""
         self.columns = list(dict.fromkeys(column for _, column in self._parts if column is not None))
         if not self.columns:
             raise _no_template(text, "it names no column, such as {text}")
-
-    @property
-    def end(self) -> str:
-        """The text behind the last column, without white space at its end."""
-        literal, column = self._parts[-1]
-        return literal if column is None else ""
 
     def fill(self, columns: Sequence[Sequence[str]]) -> list[str]:
         """Fills in rows.
@@ -65,12 +61,11 @@ class Template:
             The prompt of each row, without white space at its end.
         """
         of_name = dict(zip(self.columns, columns, strict=True))
-        return [
-            "".join(
-                literal + (of_name[column][row] if column is not None else "") for literal, column in self._parts
-            ).rstrip()
-            for row in range(len(columns[0]))
-        ]
+        filled = []
+        for row in range(len(columns[0])):
+            pieces = (literal + (of_name[column][row] if column else "") for literal, column in self._parts)
+            filled.append("".join(pieces).rstrip())
+        return filled
 
 
 def _no_template(text: str, why: str) -> ConfigError:
@@ -80,24 +75,57 @@ def _no_template(text: str, why: str) -> ConfigError:
 class PromptedWords:
     """A prompt, and a word for each class that may follow it.
 
+    White space between them belongs to the prompt or to the word, whichever way the tokenizer keeps them apart: many
+    tokenizers join a space with the word after it, and some a line break with what is before it.
+
     Args:
         template: the prompt of a row.
-        words: the word of each class, with the white space before it; one or more tokens.
+        words: the word of each class, of one or more tokens.
         tokenizer: a Hugging Face tokenizer.
-        before: text before the prompt of every row, such as examples.
+        delimiter: text between prompt and word; None for the template's own white space, or else a space.
 
     Attributes:
+        words: the word of each class, with the white space that belongs to it.
         tokens: token ids of each word behind a prompt.
+        before: text before the prompt of every row, such as examples; empty at first.
 
     Raises:
-        ConfigError: a word has no tokens of its own behind the prompt.
+        ConfigError: a word has no tokens of its own behind the prompt, or has unknown ones.
     """
 
-    def __init__(self, template: Template, words: Sequence[str], tokenizer: Any, before: str = "") -> None:
-        self.template, self.words, self.before, self._tokenizer = template, list(words), before, tokenizer
-        self._is_constant = bool(_CONSTANT_END.search(template.end))
-        self.tokens = self._tokens_behind(_end_of(template.end or _STAND_IN), "the end of --prompt")
-        self._known = {_end_of(template.end or _STAND_IN)}
+    def __init__(self, template: Template, words: Sequence[str], tokenizer: Any, delimiter: str | None = None) -> None:
+        self.template, self.before, self._tokenizer = template, "", tokenizer
+        if delimiter is not None:
+            ways = [(template.space, delimiter)]
+        else:
+            ways = [(template.space, ""), ("", template.space)] if template.space else [("", " ")]
+        for space, own in ways:
+            self._space, self.words = space, [own + word for word in words]
+            end = _end_of((template.end or _STAND_IN) + space)
+            try:
+                self.tokens = self._tokens_behind(end, "the end of --prompt" if template.end else "a prompt")
+                break
+            except ConfigError:
+                if (space, own) == ways[-1]:
+                    raise
+        self._known = {end}
+        for word, tokens in zip(self.words, self.tokens, strict=True):
+            if tokenizer.unk_token_id in tokens:
+                raise ConfigError(
+                    f"--label-words {word!r} has characters that the tokenizer does not know: choose another word, or, "
+                    "if it is the space before it, another --label-delimiter."
+                )
+
+    def tokens_before(self) -> int:
+        """Returns the number of tokens of `before`."""
+        return len(self._tokenizer(self.before, verbose=False)["input_ids"])
+
+    def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:
+        """Returns the prompts of labelled rows, each with the word of its class."""
+        return [
+            prompt + self._space + self.words[number]
+            for prompt, number in zip(self.template.fill(columns), classes, strict=True)
+        ]
 
     def render(self, columns: Sequence[Sequence[str]], first_row: int) -> list[str]:
         """Makes the prompts of some rows.
@@ -109,8 +137,8 @@ class PromptedWords:
         Raises:
             DataError: the tokenizer splits a word differently behind a prompt; the message names the row.
         """
-        texts = [self.before + text for text in self.template.fill(columns)]
-        if not self._is_constant:
+        texts = [self.before + text + self._space for text in self.template.fill(columns)]
+        if not _CONSTANT_END.search(self.template.end):
             for row, text in enumerate(texts):
                 end = _end_of(text)
                 if end not in self._known:
@@ -134,6 +162,11 @@ class PromptedWords:
     def _tokens_behind(self, end: str, where: str) -> list[list[int]]:
         ids = self._tokenizer([end, *(end + word for word in self.words)])["input_ids"]
         own, found = ids[0], []
+        if own and own[-1] == self._tokenizer.eos_token_id and own[-1] == ids[1][-1]:
+            raise ConfigError(
+                "The tokenizer ends every text with its token for the end, behind which no word can follow: set "
+                "add_eos_token to false in the model's tokenizer_config.json."
+            )
         for word, whole in zip(self.words, ids[1:], strict=True):
             if whole[: len(own)] != own or len(whole) == len(own):
                 raise ConfigError(
@@ -145,6 +178,6 @@ class PromptedWords:
 
 
 def _end_of(text: str) -> str:
-    """Returns the last word of a text, with the white space before it: on it depends how a following word is split."""
-    match = _LAST_WORD.search(text)
+    """Returns the last word of a text, with white space around it: on it depends how a following word is split."""
+    match = _END.search(text)
     return match[0] if match else text

@@ -132,7 +132,13 @@ class AuditedModel:
             if difference <= self._tolerated(names):
                 agreed = Findings(batches=1, agreed=Counter(names), largest_difference=difference)
                 return first, own.route, agreed
-            if _covers_twice(own.route) or _covers_twice(other.route):
+            is_split = _covers_twice(own.route) or _covers_twice(other.route)
+            if is_split and len(input_ids) == 1:
+                why = "a text took several requests, and which of them differed is not known"
+                blocks = (0, max(segment.end for segment in own.route))
+                whole = Dispute(peers=tuple(names), blocks=blocks, difference=difference, why=why)
+                return first, own.route, Findings(batches=1, disagreed=Counter(names), disputes=[whole])
+            if is_split:
                 answers, route, findings = self._by_halves(input_ids, lengths)
                 if self._requests.excluded.isdisjoint(peer for peer, *_ in route):
                     return answers, route, findings

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dist_eval.data.few_shot import draw_examples
-from dist_eval.data.prompts import BETWEEN_EXAMPLES, PromptedWords, Template
+from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.errors import ConfigError
 from dist_eval.model.label_words import LabelWords
+from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import DataOptions, PromptOptions
 from dist_eval.swarm.families import read_base_config
+
+BETWEEN_EXAMPLES = "\n\n"
 
 
 def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> LabelWords:
@@ -19,18 +25,15 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
         data: how the columns of the examples are to be read.
 
     Raises:
-        CheckpointError: there is no such model, Petals cannot serve it, or it has no tokenizer.
+        CheckpointError: there is no such model, Petals cannot serve it, or it has no tokenizer or language-model head.
         ConfigError: prompt or label words cannot be used.
         DataError: an example cannot be read.
     """
     config, template = read_base_config(model), Template(str(options.prompt))
-    delimiter = options.label_delimiter if options.label_delimiter is not None else template.space or " "
-    names, words = [], []
-    for item in options.label_words:
-        name, is_pair, word = item.partition("=")
-        names.append(name)
-        words.append(delimiter + (word if is_pair else name))
-    before = ""
+    if Path(model).is_dir():  # a hub's is read once the model is loaded
+        OutputEmbedding(model, config)
+    names, words = zip(*(split_name(item) for item in options.label_words), strict=True)
+    prompted = PromptedWords(template, words, load_tokenizer(model), options.label_delimiter)
     rows: list[int] = []
     if options.few_shot:
         rows, examples = draw_examples(
@@ -42,7 +45,19 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
             label_names=names,
             labels=data.labels,
         )
-        shown = [template.fill([[text] for text in texts])[0] + words[number] for texts, number in examples]
-        before = "".join(text + BETWEEN_EXAMPLES for text in shown)
-    prompted = PromptedWords(template, words, load_tokenizer(model), before)
-    return LabelWords(model, config, prompted, names, options.length_normalization, rows)
+        shown = (prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples)
+        prompted.before = "".join(text + BETWEEN_EXAMPLES for text in shown)
+    return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)
+
+
+def split_name(item: str) -> tuple[str, str]:
+    """Splits an item of `--label-words` into the name of the class and its word.
+
+    Raises:
+        ConfigError: one of them is empty.
+    """
+    name, is_pair, word = item.partition("=")
+    word = word if is_pair else name
+    if not name.strip() or not word.strip():
+        raise ConfigError(f"--label-words {item!r} should be a word, or NAME=WORD.")
+    return name, word

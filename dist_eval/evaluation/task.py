@@ -47,6 +47,13 @@ class EvalTask:
         """
         target = target_of(config)
         base = BaseModelSpec.of(config.only(ModelOptions), target)
+        if config.few_shot and isinstance(target, LabelWords):
+            tokens = target.prompted.tokens_before()
+            if tokens >= base.max_length:
+                raise ConfigError(
+                    f"The examples of --few-shot {config.few_shot} have {tokens} tokens, and a prompt may have "
+                    f"{base.max_length}: nothing would be left of them. Give fewer, or a larger --max-length."
+                )
         if base.adapter and config.compare_backends:
             raise ConfigError(f"--compare-backends has no local model with the adapter {base.adapter!r}: leave it out.")
         return cls(base, target, find_metrics(config.metric, target))

@@ -180,7 +180,7 @@ def with_head(
     try:
         if isinstance(target, TunedCheckpoint):
             return with_tuned_head(backbone, base.name, target)
-        return target.on(backbone)
+        return target.on(backbone, base.token_budget)
     except CheckpointError:
         backbone.close()
         raise

@@ -147,6 +147,10 @@ def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
     return adapter
 
 
+def _kind_of_tokens(tuned: ModelTarget) -> str:
+    return "tokens of label words" if isinstance(tuned, LabelWords) else "prompt tokens"
+
+
 def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None) -> int:
     limits = [(accepted, "servers accept in one request")] if accepted else []
     if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
@@ -158,12 +162,12 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
     longest = limit - tuned.extra_tokens
     if longest < 1:
         raise CheckpointError(
-            f"{tuned.extra_tokens} prompt tokens leave no room for a text in the {limit} tokens that {what}"
+            f"{tuned.extra_tokens} {_kind_of_tokens(tuned)} leave no room for a text in the {limit} tokens that {what}"
             + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
         )
     if (asked or 1) > longest:
         raise ConfigError(
-            f"--max-length {asked} and {tuned.extra_tokens} prompt tokens are more than the {limit} "
+            f"--max-length {asked} and {tuned.extra_tokens} {_kind_of_tokens(tuned)} are more than the {limit} "
             f"tokens that {what}: give --max-length of at most {longest}."
         )
     return asked or longest

@@ -59,6 +59,14 @@ class LabelWords:
     folder = None
 
     def __post_init__(self) -> None:
+        if len({*self.label_names}) < self.num_labels:
+            raise ConfigError("--label-words names a class twice: each class has one word.")
+        for word, tokens in zip(self.prompted.words, self.tokens, strict=True):
+            if max(tokens) >= self.config.vocab_size:
+                raise ConfigError(
+                    f"--label-words {word.strip()!r} has the token id {max(tokens)}, but the model knows only "
+                    f"{self.config.vocab_size} ids: the tokenizer belongs to another model."
+                )
         for one, other in itertools.permutations(range(self.num_labels), 2):
             shorter, longer = self.tokens[one], self.tokens[other]
             if longer[: len(shorter)] == shorter and (longer == shorter or self.normalization == "none"):
@@ -104,15 +112,15 @@ class LabelWords:
             few_shot_digest=hashlib.sha256(self.prompted.before.encode()).hexdigest() if self.prompted.before else None,
         )
 
-    def on(self, backbone: Backbone) -> ModelOnBackbone:
-        """Puts the words on the base model.
+    def on(self, backbone: Backbone, token_budget: int) -> ModelOnBackbone:
+        """Puts the words on the base model, which is sent at most so many tokens in a request.
 
         Raises:
             CheckpointError: the model has no output embedding.
         """
         output = OutputEmbedding(self.name, self.config)
         if self.extra_tokens or self.normalization == "bytes":
-            return LabelWordClassifier(backbone, output, self.tokens, self._divisors())
+            return LabelWordClassifier(LanguageModel(backbone, output, token_budget), self.tokens, self._divisors())
         head = output.rows([token for tokens in self.tokens for token in tokens])
         return Classifier(backbone, TunedCheckpoint(head, None, None, self.label_names, architecture={}))
 
@@ -129,17 +137,14 @@ class LabelWordClassifier(ModelOnBackbone):
     """A language model that computes the log-likelihood of each label word behind a prompt.
 
     Args:
-        backbone: where the base model runs.
-        output: its output embedding.
+        model: the language model.
         words: token ids of each word.
         divisors: what each word's log-likelihood is divided by, float64 of shape [words].
     """
 
-    def __init__(
-        self, backbone: Backbone, output: OutputEmbedding, words: Sequence[Sequence[int]], divisors: torch.Tensor
-    ) -> None:
-        super().__init__(backbone, output.hidden_size)
-        self._model, self._divisors = LanguageModel(backbone, output), divisors
+    def __init__(self, model: LanguageModel, words: Sequence[Sequence[int]], divisors: torch.Tensor) -> None:
+        super().__init__(model.backbone, model.output.hidden_size)
+        self._model, self._divisors = model, divisors
         self._sizes = torch.tensor([len(word) for word in words])
         self._words = torch.zeros(len(words), int(self._sizes.max()), dtype=torch.int64)
         for row, word in enumerate(words):

@@ -13,6 +13,7 @@ from dist_eval.data.forwards import distinct_forwards
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.router import Routing
 
@@ -42,13 +43,13 @@ class CausalModel:
         """
         return cls(name, read_base_config(name))
 
-    def on(self, backbone: Backbone) -> LanguageModel:
-        """Puts the output embedding on the base model.
+    def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
+        """Puts the output embedding on the base model, which is sent at most so many tokens in a request.
 
         Raises:
             CheckpointError: the model has no output embedding.
         """
-        return LanguageModel(backbone, OutputEmbedding(self.name, self.config))
+        return LanguageModel(backbone, OutputEmbedding(self.name, self.config), token_budget)
 
     def digest(self) -> str:
         """Returns a hash of nothing: the base model is all there is."""
@@ -61,11 +62,12 @@ class LanguageModel(ModelOnBackbone):
     Args:
         backbone: where the base model runs.
         output: its output embedding.
+        token_budget: most tokens in a request; a batch with more, of one text with many continuations, takes several.
     """
 
-    def __init__(self, backbone: Backbone, output: OutputEmbedding) -> None:
+    def __init__(self, backbone: Backbone, output: OutputEmbedding, token_budget: int = MAX_TOKEN_BUDGET) -> None:
         super().__init__(backbone, output.hidden_size)
-        self.output = output
+        self.output, self._token_budget = output, token_budget
 
     @property
     def columns(self) -> AnswerColumns:
@@ -100,7 +102,8 @@ class LanguageModel(ModelOnBackbone):
             ModelOutputError: the outputs have the wrong shape.
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
-        hidden = self.hidden_states(torch.from_numpy(forwards), routing)
+        parts = torch.split(torch.from_numpy(forwards), max(1, self._token_budget // forwards.shape[1]))
+        hidden = torch.cat([self.hidden_states(part, routing) for part in parts])
         # each position predicts the token after it
         counts = (lengths[:, 1] - lengths[:, 0]).numpy()
         rows = np.repeat(np.arange(len(counts)), counts)

@@ -19,7 +19,7 @@ from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _CHUNK_BYTES = 1 << 25
-"""Of a chunk of the vocabulary in float32."""
+"""Of a chunk of the vocabulary, and of its logits, in float32."""
 
 
 class OutputEmbedding:
@@ -30,12 +30,14 @@ class OutputEmbedding:
         config: its `transformers` config.
 
     Raises:
-        CheckpointError: the model has no output embedding, or its weights cannot be read.
+        CheckpointError: the model is no language model, has no output embedding, or its weights cannot be read.
     """
 
     def __init__(self, model: str, config: Any) -> None:
         from safetensors import safe_open
 
+        if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
+            raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
         file, name = _find(model, tied=config.tie_word_embeddings)
         try:
             self._file = safe_open(file, framework="pt", device="cpu")
@@ -43,7 +45,6 @@ class OutputEmbedding:
             self.vocab_size, self.hidden_size = self._weight.get_shape()
         except Exception as error:  # OSError and SafetensorError
             raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {first_line(error)}") from error
-        self._step = max(1, _CHUNK_BYTES // (4 * self.hidden_size))
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
         """Returns a copy of the rows of some tokens, float32 of shape [tokens, hidden]."""
@@ -68,9 +69,10 @@ class OutputEmbedding:
         total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
-        own = torch.empty(len(tokens), dtype=torch.float64, device=hidden.device)
-        for start in range(0, self.vocab_size, self._step):
-            chunk = self._weight[start : start + self._step].to(hidden)
+        own = torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=hidden.device)
+        step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
+        for start in range(0, self.vocab_size, step):
+            chunk = self._weight[start : start + step].to(hidden)
             logits = hidden @ chunk.T
             total = torch.logaddexp(total, torch.logsumexp(logits, dim=1).to(torch.float64))
             largest, where = logits.max(dim=1)
@@ -93,13 +95,13 @@ def _find(model: str, *, tied: bool) -> tuple[Path, str]:
         return Path(found) if found else None
 
     wanted = _EMBEDDINGS if tied else (_HEAD,)
-    if index := path_of(INDEX_FILE):
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    elif weights := path_of(WEIGHTS_FILE):
+    if weights := path_of(WEIGHTS_FILE):
         from safetensors import safe_open
 
         with safe_open(weights, framework="pt") as file:
             places = dict.fromkeys(file.keys(), WEIGHTS_FILE)
+    elif index := path_of(INDEX_FILE):
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     else:
         raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")
     name = next((name for name in places if name.endswith(wanted)), None)

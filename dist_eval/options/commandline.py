@@ -152,7 +152,7 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         extra = dict(field.metadata["extra"])
         if "choices" not in extra:
             extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
-        groups[field.metadata["group"]].add_argument(flag(field.name), type=scalar, help=help_text, **extra)
+        groups[field.metadata["group"]].add_argument(flag(field.name), **{"type": scalar, "help": help_text, **extra})
     groups["what"].add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
     return parser
 

@@ -87,6 +87,11 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
 class DatasetRunConfig(RunConfig, DataOptions):
     """The options of runs on a labelled dataset."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.text_column) > 2 and getattr(self, "prompt", None) is None:
+            raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
+
     @property
     def run_name(self) -> str:
         """The dataset's name."""
@@ -199,11 +204,6 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
         if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
             raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
-
-    @property
-    def most_text_columns(self) -> int:
-        """Most columns that make up a text: with a prompt any number."""
-        return super().most_text_columns if self.prompt is None else len(self.text_column)
 
     @property
     def run_name(self) -> str:

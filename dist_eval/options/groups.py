@@ -33,7 +33,7 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
         help: one line for `--help`, which appends the default.
         group: heading under which `--help` shows the option.
         metavar: placeholder in `--help`.
-        **extra: `choices`, `nargs` or `action`, passed to argparse.
+        **extra: `choices`, `nargs`, `action` or `type`, passed to argparse.
 
     Returns:
         A dataclass field.
@@ -42,6 +42,11 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def with_escapes(text: str) -> str:
+    r"""Replaces `\n`, `\t` and `\\` by a line break, a tab and a backslash, for what is typed in a shell."""
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], "\\"), text)
 
 
 def flag(name: str) -> str:
@@ -121,15 +126,10 @@ class DataOptions(Options):
     )
     strict: bool = option(False, "a text longer than --max-length is an error", group="data")
 
-    @property
-    def most_text_columns(self) -> int:
-        """Most columns that make up a text: a tokenizer takes a pair."""
-        return 2
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.text_column) > self.most_text_columns or not self.text_column:
-            raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
+        if not self.text_column:
+            raise ConfigError("--text-column takes one column, or two for a pair, not 0.")
         if self.label_column in self.text_column:
             raise ConfigError(f"--label-column and --text-column both name {self.label_column!r}.")
 
@@ -144,6 +144,7 @@ class PromptOptions(Options):
         "--model itself, by its --label-words",
         group="prompt",
         metavar="TEMPLATE",
+        type=with_escapes,
     )
     prompt_file: str | None = option(None, "file with such a template", group="prompt", metavar="FILE")
     label_words: list[str] = option(
@@ -158,6 +159,7 @@ class PromptOptions(Options):
         "text between the prompt and a label word (default: the white space that ends the prompt, or else a space)",
         group="prompt",
         metavar="TEXT",
+        type=with_escapes,
     )
     length_normalization: str = option(
         "none",
@@ -177,10 +179,6 @@ class PromptOptions(Options):
             if self.prompt is not None:
                 raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
             self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
-        if self.prompt is not None:
-            self.prompt = _with_escapes(self.prompt)
-        if self.label_delimiter is not None:
-            self.label_delimiter = _with_escapes(self.label_delimiter)
         if (self.prompt is None) != (not self.label_words):
             raise ConfigError(
                 "--prompt and --label-words belong together: a language model chooses the word behind the prompt."
@@ -195,14 +193,9 @@ class PromptOptions(Options):
             raise ConfigError("--few-shot K and --few-shot-from FILE belong together: leave out both, or give both.")
 
 
-def _with_escapes(text: str) -> str:
-    """Replaces what people write for line breaks and tabs where they cannot type them."""
-    return text.replace(r"\n", "\n").replace(r"\t", "\t")
-
-
 def _read_prompt(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
+        return path.read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt-file {path}: cannot be read ({os_reason(error)}).") from error
 

@@ -59,6 +59,8 @@ class DatasetSummary(Record):
     """Hash of the token ids and labels."""
     text_digest: str
     """Hash of the texts and labels, independent of the tokenizer."""
+    column_digests: dict[str, str] | UnknownEarlier = None
+    """Hash of each column with texts, by its name."""
     tokenizer_digest: str
     """Hash of the tokenizer."""
 

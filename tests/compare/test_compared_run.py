@@ -68,6 +68,9 @@ def test_runs_with_other_groups_are_refused(
     assert words.format(first=first, other=other) in capsys.readouterr().err
 
 
+DEV = {"text_digest": "others", "source": "dev.csv", "column_digests": {"text": "d"}}
+
+
 def failing(found: Predictions) -> Predictions:
     return found.rows(3, len(found))
 
@@ -75,7 +78,7 @@ def failing(found: Predictions) -> Predictions:
 @pytest.mark.parametrize(
     ("second", "names", "data", "words"),
     [
-        (predictions(1.6), NAMES, {"text_digest": "others", "source": "dev.csv"}, "their data differ, test.csv (300"),
+        (predictions(1.6), NAMES, DEV, "their data differ, test.csv (300"),
         (predictions(1.6), ["neg", "pos", "neutral"], {}, "the classes differ"),
         (failing(predictions(1.6)), NAMES, {}, "3 examples, such as number 0, failed in one of them only"),
         (
@@ -96,6 +99,19 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(
     printed = capsys.readouterr()
     assert words in printed.err and str(other) in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "status"),
+    [({"text": "t", "title": "b"}, 0), ({"text": "u", "source": "a"}, 1), ({"title": "b"}, 1)],
+    ids=["one in common", "another of its name", "none in common"],
+)
+def test_texts_of_other_columns_can_be_compared_if_one_is_the_same(
+    tmp_path: Path, columns: dict[str, str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run_of(tmp_path / "first", predictions(1.0), column_digests={"text": "t", "source": "a"})
+    other = run_of(tmp_path / "other", predictions(1.6), text_digest="others", column_digests=columns)
+    assert main([str(first), str(other)]) == status, capsys.readouterr().err
 
 
 def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ def test_strict_names_the_row_that_is_too_long(tokenize: Tokenize) -> None:
 def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> None:
     facts = tokenize("text,label\ngood film,pos\nbad,neg\n").facts.to_json()
     assert facts.pop("digest") and facts.pop("text_digest") and facts.pop("tokenizer_digest")
+    assert [*facts.pop("column_digests")] == ["text"]
     assert facts == {
         "source": str(tmp_path / "test.csv"),
         "is_path": True,

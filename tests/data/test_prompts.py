@@ -15,13 +15,16 @@ from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.errors import ConfigError, DataError
 
 
-def joining_tokenizer() -> Any:
-    """A tokenizer of characters that joins `ab` to one token, whatever stands before."""
+def joining_tokenizer(merge: tuple[str, str] = ("a", "b"), space: str = " ") -> Any:
+    """A tokenizer of characters that joins two of them to one token, whatever stands before."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
+    from tokenizers.normalizers import Replace
 
-    vocabulary = {symbol: number for number, symbol in enumerate(["a", "b", "c", " ", ":", "x", "ab"])}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE(vocabulary, [("a", "b")])))
+    symbols = [*("a", "b", "c", space, ":", "x"), "".join(merge)]
+    tokenizer = Tokenizer(BPE({symbol: number for number, symbol in enumerate(symbols)}, [merge]))
+    tokenizer.normalizer = Replace(" ", space)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def test_a_template_is_filled_row_by_row() -> None:
@@ -32,9 +35,10 @@ def test_a_template_is_filled_row_by_row() -> None:
     assert filled == ["Q: one {sic} c\nAgain: one\nA:", "Q: two{x} {sic} d\n\nAgain: two{x}\nA:"]
 
 
-def test_white_space_at_the_end_belongs_to_what_follows() -> None:
+def test_white_space_at_the_end_is_told_apart() -> None:
     assert Template("{text}").fill([["one \n", "two"]]) == ["one", "two"]
     assert Template("{text}:\n\n").space == "\n\n"
+    assert Template("{text}\n{{Answer}}").end == "\n{Answer}"
 
 
 @pytest.mark.parametrize("text", ["no column", "{}", "{text!r}", "{text:>9}", "{text", "text}", ""])
@@ -45,25 +49,59 @@ def test_what_is_no_template_is_an_error(text: str) -> None:
 
 def test_words_have_their_tokens_behind_the_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
-    prompted = PromptedWords(Template("{text}"), ["<3>", "1<4>"], tokenizer, before="12<3>\n\n")
+    prompted = PromptedWords(Template("{text}"), ["<3>", "1<4>"], tokenizer, delimiter="")
+    prompted.before = "12<3>\n\n"
     assert prompted.tokens == [[24], [4, 25]]
     assert prompted.render([["12/3g", "4"]], 0) == ["12<3>\n\n12/3g", "12<3>\n\n4"]
+    assert prompted.with_words([["12", "4"]], [1, 0]) == ["121<4>", "4<3>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "delimiter", "prompt", "word"),
+    [
+        ("{text}:", None, "c:", " b"),
+        ("{text}: ", None, "c: ", "b"),  # nothing joins the space with the word
+        ("{text}:a", "", None, None),
+        ("{text}: ", "", "c: ", "b"),
+        ("{text}:", "x", "c:", "xb"),
+    ],
+)
+def test_white_space_goes_where_the_tokenizer_keeps_prompt_and_word_apart(
+    template: str, delimiter: str | None, prompt: str | None, word: str | None
+) -> None:
+    if prompt is None:
+        with pytest.raises(ConfigError, match="joins the label word 'b'"):
+            PromptedWords(Template(template), ["b", "c"], joining_tokenizer(), delimiter)
+        return
+    prompted = PromptedWords(Template(template), ["b", "c"], joining_tokenizer(), delimiter)
+    assert (prompted.render([["c"]], 0), prompted.words[0]) == ([prompt], word)
+
+
+def test_a_space_that_the_tokenizer_joins_with_the_word_belongs_to_the_word() -> None:
+    prompted = PromptedWords(Template("{text}: "), ["b", "c"], joining_tokenizer(("Ġ", "b"), space="Ġ"), None)
+    assert (prompted.render([["c"]], 0), prompted.words) == (["c:"], [" b", " c"])
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_no_word() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
+    with pytest.raises(ConfigError, match="' <3>' has characters that the tokenizer does not know"):
+        PromptedWords(Template("{text}"), ["<3>", "<4>"], tokenizer)
 
 
 def test_a_word_that_the_tokenizer_joins_with_the_prompt_is_an_error() -> None:
     with pytest.raises(ConfigError, match="joins the label word 'b' with the end of --prompt, ' a',"):
-        PromptedWords(Template("{text} a"), ["b", "c"], joining_tokenizer())
+        PromptedWords(Template("{text} a"), ["b", "c"], joining_tokenizer(), "")
 
 
 def test_a_row_whose_prompt_splits_a_word_differently_is_an_error() -> None:
-    prompted = PromptedWords(Template("{text}x{other}"), ["b", "c"], joining_tokenizer())
+    prompted = PromptedWords(Template("{text}x{other}"), ["b", "c"], joining_tokenizer(), "")
     assert prompted.render([["a"], ["c"]], 0) == ["axc"]
     with pytest.raises(DataError, match=r"joins the label word 'b' with the prompt of row 8 \(counted from 0\)"):
         prompted.render([["a", "a"], ["c", "a"]], 7)
 
 
 def test_behind_a_fixed_end_no_row_can_split_a_word_differently() -> None:
-    prompted = PromptedWords(Template("{text} :"), ["b", "c"], joining_tokenizer())
+    prompted = PromptedWords(Template("{text} :"), ["b", "c"], joining_tokenizer(), "")
     assert prompted.render([["a", "ab"]], 0) == ["a :", "ab :"]
 
 

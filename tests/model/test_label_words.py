@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ PROMPTS = ["12/3g", "4", "..5d91/..dfaf5/.3"]
 
 def label_words(words: list[str], model: Path = demo.BASE_MODEL, **options: Any) -> LabelWords:
     tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
-    prompted = PromptedWords(Template("{text}"), words, tokenizer)
+    prompted = PromptedWords(Template("{text}"), words, tokenizer, delimiter="")
     return LabelWords(str(model), read_base_config(str(model)), prompted, words, **options)
 
 
@@ -54,7 +55,7 @@ def test_logits_of_words_of_one_token_are_log_likelihoods_but_for_a_constant(
 ) -> None:
     target = label_words(["<3>", "<7>", "g"], tiny_models[family])
     assert (target.forwards_per_text, target.extra_tokens) == (1, 0)
-    model = target.on(load_local_backbone(str(tiny_models[family])))
+    model = target.on(load_local_backbone(str(tiny_models[family])), 1024)
     assert isinstance(model, Classifier)
     logits, expected = model.answer(*batch())["logits"].double(), log_likelihoods(tiny_models[family], target.tokens)
     torch.testing.assert_close(torch.log_softmax(logits, dim=1), torch.log_softmax(expected, dim=1), atol=1e-5, rtol=0)
@@ -68,7 +69,7 @@ DIVISORS = {"none": [1, 1, 1, 1], "tokens": [1, 2, 2, 3], "bytes": [3, 4, 4, 5]}
 def test_logits_of_longer_words_are_log_likelihoods(normalization: str) -> None:
     target = label_words(WORDS, normalization=normalization)
     assert (target.forwards_per_text, target.extra_tokens) == (3, 2)
-    model = target.on(load_local_backbone(str(demo.BASE_MODEL)))
+    model = target.on(load_local_backbone(str(demo.BASE_MODEL)), 1024)
     assert isinstance(model, LabelWordClassifier)
     expected = log_likelihoods(demo.BASE_MODEL, target.tokens) / torch.tensor(DIVISORS[normalization])
     torch.testing.assert_close(model.answer(*batch())["logits"].double(), expected, atol=1e-4, rtol=1e-5)
@@ -76,13 +77,30 @@ def test_logits_of_longer_words_are_log_likelihoods(normalization: str) -> None:
 
 def test_words_that_share_all_but_the_last_token_share_forwards() -> None:
     ids, lengths = batch()
-    assert label_words(WORDS).on(load_local_backbone(str(demo.BASE_MODEL))).forwards(ids, lengths).shape[0] == 9
+    assert label_words(WORDS).on(load_local_backbone(str(demo.BASE_MODEL)), 1024).forwards(ids, lengths).shape[0] == 9
+
+
+def test_many_forwards_of_a_text_are_sent_in_requests_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, sent = load_local_backbone(str(demo.BASE_MODEL)), []
+    run = backbone.hidden_states
+    monkeypatch.setattr(backbone, "hidden_states", lambda ids, *rest: sent.append(ids.numel()) or run(ids, *rest))
+    ids, lengths = batch()
+    answers = [label_words(WORDS).on(backbone, budget).answer(ids, lengths)["logits"] for budget in (1024, 60)]
+    assert len(sent) > 2 and max(sent[1:]) <= 60
+    torch.testing.assert_close(*answers)
+
+
+def test_a_word_beyond_the_models_vocabulary_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = label_words(["<3>", "<9>"])
+    monkeypatch.setattr(target.config, "vocab_size", 30)
+    with pytest.raises(ConfigError, match="'<9>' has the token id 30, but the model knows only 30 ids"):
+        replace(target)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["<3>", "<7>", "<3>"], "'<3>' and '<3>' are the same tokens"),
+        (["<3>", "<7>", "<3>"], "--label-words names a class twice"),
         (["1<7>", "1"], "'1' and '1<7>' start alike"),
     ],
 )

@@ -139,6 +139,12 @@ def test_yaml_command_line_and_python_give_equal_configurations(
         assert getattr(from_shell, name) == value
 
 
+def test_line_breaks_and_tabs_can_be_typed() -> None:
+    options = ["--dataset", "a.csv", "--model", "m", "--backend", "local", "--label-words", "no", "yes"]
+    config = parse_args([*options, "--prompt", r"C:\\new {text}\n\tIs it?", "--label-delimiter", r"\n"])
+    assert (config.prompt, config.label_delimiter) == ("C:\\new {text}\n\tIs it?", "\n")
+
+
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}

@@ -73,16 +73,11 @@ PROMPT: dict[str, Any] = {"dataset": "test.csv", "backend": "local", "model": "l
 
 
 def test_a_prompt_names_the_columns_and_may_be_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "prompt.txt").write_text("Is {a} like {b}, or {c}?\\n\nAnswer:\n")
+    (tmp_path / "prompt.txt").write_text("\ufeffIs {a} like {b}, or {c}? C:\\new\nAnswer:\n", "utf-8")
     config = EvaluationConfig(**PROMPT, prompt_file=str(tmp_path / "prompt.txt"))
-    assert config.prompt == "Is {a} like {b}, or {c}?\n\nAnswer:"
-    assert config.text_column == ["a", "b", "c"]
+    assert config.prompt == "Is {a} like {b}, or {c}? C:\\new\nAnswer:"
+    assert config.text_column == config.only(DataOptions).text_column == ["a", "b", "c"]
     assert EvaluationConfig(**config.to_dict()) == config
-
-
-def test_line_breaks_in_a_prompt_can_be_written_as_in_a_shell() -> None:
-    config = EvaluationConfig(**PROMPT, prompt=r"Review: {text}\n\tSentiment:", label_delimiter=r"\n")
-    assert (config.prompt, config.label_delimiter) == ("Review: {text}\n\tSentiment:", "\n")
 
 
 @pytest.mark.parametrize(
