@@ -2,6 +2,7 @@
 
 `readers` opens files and hub datasets; `labels` and `label_columns` convert the label column to classes or numbers, as
 the problem type (`problems`) requires; `columns` keeps further columns. `dataset` tokenizes, and `plan` forms batches,
-whose `answers` have the columns that a model declares; `collector` puts columns together. Nothing here depends on
+whose `answers` have the columns that a model declares; `collector` puts columns together. `continuations` are the data
+of a language model, planned by distinct `forwards`; `token_file` holds the token ids of both. Nothing here depends on
 process groups or models.
 """

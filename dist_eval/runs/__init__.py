@@ -2,5 +2,5 @@
 
 `run_folder` writes `results.json` and is locked by `folder_lock`; `journal` holds finished batches, `saved_predictions`
 the predictions, `figures` draws the PNG files, `files` names them all, and `environment` records the versions.
-`outcome` and `reading` look at a run afterwards.
+`outcome`, `reading` and `task_samples` look at a run afterwards.
 """
