@@ -191,7 +191,7 @@ def _run_alternative(contender: Contender, stage: Stage, folder: Path, dataset: 
     )
     asked, answered = folder / "spec.json", folder / "result.json"
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
-    _start(contender, folder, "-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
+    run_process(contender, folder, "-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
     result = Result(**json.loads(answered.read_text(encoding="utf-8")))
     return Outcome(result.seconds, result.predictions)
 
@@ -203,13 +203,13 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
     arguments = ["-m", "dist_eval", "--model", stage.model.base, "--checkpoint", stage.model.tuned]
     arguments += ["--dataset", dataset, "--text-column", "sentence", "--output", output, *contender.options]
     arguments += ["--initial-peers", *stage.peers]
-    _start(contender, folder, *map(str, arguments), torchrun=True)
+    run_process(contender, folder, *map(str, arguments), torchrun=True)
     results = json.loads((output / "results.json").read_text(encoding="utf-8"))
     predictions = parquet.read_table(output / "predictions.parquet").column("prediction").to_pylist()
     return Outcome(results["throughput"]["seconds"], predictions, results)
 
 
-def _start(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
+def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
     """Runs `python ARGUMENTS` to completion, under torchrun if it has several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={contender.ranks}"]
     command = [sys.executable, *(launcher if torchrun or contender.ranks > 1 else []), *arguments]

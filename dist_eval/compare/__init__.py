@@ -4,5 +4,6 @@ The first run is the baseline of all others. Runs on different data are rejected
 between them would not be attributable to the models. If runs have groups of examples (`--group-column`), whole groups
 are resampled; McNemar's test, which assumes independent examples, is then not used.
 
-`compared_run` loads runs, `comparing` compares them, `tables` formats the results.
+`compared_run` loads runs, `comparing` compares them, `tables` formats the results. `tasks` is for runs
+on tasks of the lm-evaluation-harness.
 """

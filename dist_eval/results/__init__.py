@@ -1,6 +1,6 @@
 """Typed records of the files that runs write: `results.json`, `tuning.json` and `timeline.json`.
 
-`run` has the content of `results.json` by the status of the run, `tuning` that of `tuning.json`; `scores`, `inputs` and
-`work` have their sections, and `record` what all records share. The published JSON Schema is made from them, by
-`json_schema` and `dist_eval.schema`.
+`run` has the content of `results.json` by the status of the run, `tuning` that of `tuning.json`; `scores`, `inputs`,
+`work` and `harness` have their sections, and `record` what all records share. The published JSON Schema is made
+from them, by `json_schema` and `dist_eval.schema`.
 """

@@ -36,6 +36,7 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert knowledge["least"] == [5, 6 - world_size]
         assert knowledge["word"] == "shared before any process group"
         assert knowledge["ranks"] == list(range(world_size))
+        assert knowledge["broadcast"] == "AaAbAc"
         assert knowledge["samples"] == expected == sum(map(sum, knowledge["confusion"]))
         assert knowledge["confusion"] == leader["same_confusion"]
         assert knowledge["loss"] == pytest.approx(leader["same_loss"], rel=1e-12)

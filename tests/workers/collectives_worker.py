@@ -13,6 +13,7 @@ import numpy as np
 from dist_eval.distributed import collectives
 from dist_eval.distributed.collectives import (
     all_gather,
+    broadcast,
     gather_columns,
     least_over_ranks,
     process_group,
@@ -84,6 +85,8 @@ def main() -> None:
         known["rounds_at_home"] = len(rounds)
         known["least"] = least_over_ranks(np.array([5 + topology.rank, 5 - topology.rank], dtype=np.int32)).tolist()
         known["ranks"] = all_gather(topology.rank)
+        own = [bytes([topology.rank + 65, number + 97]) for number in range(3 - topology.rank)]
+        known["broadcast"] = b"".join(broadcast(own)).decode()
         require_agreement({"plan": "same"})
         try:
             require_agreement(

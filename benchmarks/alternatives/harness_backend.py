@@ -1,0 +1,129 @@
+"""What people would write: the harness' Hugging Face backend around Petals' own causal model, or around a local one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is evaluated, and how.
+
+    Attributes:
+        model: folder of the model and its tokenizer.
+        tasks: names of tasks.
+        include_path: folder with their files.
+        limit: documents of each task.
+        initial_peers: addresses of the swarm; empty for a model in this process.
+        dht_prefix: name under which the swarm announces the model.
+        batch_size: requests in a batch.
+    """
+
+    model: str
+    tasks: list[str]
+    include_path: str
+    limit: int
+    initial_peers: list[str]
+    dht_prefix: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found.
+
+    Attributes:
+        seconds: from the first request to the last answer.
+        answers: log-likelihoods of all requests, in order.
+    """
+
+    seconds: float
+    answers: list[float]
+
+
+def evaluate(spec: Spec, scratch_dir: Path) -> Result:
+    """Runs the tasks."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoTokenizer
+
+    class Timed(HFLM):  # type: ignore[misc]
+        seconds = 0.0
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+            start = time.perf_counter()
+            answers = super().loglikelihood(requests, disable_tqdm)
+            self.seconds += time.perf_counter() - start
+            return answers
+
+    model = _swarm_model(spec, scratch_dir) if spec.initial_peers else _local_model(spec)
+    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    backend = Timed(pretrained=model, tokenizer=tokenizer, batch_size=spec.batch_size, device="cpu")
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))  # the warm-up
+    found = simple_evaluate(
+        backend,
+        tasks=spec.tasks,
+        task_manager=TaskManager(include_path=spec.include_path, include_defaults=False),
+        limit=spec.limit,
+        bootstrap_iters=0,
+    )
+    samples = [sample for task in spec.tasks for sample in found["samples"][task]]
+    return Result(backend.seconds, [float(answer[0][0]) for sample in samples for answer in sample["resps"]])
+
+
+def _local_model(spec: Spec) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    return AutoModelForCausalLM.from_pretrained(spec.model)
+
+
+def _swarm_model(spec: Spec, scratch_dir: Path) -> Any:
+    from dist_eval.swarm.hivemind_compat import import_petals
+
+    import_petals(sockets=scratch_dir)
+    import petals
+
+    return petals.AutoDistributedModelForCausalLM.from_pretrained(
+        spec.model,
+        initial_peers=spec.initial_peers,
+        dht_prefix=spec.dht_prefix,
+        show_route=False,
+        torch_dtype=torch.float32,
+    )
+
+
+def main() -> NoReturn:
+    """Runs the program: reads the task from one file, writes the result to another."""
+    die_with_parent()
+    silence_libraries()
+    spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    code = 1
+    try:
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            result = evaluate(spec, scratch_dir)
+            Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
+            code = 0
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # hivemind's threads would keep the process alive
+
+
+if __name__ == "__main__":
+    main()
