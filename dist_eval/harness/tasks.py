@@ -170,13 +170,24 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         results=f"results_{tracker.date_id}.json",
         samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
     )
-    for name in (files.results, *files.samples.values()):
-        if not (folder / name).is_file():  # the tracker only logs its errors
+    # the tracker only logs its errors
+    wanted = {files.results: None, **{files.samples[name]: len(of_task) for name, of_task in samples.items()}}
+    for name, lines in wanted.items():
+        if not _is_written(folder / name, lines):
             raise RunError(
-                f"The harness could not write {folder / name}. All answers are in the journal: start the "
-                "same command again once that is fixed."
+                f"The harness could not write {folder / name}. All answers are in the journal: start the same command "
+                "again once that is fixed."
             )
     return files
+
+
+def _is_written(path: Path, lines: int | None) -> bool:
+    """Returns whether a file has so many lines, or whether it is JSON."""
+    try:
+        with path.open("rb") as file:
+            return bool(json.load(file)) if lines is None else sum(1 for _ in file) == lines
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager

@@ -166,9 +166,10 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
             + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
         )
     if (asked or 1) > longest:
+        also = f" and {tuned.extra_tokens} {_kind_of_tokens(tuned)} are" if tuned.extra_tokens > 0 else " is"
         raise ConfigError(
-            f"--max-length {asked} and {tuned.extra_tokens} {_kind_of_tokens(tuned)} are more than the {limit} "
-            f"tokens that {what}: give --max-length of at most {longest}."
+            f"--max-length {asked}{also} more than the {limit} tokens that {what}: give --max-length of at most "
+            f"{longest}."
         )
     return asked or longest
 

@@ -54,6 +54,7 @@ class HarnessConfig(RunConfig):
         self._require(self.model, "--model", "the language model to evaluate")
         self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag")
         super().__post_init__()
+        self._check_range("max_length", 2)  # a context and a continuation
         self._check_range("num_fewshot", 0)
         self._check_range("bootstrap_iters", 0)
         if self.limit is not None and not 0 < self.limit < float("inf"):
