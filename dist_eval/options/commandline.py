@@ -55,6 +55,8 @@ examples:
   {PROGRAM} --nproc-per-node 4 --model MODEL --checkpoint TUNED --dataset test.csv \\
       --text-column sentence --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
   {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
+  {PROGRAM} --model ./llama --prompt 'Review: {{text}}\\nSentiment:' --label-words negative positive \\
+      --dataset test.csv --swarm embedded
   {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
 """
 
@@ -85,10 +87,11 @@ class Command(Generic[Config]):
 EVALUATION = Command(
     program=PROGRAM,
     config=EvaluationConfig,
-    description="Evaluates a tuned classifier whose base model lives on a Petals swarm, exactly, on any number of "
-    "processes.",
+    description="Evaluates a tuned classifier, or a language model by label words, whose blocks live on a Petals swarm: "
+    "exactly, on any number of processes.",
     examples=_EXAMPLES,
-    usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
+    usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE --label-words WORD...)\n"
+    f"       --dataset FILE {WHERE.strip()}\n       [options]",
     nothing_asked=NOTHING_ASKED,
     groups={"what": ("what is evaluated", None), "figures": ("which figures", None)},
 )
