@@ -87,8 +87,8 @@ class Command(Generic[Config]):
 EVALUATION = Command(
     program=PROGRAM,
     config=EvaluationConfig,
-    description="Evaluates a tuned classifier, or a language model by label words, whose blocks live on a Petals swarm: "
-    "exactly, on any number of processes.",
+    description="Evaluates a tuned classifier, or a language model by label words, whose blocks live on a Petals "
+    "swarm: exactly, on any number of processes.",
     examples=_EXAMPLES,
     usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE --label-words WORD...)\n"
     f"       --dataset FILE {WHERE.strip()}\n       [options]",
