@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.dataset import tokenizer_digest
-from dist_eval.errors import CheckpointError, ConfigError, EvaluationError, first_line
+from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError, first_line
 from dist_eval.evaluation.combination import throughput
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
@@ -86,6 +86,7 @@ class Leader:
         self._session, self._base, self._target = session, base, target
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None
+        self._broken: Exception | None = None
 
     def run(self) -> HarnessResults | None:
         """Runs the harness, which calls `answer`; writes and prints the results.
@@ -111,6 +112,10 @@ class Leader:
             found = tasks.run(model, tracker)
         except AlreadyComplete:
             return self._show_recorded()
+        except DataError:
+            if self._broken is not None:  # it is no fault of the tasks
+                raise self._broken from None
+            raise
         return self._finish(found, tracker, tokenizer)
 
     def _tokenizer(self) -> Any:
@@ -118,13 +123,10 @@ class Leader:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(self._base.name, trust_remote_code=False)
-        except (
-            Exception
-        ) as error:  # transformers raises OSError, ValueError, errors of tokenizers and of the hub's client
+        except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
             raise CheckpointError(
                 f"There is no readable tokenizer in {self._base.name}: {first_line(error)}"
             ) from error
-
         if self._session.config.apply_chat_template and not tokenizer.chat_template:
             raise ConfigError(
                 f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
@@ -147,8 +149,12 @@ class Leader:
                 "--apply-chat-template": str(config.apply_chat_template),
             }
 
-        with on_terminal(*self._terminal):
-            self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+        try:
+            with on_terminal(*self._terminal):
+                self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+        except Exception as error:
+            self._broken = error
+            raise
         if self._answered is None:
             raise AlreadyComplete("")
         return self._answered.answers
