@@ -19,6 +19,7 @@ from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
 from dist_eval.harness.table import format_tasks
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
+from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
@@ -92,12 +93,13 @@ class Leader:
         """Runs the harness, which calls `answer`; writes and prints the results.
 
         Raises:
-            EvaluationError: the tasks cannot be used, or a rank failed.
+            EvaluationError: the model or the tasks cannot be used, or a rank failed.
         """
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         session = self._session
+        OutputEmbedding(self._base.name, self._base.config)  # before anything is started: does the model have one?
         tasks, tokenizer = LoadedTasks.load(session.config), self._tokenizer()
         model = HarnessModel(
             tokenizer,
