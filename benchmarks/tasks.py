@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.alternatives.harness_backend import Result, Spec
 from benchmarks.contenders import Contender, ContenderError, run_process
 from benchmarks.hosting import distant_swarm_of
-from benchmarks.models import MEDIUM, TINY, Model, make_model
+from benchmarks.models import SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import SEED, make_corpus
 
@@ -137,7 +137,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options.documents, options.round_trips, options.ranks, options.batch_sizes = 6, [0], [1], [1, 8]
     report = harness.Report("tasks", QUESTION, unit="requests/s", options=options)
     sentences = make_corpus(2000).sentences
-    model = make_model(scratch_dir, TINY if options.quick else MEDIUM, sentences)
+    model = make_model(scratch_dir, TINY if options.quick else SMALL, sentences)
     tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         stage = Stage(model, tasks, options.documents, swarm.initial_peers, scratch_dir)

@@ -13,13 +13,14 @@ import numpy as np
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.dataset import tokenizer_digest
 from dist_eval.data.tokenizer_files import load_tokenizer
-from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.combination import throughput
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
 from dist_eval.harness.table import format_tasks
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
+from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
@@ -87,17 +88,19 @@ class Leader:
         self._session, self._base, self._target = session, base, target
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None
+        self._broken: Exception | None = None
 
     def run(self) -> HarnessResults | None:
         """Runs the harness, which calls `answer`; writes and prints the results.
 
         Raises:
-            EvaluationError: the tasks cannot be used, or a rank failed.
+            EvaluationError: the model or the tasks cannot be used, or a rank failed.
         """
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         session = self._session
+        OutputEmbedding(self._base.name, self._base.config)  # before anything is started: does the model have one?
         tasks, tokenizer = LoadedTasks.load(session.config), self._tokenizer()
         model = HarnessModel(
             tokenizer,
@@ -112,6 +115,10 @@ class Leader:
             found = tasks.run(model, tracker)
         except AlreadyComplete:
             return self._show_recorded()
+        except DataError:
+            if self._broken is not None:  # it is no fault of the tasks
+                raise self._broken from None
+            raise
         return self._finish(found, tracker, tokenizer)
 
     def _tokenizer(self) -> Any:
@@ -138,8 +145,12 @@ class Leader:
                 "--apply-chat-template": str(config.apply_chat_template),
             }
 
-        with on_terminal(*self._terminal):
-            self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+        try:
+            with on_terminal(*self._terminal):
+                self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+        except Exception as error:
+            self._broken = error
+            raise
         if self._answered is None:
             raise AlreadyComplete("")
         return self._answered.answers

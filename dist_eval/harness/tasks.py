@@ -24,7 +24,7 @@ from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, 
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.harness import HarnessFiles
 
-SHIPPED = Path(__file__).parent / "tasks"
+SHIPPED = Path(__file__).parent / "shipped_tasks"
 """Task files of this package."""
 
 _NAMED = 3

@@ -277,6 +277,31 @@ def test_unknown_tasks_are_named(
     assert message in capfd.readouterr().err
 
 
+def test_a_model_without_a_head_is_refused(
+    models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import LlamaModel
+
+    shutil.copytree(models["llama"], tmp_path / "headless")
+    LlamaModel.from_pretrained(models["llama"]).save_pretrained(tmp_path / "headless", safe_serialization=True)
+    capfd.readouterr()
+    arguments = ["--model", str(tmp_path / "headless"), "--output", str(tmp_path / "out")]
+    assert run_here(*DIGITS[:4], *arguments, *LOCAL) == 1
+    assert "headless has no language-model head: its weights lack 'lm_head.weight'" in capfd.readouterr().err
+
+
+def test_an_error_behind_the_harness_is_not_taken_for_one_of_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr("dist_eval.harness.runner.answer_requests", fail)
+    assert run_here(*DIGITS, *LOCAL, "--limit", "3", "--output", str(tmp_path / "out")) == 1
+    err = capfd.readouterr().err
+    assert "ZeroDivisionError: of our own" in err and "The harness failed" not in err
+
+
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
     before = dict(os.environ)
