@@ -42,6 +42,10 @@ def task_run(
         "groups": {"all": {"acc,none": 0.5}},
         "group_subtasks": {"all": list(values)},
     }
+    aggregations = {
+        task: {name: "perplexity" if name == "perplexity" else "mean" for name in of_task}
+        for task, of_task in values.items()
+    }
     config = HarnessConfig(tasks=list(values), model="base", backend="local")
     run = HarnessFolder(folder, config.recorded())
     run.open()
@@ -53,7 +57,7 @@ def task_run(
     run.save(
         HarnessResults(
             problem_type=LANGUAGE_MODELING,
-            tasks=task_results(results, 0.95),
+            tasks=task_results(results, aggregations, 0.95),
             groups=group_results(results),
             harness_version="0.4.13",
             files=files,

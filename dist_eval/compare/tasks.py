@@ -135,8 +135,11 @@ def _compare(
     if not tasks:
         raise RunError(f"{first.folder} and {other.folder} have no task in common.")
     compared = []
+    only = {run.folder: [name for name in run.results.tasks if name not in tasks] for run in (first, other)}
     for task in tasks:
         before, after = first.values(task), other.values(task)
+        for run, own, others in ((first, before, after), (other, after, before)):
+            only[run.folder] += [f"{task}: {metric}" for metric, _ in own.keys() - others.keys()]
         for key in before:
             if key in after and (not wanted or key[0] in wanted):
                 compared.append(
@@ -146,8 +149,8 @@ def _compare(
         first.folder,
         other.folder,
         compared,
-        [name for name in first.results.tasks if name not in tasks],
-        [name for name in other.results.tasks if name not in tasks],
+        only[first.folder],
+        only[other.folder],
     )
 
 
@@ -171,8 +174,12 @@ def _compare_metric(
             "--limit differ."
         )
     values = [before[document] for document in both], [after[document] for document in both]
-    figures = [run.metrics(task)[key].value for run in (first, other)]
-    forms = [find_form(list(own.values()), figure) for own, figure in zip((before, after), figures, strict=True)]
+    metrics = [run.metrics(task)[key] for run in (first, other)]
+    figures = [metric.value for metric in metrics]
+    forms = [
+        find_form(list(own.values()), metric.value, metric.aggregation)
+        for own, metric in zip((before, after), metrics, strict=True)
+    ]
     test = None
     if not both or None in forms or forms[0] is not forms[1]:
         reason = NO_MEAN if both else _ONE_HAS

@@ -78,6 +78,17 @@ class Stop:
         """From now on, the first signal is a request; before that, and the second time, it interrupts the process."""
         self._deferred = True
 
+    def interrupt_again(self) -> None:
+        """From now on, a signal interrupts the process: what is under way cannot be finished in part.
+
+        Raises:
+            KeyboardInterrupt: the run was asked to stop in the meantime.
+        """
+        self._deferred = False
+        if self.requested:
+            self.ignore_signals()
+            raise KeyboardInterrupt
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now, name = time.monotonic(), signal.Signals(number).name
         if now - self._signalled < _SAME_REQUEST_SECONDS:

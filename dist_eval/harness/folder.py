@@ -8,10 +8,8 @@ journal/                    finished batches
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dist_eval.errors import RunError, translating_os_errors
-from dist_eval.results.harness import HarnessResults
+from dist_eval.results.harness import HarnessFiles, HarnessResults
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.environment import now
 from dist_eval.runs.evaluation_folder import ResultsFolder
@@ -19,8 +17,6 @@ from dist_eval.runs.files import REPORT, TIMELINE
 
 _SCORING = ("confidence", "bootstrap_iters")
 """Options that change nothing of the answers."""
-
-_OF_THE_HARNESS = ("results_*.json", "samples_*.jsonl")
 
 
 class HarnessFolder(ResultsFolder):
@@ -35,9 +31,11 @@ class HarnessFolder(ResultsFolder):
 
     @property
     def is_scored_otherwise(self) -> bool:
-        """Whether the complete run in the folder has other intervals or standard errors than these options ask for."""
+        """Whether the complete run in the folder has other intervals than these options ask for, or lacks a file."""
         recorded = self.recorded()
-        return recorded is None or any(recorded.config[name] != self.options[name] for name in _SCORING)
+        if recorded is None or any(recorded.config[name] != self.options[name] for name in _SCORING):
+            return True
+        return not all((self.path / name).exists() for name in _names(recorded.files))
 
     def save(self, results: HarnessResults) -> None:
         """Marks the run as complete.
@@ -45,18 +43,20 @@ class HarnessFolder(ResultsFolder):
         Raises:
             RunError: `results.json` cannot be written.
         """
-        for path in self._of_the_harness():
-            if path.name not in (results.files.results, *results.files.samples.values()):
-                path.unlink(missing_ok=True)  # of an earlier start
+        recorded = self.recorded()
+        for name in {*_names(recorded.files)} - {*_names(results.files)} if recorded else ():
+            (self.path / name).unlink(missing_ok=True)
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
         advice = "All answers are in its journal: start the same command again once that is fixed."
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}", advice):
             self._write(CompleteHarnessRun(**{**self._header(), **changes, **dict(results)}))
 
     def _begin(self) -> None:
-        for path in self._of_the_harness():
-            path.unlink(missing_ok=True)
+        recorded = self.recorded()
+        for name in _names(recorded.files) if recorded else ():
+            (self.path / name).unlink(missing_ok=True)
         super()._begin()
 
-    def _of_the_harness(self) -> list[Path]:
-        return [path for pattern in _OF_THE_HARNESS for path in self.path.glob(pattern)]
+
+def _names(files: HarnessFiles) -> list[str]:
+    return [files.results, *files.samples.values()]

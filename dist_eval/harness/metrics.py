@@ -10,11 +10,14 @@ from dist_eval.results.harness import GroupMetric, GroupResults, TaskMetric, Tas
 from dist_eval.statistics.documents import document_interval
 
 
-def task_results(results: Mapping[str, Any], confidence: float) -> dict[str, TaskResults]:
+def task_results(
+    results: Mapping[str, Any], aggregations: Mapping[str, Mapping[str, str | None]], confidence: float
+) -> dict[str, TaskResults]:
     """Returns the tasks of the harness' results.
 
     Args:
         results: the harness' results, with its samples.
+        aggregations: the harness' function that makes each metric of its documents' values, by task and metric.
         confidence: confidence level of the intervals.
     """
     found = {}
@@ -23,13 +26,15 @@ def task_results(results: Mapping[str, Any], confidence: float) -> dict[str, Tas
         metrics = []
         for metric, filter_name, value in figures_of(results["results"][name]):
             values = [one[metric] for one in samples if one["filter"] == filter_name and metric in one]
+            aggregation = aggregations[name].get(metric)
             metrics.append(
                 TaskMetric(
                     metric=metric,
                     filter=filter_name,
                     value=value,
                     documents=len(values),
-                    interval=document_interval(values, value, confidence),
+                    aggregation=aggregation,
+                    interval=document_interval(values, value, aggregation, confidence),
                     higher_is_better=direction.get(metric),
                 )
             )

@@ -24,6 +24,7 @@ from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
+from dist_eval.runs.files import REPORT
 
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
@@ -119,10 +120,15 @@ class Leader:
             if self._broken is not None:  # it is no fault of the tasks
                 raise self._broken from None
             raise
-        return self._finish(found, tracker, tokenizer)
+        return self._finish(found, tasks, tracker, tokenizer)
 
     def _tokenizer(self) -> Any:
         tokenizer = load_tokenizer(self._base.name)
+        if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+            raise ConfigError(
+                f"The tokenizer of {self._base.name} has no token that begins or ends a text, which would stand in for "
+                "an empty context: name one in its tokenizer_config.json, as bos_token or eos_token."
+            )
         if self._session.config.apply_chat_template and not tokenizer.chat_template:
             raise ConfigError(
                 f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
@@ -153,14 +159,17 @@ class Leader:
             raise
         if self._answered is None:
             raise AlreadyComplete("")
+        session.stop.interrupt_again()  # metrics and their standard errors may take a while
         return self._answered.answers
 
-    def _finish(self, found: dict[str, Any], tracker: EvaluationTracker, tokenizer: Any) -> HarnessResults:
+    def _finish(
+        self, found: dict[str, Any], loaded: LoadedTasks, tracker: EvaluationTracker, tokenizer: Any
+    ) -> HarnessResults:
         from dist_eval.harness.tasks import save
 
         session, answered, name = self._session, self._answered, self._base.name
         assert answered is not None, "the harness has asked for no answer"
-        tasks, groups = task_results(found, session.config.confidence), group_results(found)
+        tasks, groups = task_results(found, loaded.aggregations(), session.config.confidence), group_results(found)
         results = HarnessResults(
             problem_type=LANGUAGE_MODELING,
             tasks=tasks,
@@ -188,9 +197,12 @@ class Leader:
         return results
 
     def _show_recorded(self) -> HarnessResults | None:
-        results = self._session.folder.recorded()
+        folder = self._session.folder
+        results = folder.recorded()
         if results is not None:
-            print(format_tasks(results, self._session.folder.path), flush=True)
+            if not (folder.path / REPORT).exists():
+                report_on(folder.path, self._session.config.report)
+            print(format_tasks(results, folder.path), flush=True)
         self._session.publish_as_leader("reported", lambda: "")
         return results
 

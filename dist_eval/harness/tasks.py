@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from lm_eval import evaluator
 from lm_eval.api.model import LM
-from lm_eval.evaluator import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
 
 SHIPPED = Path(__file__).parent / "shipped_tasks"
@@ -97,6 +98,16 @@ class LoadedTasks:
             "version of lm-eval": version("lm-eval"),
         }
 
+    def aggregations(self) -> dict[str, dict[str, str | None]]:
+        """Returns which function of the harness makes each metric of documents' values, by task and metric."""
+        return {
+            name: {
+                metric: function.__name__ if function.__module__ == "lm_eval.api.metrics" else None
+                for metric, function in task.aggregation().items()
+            }
+            for name, task in self.tasks.items()
+        }
+
     def run(self, model: LM, tracker: EvaluationTracker) -> dict[str, Any]:
         """Runs the harness.
 
@@ -114,8 +125,8 @@ class LoadedTasks:
         options = self.options
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
-            with quiet(not options.verbose), _single_process():
-                results = simple_evaluate(
+            with quiet(not options.verbose), _single_process(), patched(evaluator, "get_git_commit_hash", lambda: None):
+                results = evaluator.simple_evaluate(
                     model=model,
                     model_args={"pretrained": str(options.model)},
                     tasks=list(self.tasks),
@@ -236,7 +247,13 @@ def _single_process() -> Iterator[None]:
             os.environ["DISABLE_MULTIPROC"] = before
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
+    """Returns what an error says, or the one that it was raised for."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    place = getattr(error, "problem_mark", None)
+    if place is not None:  # of YAML, whose first line says only what was being read
+        return f"{type(error).__name__}: {error.problem}, line {place.line + 1}"  # type: ignore[attr-defined]
     return f"{type(error).__name__}: {first_line(error)}"
 
 

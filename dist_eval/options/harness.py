@@ -33,7 +33,7 @@ class HarnessConfig(RunConfig):
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
     strict: bool = option(False, "a context that is too long is an error", group="tasks")
     bootstrap_iters: int = option(
-        100_000,
+        1000,
         "resamples for the harness' own standard errors of metrics that are no means, such as f1",
         group="figures",
         metavar="N",
@@ -57,8 +57,8 @@ class HarnessConfig(RunConfig):
         self._check_range("max_length", 2)  # a context and a continuation
         self._check_range("num_fewshot", 0)
         self._check_range("bootstrap_iters", 0)
-        if self.limit is not None and not 0 < self.limit < float("inf"):
-            raise ConfigError(f"--limit must be more than 0, not {self.limit:g}.")
+        if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit % 1 == 0)):
+            raise ConfigError(f"--limit must be a whole number, or a share between 0 and 1, not {self.limit:g}.")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,13 @@ from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
 
 _NO_FILTER = "none"
+_LENGTHS: dict[str, Callable[[str], int]] = {
+    "acc": lambda choice: 1,
+    "acc_norm": lambda choice: max(1, len(choice)),
+    "acc_bytes": lambda choice: max(1, len(choice.encode())),
+}
+"""By what the harness divides the log-likelihood of a choice for a metric, before it takes the largest."""
+
 _CARDS = 4
 
 
@@ -103,7 +111,7 @@ def _missed(run: TaskRun, task: str, contents: Contents) -> list[list[str]]:
     found = []
     for _, sample in run.samples(task):
         if sample["filter"] == shares[0].filter and sample.get(shares[0].metric) == 0:
-            target, answer, score = _answer(sample, contents)
+            target, answer, score = _answer(sample, shares[0].metric, contents)
             arguments = sample["arguments"].get("gen_args_0", {})
             context = str(arguments.get("arg_0", "")) if contents.texts else ""
             text = context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
@@ -111,8 +119,8 @@ def _missed(run: TaskRun, task: str, contents: Contents) -> list[list[str]]:
     return found
 
 
-def _answer(sample: dict[str, Any], contents: Contents) -> tuple[str, str, str]:
-    """Returns target, answer and score of a sample: of several choices the likeliest is the answer."""
+def _answer(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[str, str, str]:
+    """Returns target, answer and score of a sample: of several choices the one that a metric takes is the answer."""
     arguments, answers = list(sample["arguments"].values()), sample["filtered_resps"]
     context = arguments[0].get("arg_0")
     choices = [
@@ -124,6 +132,9 @@ def _answer(sample: dict[str, Any], contents: Contents) -> tuple[str, str, str]:
     if len(choices) < 2:
         score = f"log-likelihood {choices[0][1]:.4g}" if choices else ""
         return target if contents.texts else "–", "–", score
+    if metric not in _LENGTHS:
+        return target if contents.texts else "–", "–", ""
+    choices = [(name, value / _LENGTHS[metric](name)) for name, value in choices]
     best = max(range(len(choices)), key=lambda number: choices[number][1])
     names = [name if contents.texts else f"choice {number}" for number, (name, _) in enumerate(choices)]
     if not target.isdigit() or int(target) >= len(choices):

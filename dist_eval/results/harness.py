@@ -24,6 +24,8 @@ class TaskMetric(Record):
     """Its value, null where undefined."""
     documents: Count
     """Documents with a value."""
+    aggregation: str | None
+    """The harness' function that makes the value of the documents' values, null for a function of the task's own."""
     interval: Interval
     """Of the value, if that is a mean over documents, or a function of such means."""
     higher_is_better: bool | None

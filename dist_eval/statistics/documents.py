@@ -23,30 +23,35 @@ VALUE = "value"
 _SAME = 1e-9
 Form = Callable[[np.ndarray], np.ndarray]
 
-FORMS: tuple[Form, ...] = (
-    lambda mean: mean,
-    lambda mean: np.exp(-mean),  # a perplexity, of log-likelihoods in nats
-    lambda mean: -mean / math.log(2),  # bits, of the same
-)
-"""What the harness makes of the mean of documents' values, or of the ratio of the sums of their two values."""
+FORMS: dict[str, Form] = {
+    "mean": lambda mean: mean,
+    "perplexity": lambda mean: np.exp(-mean),
+    "weighted_perplexity": lambda mean: np.exp(-mean),
+    "bits_per_byte": lambda mean: -mean / math.log(2),
+}
+"""What aggregations of the harness make of the mean of documents' values, which are log-likelihoods in nats but for a
+plain mean; where documents are weighted, of the ratio of the sums of value and weight."""
+
+_WEIGHTED = ("weighted_perplexity", "bits_per_byte")
 
 
-def find_form(values: Sequence[Any], value: float | None) -> Form | None:
+def find_form(values: Sequence[Any], value: float | None, aggregation: str | None) -> Form | None:
     """Finds how a metric follows from documents' values.
 
     Args:
         values: of each document: a number, or two of which the second is a weight, such as a number of bytes.
         value: the metric, None where undefined.
+        aggregation: name of the harness' function that makes the metric of the values, None if it is another one.
 
     Returns:
-        What the harness makes of their mean; None if the metric is no function of it.
+        What it makes of their mean; None if the metric is no function of it.
     """
-    addends = _addends(values)
-    if addends is None or value is None:
+    form, addends = FORMS.get(aggregation or ""), _addends(values, weighted=aggregation in _WEIGHTED)
+    if form is None or addends is None or value is None:
         return None
     with np.errstate(over="ignore"):
-        candidates = ((form, float(form(_ratio(addends.sum(axis=1))))) for form in FORMS)
-        return next((form for form, one in candidates if math.isclose(one, value, rel_tol=_SAME, abs_tol=_SAME)), None)
+        same = math.isclose(float(form(_ratio(addends.sum(axis=1)))), value, rel_tol=_SAME, abs_tol=_SAME)
+    return form if same else None
 
 
 def document_statistic(values: Sequence[Any], form: Form) -> Sums:
@@ -56,10 +61,13 @@ def document_statistic(values: Sequence[Any], form: Form) -> Sums:
         values: see `find_form`.
         form: see `find_form`.
     """
-    return Sums(Units.single(len(values)), _addends(values), lambda sums: {VALUE: form(_ratio(sums))})
+    weighted = np.ndim(values[0]) == 1
+    return Sums(
+        Units.single(len(values)), _addends(values, weighted=weighted), lambda sums: {VALUE: form(_ratio(sums))}
+    )
 
 
-def _addends(values: Sequence[Any]) -> np.ndarray | None:
+def _addends(values: Sequence[Any], *, weighted: bool) -> np.ndarray | None:
     """Returns numerators and denominators of documents' values, float64 of shape [2, n]; None without numbers."""
     try:
         found = np.asarray(values, dtype=np.float64)
@@ -67,20 +75,23 @@ def _addends(values: Sequence[Any]) -> np.ndarray | None:
         return None
     if not found.size or not np.isfinite(found).all():
         return None
-    if found.ndim == 1:
-        return np.stack([found, np.ones(len(found))])
-    return found.T if found.ndim == 2 and found.shape[1] == 2 else None
+    if weighted:
+        return found.T if found.ndim == 2 and found.shape[1] == 2 else None
+    return np.stack([found, np.ones(len(found))]) if found.ndim == 1 else None
 
 
-def document_interval(values: Sequence[Any], value: float | None, confidence: float) -> Interval:
+def document_interval(
+    values: Sequence[Any], value: float | None, aggregation: str | None, confidence: float
+) -> Interval:
     """Computes the interval of a metric over documents: Wilson's for a share, else the bootstrap's.
 
     Args:
         values: see `find_form`.
         value: the metric, None where undefined.
+        aggregation: see `find_form`.
         confidence: confidence level.
     """
-    form = find_form(values, value)
+    form = find_form(values, value, aggregation)
     if form is None or value is None:
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
     if is_share(values):

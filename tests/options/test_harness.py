@@ -24,7 +24,7 @@ def test_tasks_are_separated_by_commas_or_spaces() -> None:
     [
         ({"model": None}, "--model is missing: the language model to evaluate."),
         ({"tasks": [","]}, "--tasks is missing"),
-        ({"limit": 0.0}, "--limit must be more than 0, not 0."),
+        ({"limit": 0.0}, "--limit must be a whole number, or a share between 0 and 1, not 0."),
         ({"num_fewshot": -1}, "--num-fewshot must be at least 0, not -1."),
         ({"max_length": 1}, "--max-length must be at least 2, not 1."),
         ({"confidence": 1.0}, "--confidence must be between 0 and 1"),

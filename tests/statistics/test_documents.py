@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dist_eval.statistics.documents import FORMS, NO_MEAN, VALUE, document_interval, document_statistic, find_form
+from dist_eval.statistics.documents import NO_MEAN, document_interval
 from dist_eval.statistics.intervals import wilson
 
 DRAW = np.random.default_rng(0)
@@ -18,46 +18,47 @@ RATIO = sum(value for value, _ in WEIGHTED) / sum(words for _, words in WEIGHTED
 
 
 def test_a_share_has_wilsons_interval() -> None:
-    interval = document_interval([1.0] * 30 + [0.0] * 10, 0.75, 0.9)
+    interval = document_interval([1.0] * 30 + [0.0] * 10, 0.75, "mean", 0.9)
     assert interval.limits == wilson(30, 40, 0.9)
     assert (interval.method, interval.confidence) == ("wilson", 0.9)
 
 
 @pytest.mark.parametrize(
-    ("values", "value"),
+    ("values", "value", "aggregation"),
     [
-        (LIKELIHOODS, float(np.mean(LIKELIHOODS))),
-        ([value / 10 for value in LIKELIHOODS], math.exp(-float(np.mean(LIKELIHOODS)) / 10)),
-        (WEIGHTED, RATIO),
-        (WEIGHTED, math.exp(-RATIO)),
-        ([list(pair) for pair in WEIGHTED], -RATIO / math.log(2)),
+        (LIKELIHOODS, float(np.mean(LIKELIHOODS)), "mean"),
+        ([value / 10 for value in LIKELIHOODS], math.exp(-float(np.mean(LIKELIHOODS)) / 10), "perplexity"),
+        (WEIGHTED, math.exp(-RATIO), "weighted_perplexity"),
+        ([list(pair) for pair in WEIGHTED], -RATIO / math.log(2), "bits_per_byte"),
     ],
-    ids=["mean", "perplexity", "weighted mean", "weighted perplexity", "bits"],
 )
-def test_means_and_functions_of_them_are_resampled(values: list[Any], value: float) -> None:
-    interval = document_interval(values, value, 0.95)
+def test_means_and_functions_of_them_are_resampled(values: list[Any], value: float, aggregation: str) -> None:
+    interval = document_interval(values, value, aggregation, 0.95)
     assert interval.low is not None and interval.high is not None
     assert interval.low < value < interval.high
     assert interval.high - interval.low < abs(value) / 2
     assert interval.method == "bca"
 
 
+PAIRS = [(1, 1)] * 12 + [(1, 0)] * 4 + [(0, 1)] * 20 + [(0, 0)] * 44
+"""Labels and predictions, whose F1 happens to be the ratio of their sums."""
+
+
 @pytest.mark.parametrize(
-    ("values", "value", "reason"),
+    ("values", "value", "aggregation", "reason"),
     [
-        (LIKELIHOODS, 17.0, NO_MEAN),
-        ([(1, 0)] * 30, 0.3, NO_MEAN),
-        (["a", "b"], 0.5, NO_MEAN),
-        ([(1, 2, 3)] * 30, 2.0, NO_MEAN),
-        ([], 0.5, NO_MEAN),
-        (LIKELIHOODS, None, "undefined"),
-        (LIKELIHOODS[:5], float(np.mean(LIKELIHOODS[:5])), "fewer than 20 examples: too few for the bootstrap"),
+        (LIKELIHOODS, 17.0, "mean", NO_MEAN),
+        (PAIRS, 0.5, "f1_score", NO_MEAN),
+        (PAIRS, 0.5, None, NO_MEAN),
+        (PAIRS, 0.5, "mean", NO_MEAN),
+        (["a", "b"], 0.5, "mean", NO_MEAN),
+        ([(1, 2, 3)] * 30, 2.0, "weighted_perplexity", NO_MEAN),
+        ([], 0.5, "mean", NO_MEAN),
+        (LIKELIHOODS, None, "mean", "undefined"),
+        (LIKELIHOODS[:5], float(np.mean(LIKELIHOODS[:5])), "mean", "fewer than 20 examples: too few for the bootstrap"),
     ],
 )
-def test_anything_else_has_a_reason(values: list[Any], value: float | None, reason: str) -> None:
-    assert document_interval(values, value, 0.95).reason == reason
-
-
-def test_a_metric_that_several_functions_give_is_the_mean() -> None:
-    assert find_form([0.0] * 30, 0.0) is FORMS[0]
-    assert document_statistic([0.0] * 30, FORMS[0]).names == (VALUE,)
+def test_anything_else_has_a_reason(
+    values: list[Any], value: float | None, aggregation: str | None, reason: str
+) -> None:
+    assert document_interval(values, value, aggregation, 0.95).reason == reason
