@@ -28,6 +28,7 @@ ROUND_TRIPS, RANKS, BATCH_SIZES = (0, 100), (1, 4), (1, 8, 32, 128)
 BARS = {0: 3.0, 100: 8.0}
 """How many times as fast as the fastest of theirs, by the round trip in milliseconds."""
 
+SIZES = {str(size): size for size in (TINY, SMALL)}
 TASKS = ("letters", "endings")
 LOCAL = "the harness' backend, one process without a swarm"
 _CHOICES, _CLOSE = 4, 1e-3
@@ -137,13 +138,13 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options.documents, options.round_trips, options.ranks, options.batch_sizes = 6, [0], [1], [1, 8]
     report = harness.Report("tasks", QUESTION, unit="requests/s", options=options)
     sentences = make_corpus(2000).sentences
-    model = make_model(scratch_dir, TINY if options.quick else SMALL, sentences)
+    model = make_model(scratch_dir, TINY if options.quick else SIZES[options.base], sentences)
     tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         stage = Stage(model, tasks, options.documents, swarm.initial_peers, scratch_dir)
         for milliseconds in options.round_trips:
             proxy.set_round_trip(milliseconds / 1000)
-            _measure_cell(report, f"{milliseconds} ms", stage, BARS.get(milliseconds), options)
+            _measure_cell(report, f"{options.base}, {milliseconds} ms", stage, BARS.get(milliseconds), options)
     report.finish()
 
 
@@ -180,6 +181,9 @@ def _measure_cell(
 def main() -> None:
     """Runs the command line."""
     parser = harness.parser("tasks", QUESTION, rounds=3)
+    parser.add_argument(
+        "--base", choices=SIZES, default=str(SMALL), help=f"size of the model: the way counts for {TINY} (%(default)s)"
+    )
     parser.add_argument("--documents", type=int, default=200, help="of each of the two tasks (default 200)")
     for name, values, what in (
         ("--round-trips", ROUND_TRIPS, "milliseconds"),
