@@ -25,7 +25,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.runs import journal, run_folder
+from dist_eval.runs import evaluation_folder, journal
 from dist_eval.swarm.router import Routing
 
 PHASES = {
@@ -40,7 +40,7 @@ PHASES = {
     "proof": (scoring, "prove_coverage"),
     "metrics": (scoring, "compute_metrics"),
     "intervals": (runner, "analyse"),
-    "parquet": (run_folder, "write_predictions"),
+    "parquet": (evaluation_folder, "write_predictions"),
 }
 """A run's steps, and the attribute to patch for each of them."""
 
