@@ -62,15 +62,16 @@ class Result:
     predictions: list[int]
 
 
-def main(evaluate: Callable[[Spec, Path], Result]) -> NoReturn:
+def main(evaluate: Callable[[Any, Path], Any], kind: type[Any] = Spec) -> NoReturn:
     """Runs an alternative as a program and ends the process.
 
     Args:
-        evaluate: called with the task and a private folder; rank 0's result is written.
+        evaluate: called with the task and a private folder; rank 0's result, a dataclass, is written.
+        kind: dataclass of the task.
     """
     die_with_parent()
     silence_libraries()
-    spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    spec = kind(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     code = 1
     try:
         with workspace() as scratch_dir, temporary_files_in(scratch_dir):

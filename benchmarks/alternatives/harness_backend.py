@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
-from dist_eval.process.logging_setup import silence_libraries
+from benchmarks.alternatives.common import main
 
 
 @dataclass(frozen=True)
@@ -107,23 +103,5 @@ def _swarm_model(spec: Spec, scratch_dir: Path) -> Any:
     )
 
 
-def main() -> NoReturn:
-    """Runs the program: reads the task from one file, writes the result to another."""
-    die_with_parent()
-    silence_libraries()
-    spec = Spec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    code = 1
-    try:
-        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-            result = evaluate(spec, scratch_dir)
-            Path(sys.argv[2]).write_text(json.dumps(asdict(result)), encoding="utf-8")
-            code = 0
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # hivemind's threads would keep the process alive
-
-
 if __name__ == "__main__":
-    main()
+    main(evaluate, Spec)

@@ -11,7 +11,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from dist_eval.data.answers import AnswerColumns
 from dist_eval.errors import ConfigError, DataError, first_line
 
 Pair = tuple[list[int], list[int]]
@@ -185,6 +184,3 @@ def refused(task: str) -> ConfigError:
 def _combined(answers: np.ndarray) -> tuple[float, bool]:
     """Returns the answer to a request of one or several texts."""
     return sum(answers["log_likelihood"].tolist()), bool(answers["is_greedy"].all())
-
-
-__all__ = ["Answer", "AnswerColumns", "HarnessModel", "refused"]

@@ -89,7 +89,10 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.text_column) > 2 and getattr(self, "prompt", None) is None:
+        self._check_text_columns()
+
+    def _check_text_columns(self) -> None:
+        if len(self.text_column) > 2:
             raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
 
     @property
@@ -209,6 +212,10 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
     def run_name(self) -> str:
         """The dataset's name, or `demo`."""
         return "demo" if self.demo else super().run_name
+
+    def _check_text_columns(self) -> None:
+        if self.prompt is None:  # which takes any number
+            super()._check_text_columns()
 
     def _take_columns_of(self, prompt: str) -> None:
         columns = Template(prompt).columns
