@@ -100,6 +100,7 @@ def _swarm_model(spec: Spec, scratch_dir: Path) -> Any:
         dht_prefix=spec.dht_prefix,
         show_route=False,
         torch_dtype=torch.float32,
+        use_chunked_forward=False,  # of no effect in float32; "auto" imports what has no wheel for Python 3.12
     )
 
 
