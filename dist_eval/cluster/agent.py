@@ -1,9 +1,10 @@
 """`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
 torchrun exits with 1 whatever the exit status of its ranks, so that a scheduler cannot tell a wrong option from a run
-that stopped gracefully. This is torchrun itself, with all of its options, except for three things. Where this host's
-name resolves to a loopback address, as Debian and Ubuntu configure it, the ranks announce the address towards the other
-hosts instead. The folder for logs is removed at the end, unless --log-dir names one. And the exit status is:
+that stopped gracefully. This is torchrun itself, with all of its options, except for three things. Ranks are given an
+address that works: on a single host loopback, because not every host can resolve its own name; on several, where this
+host's name resolves to loopback, as Debian and Ubuntu configure it, the address towards the other hosts. The folder
+for logs is removed at the end, unless --log-dir names one. And the exit status is:
 
     0         all ranks of this host completed
     2         an option of torchrun is wrong
@@ -75,8 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _announce_reachable_address(options: Any) -> None:
-    """Sets the address and interface to announce if this host's name resolves to loopback, unless they are set."""
-    if options.nnodes in ("1", "1:1") or not all(map(is_loopback, resolve(socket.gethostname()))):
+    """Sets the address and interface to announce if this host's name would not do, unless they are set."""
+    if options.nnodes in ("1", "1:1"):
+        options.local_addr = options.local_addr or "127.0.0.1"
+        return
+    if not all(map(is_loopback, resolve(socket.gethostname()))):
         return
     endpoint, local = options.rdzv_endpoint or options.master_addr, interfaces()
     address = options.local_addr or address_among(endpoint.rpartition(":")[0] or endpoint, local)

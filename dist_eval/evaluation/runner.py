@@ -53,12 +53,14 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
     with session:
         config = keep_recorded_analysis(session)
         task = EvalTask.of(config)
-        session.open_swarm(task.base)
+        needs_model = config.compare_backends or not session.found_results
+        if needs_model:
+            session.open_swarm(task.base)
         session.publish_dataset(partial(tokenize, config, task))
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
         session.claim(lambda: is_new_run(session, task, *dataset()))
-        model = session.load_model(task.base, task.target)
-        if session.is_complete():
+        model = session.load_model(task.base, task.target) if needs_model else None
+        if session.is_complete() or model is None:
             if not session.topology.is_leader:
                 return None
             return rescore_complete(session.folder, config, task.custom_metrics, *dataset())
@@ -209,7 +211,7 @@ def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
 
 
 def is_new_run(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:
-    """Returns whether there is something to do in the run's folder; on the leader.
+    """Returns whether there is something to compute for the run's folder; on the leader.
 
     Raises:
         RunError: the folder holds another run.

@@ -53,6 +53,7 @@ class Session(Generic[Config, Folder]):
         stop: tells whether the run was asked to stop.
         swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
             and before the model is loaded.
+        found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
     """
 
     config: Config
@@ -62,6 +63,7 @@ class Session(Generic[Config, Folder]):
     folder: Folder
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
+    found_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
@@ -75,8 +77,8 @@ class Session(Generic[Config, Folder]):
             if self.topology.is_leader:
                 self.folder.open(self.topology.attempt)
                 stack.callback(self.folder.close)
-            self.publish_as_leader("opened", lambda: "")
-            self.rank_store.wait_for("opened", _OPENING_SECONDS)
+            self.publish_as_leader("opened", lambda: _COMPLETE if self.folder.is_complete else _TO_DO)
+            self.found_results = self.rank_store.wait_for("opened", _OPENING_SECONDS) == _COMPLETE
             self._closing = stack.pop_all()
         self.folder.is_ours = True
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks

@@ -133,9 +133,9 @@ class RunFolder(ABC):
                     f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
                     "--overwrite."
                 )
-            if before and status == "complete":
-                if not self._has_failed_examples(before):
-                    return False
+            if self.is_complete:
+                return False
+            if status == "complete":
                 self._begin()
             fingerprint.save(self.path)
         return True
@@ -145,6 +145,12 @@ class RunFolder(ABC):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the folder, when it was opened, held a complete run of which nothing is to be tried again."""
+        before = self._before
+        return before is not None and before.status == "complete" and not self._has_failed_examples(before)
 
     @property
     def is_resumable(self) -> bool:

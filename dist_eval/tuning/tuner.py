@@ -63,17 +63,18 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
             adapter=config.adapter,
         )
         base = BaseModelSpec.of(config.only(ModelOptions), empty)
-        session.open_swarm(base)
+        if not session.found_results:
+            session.open_swarm(base)
         session.publish_dataset(partial(tokenize, config, base, empty))
         datasets = cache(lambda: open_datasets(session.wait_for_dataset()))
         session.claim(lambda: session.folder.claim(fingerprint_of(config, base, empty, *datasets(), device)))
-        loaded = session.load_model(base, empty)
-        assert isinstance(loaded, Classifier)
-        if session.is_complete():
+        loaded = None if session.found_results else session.load_model(base, empty)
+        if session.is_complete() or loaded is None:
             if session.topology.is_leader:
                 path = session.folder.path
                 print(f"{path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
             return None
+        assert isinstance(loaded, Classifier)
         train, evaluation = datasets()
         with session.process_group():
             tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)

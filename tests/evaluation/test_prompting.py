@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DIGITS = [f"{digit}=<{digit}>" for digit in range(10)]
 PREDICTIONS = "predictions.parquet"
+GONE = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
 
 def options_of(tmp_path: Path, *words: str) -> list[str]:
@@ -41,6 +42,9 @@ def test_a_language_model_classifies_as_well_without_a_tuned_head(
     assert on_swarm["confusion_matrix"] == here["confusion_matrix"]
     assert here["model"]["prompt"]["words"] == [f"<{digit}>" for digit in range(10)]
     assert "label words" in (tmp_path / "local" / "report.html").read_text()
+    # the swarm may have gone when a complete run is started again
+    assert run_here(*options, "--initial-peers", GONE, "--output", str(tmp_path / "swarm")) == 0
+    assert "Nothing was sent" in capfd.readouterr().out
 
 
 def test_words_of_several_tokens_after_examples_resume_and_ask_for_the_same_prompt(
