@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import griffe
-import pdoc
 import pytest
 
 import dist_eval
+
+griffe, pdoc = pytest.importorskip("griffe"), pytest.importorskip("pdoc")
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / ".ci" / "reference.py"

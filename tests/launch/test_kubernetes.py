@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
@@ -27,6 +26,8 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.exit_status import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 from dist_eval.swarm.__main__ import main as swarm_main
 from dist_eval.swarm.__main__ import parse_args as parse_swarm
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 FOLDER = Path(__file__).parents[2] / "launch" / "kubernetes"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
