@@ -61,7 +61,7 @@ def _name_faults(facts: RankFacts, came_together: bool) -> Iterator[Finding]:
     elif not chosen and (not facts.name_addresses or all(map(is_loopback, facts.name_addresses))):
         leads = f"leads to {facts.name_addresses[0]}" if facts.name_addresses else "is unknown"
         yield fault(
-            f"On {facts.host} the host's own name {leads}: the address that it tells the other ranks means themselves."
+            f"On {facts.host} the host's own name {leads}: others cannot reach it at the address that it announces."
             + all_the_same,
             f"{advice}, and start torchrun there with --local-addr={address}.",
         )

@@ -74,7 +74,7 @@ def combine(
     columns, failed, findings, precisions = worker.collect(batches, predictions_of)
     local = Predictions(**columns)
     totals = Totals.of(local)
-    brought = RankResults(
+    contributed = RankResults(
         **dict(worker.work(topology, classifier.traffic())),
         combined=totals.samples,
         accuracy=None if local.problem is REGRESSION else totals.accuracy,
@@ -101,7 +101,7 @@ def combine(
     return Combined(
         gathered=gather(local),
         failed=sorted(itertools.chain.from_iterable(all_gather(failed))),
-        ranks=all_gather(brought),
+        ranks=all_gather(contributed),
         audit=Findings.merged(all_gather(findings)),
         precisions=sorted(set[str]().union(*all_gather(precisions))),
         timelines=all_gather(timeline),

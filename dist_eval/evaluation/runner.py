@@ -58,7 +58,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
             session.open_swarm(task.base)
         session.publish_dataset(partial(tokenize, config, task))
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
-        session.claim(lambda: is_new_run(session, task, *dataset()))
+        session.claim(lambda: has_work(session, task, *dataset()))
         model = session.load_model(task.base, task.target) if needs_model else None
         if session.is_complete() or model is None:
             if not session.topology.is_leader:
@@ -182,7 +182,7 @@ class Evaluation:
         )
         folder.save_timelines(combined.timelines)
         folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
-        self.session.publish_as_leader("reported", lambda: "")
+        self.session.publish_as_leader("results written", lambda: "")
         report_on(folder.path, config.report)
         print(format_results(results, folder.path), flush=True)
         return metrics.values
@@ -193,11 +193,11 @@ class Evaluation:
         A scheduler does not restart a host that has exited with 0, should the leader's fail.
         """
         if self.session.topology.hosts > 1 and self.session.topology.is_host_leader:
-            self.session.wait_for("reported")
+            self.session.wait_for("results written")
 
 
 def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
-    """Returns the options; on the leader with the slices and groups of a complete run that is in the folder."""
+    """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
     if session.topology.is_leader:
         session.config = with_recorded_analysis(session.config, session.folder.results())
         session.folder.options = session.config.recorded()
@@ -210,7 +210,7 @@ def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
     write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns)
 
 
-def is_new_run(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:
+def has_work(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:
     """Returns whether there is something to compute for the run's folder; on the leader.
 
     Raises:

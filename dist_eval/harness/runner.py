@@ -55,7 +55,7 @@ def evaluate_tasks(session: HarnessSession) -> HarnessResults | None:
             return Leader(session, base, target).run()
         answer_requests(session, base, target, _nothing, sys.stderr)
         if session.topology.hosts > 1 and session.topology.is_host_leader:
-            session.wait_for("reported")  # a scheduler does not restart a host that has exited with 0
+            session.wait_for("results written")  # a scheduler does not restart a host that has exited with 0
         return None
 
 
@@ -191,7 +191,7 @@ class Leader:
         )
         session.folder.save_timelines(answered.timelines)
         session.folder.save(results)
-        session.publish_as_leader("reported", lambda: "")
+        session.publish_as_leader("results written", lambda: "")
         report_on(session.folder.path, session.config.report)
         print(format_tasks(results, session.folder.path), flush=True)
         return results
@@ -203,7 +203,7 @@ class Leader:
             if not (folder.path / REPORT).exists():
                 report_on(folder.path, self._session.config.report)
             print(format_tasks(results, folder.path), flush=True)
-        self._session.publish_as_leader("reported", lambda: "")
+        self._session.publish_as_leader("results written", lambda: "")
         return results
 
 

@@ -106,7 +106,7 @@ class EvaluationResults(Analysis, Scores):
     ranks: list[RankResults]
     """What each rank did."""
     spread: Spread | None
-    """How far apart the ranks' own values are; null with fewer than two ranks that brought examples."""
+    """How far apart the ranks' own values are; null with fewer than two ranks that contributed examples."""
     throughput: Throughput
     """The speed of all ranks together."""
     swarm: Swarm | None

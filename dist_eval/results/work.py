@@ -95,10 +95,10 @@ class RankWork(Record):
 
 
 class RankResults(RankWork):
-    """What a rank did, and what it brought. Counts and times are of this start, unless they say otherwise."""
+    """What a rank did, and what it contributed. Counts and times are of this start, unless they say otherwise."""
 
     combined: Count
-    """Examples that it brought to the combination."""
+    """Examples that it contributed to the results."""
     accuracy: Share | None
     """Of these, null without any and for a regression."""
     loss: float | None

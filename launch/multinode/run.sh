@@ -25,7 +25,7 @@ setsid "$PYTHON" -m dist_eval.cluster.agent --nnodes="${#HOSTS[@]}" --node-rank=
     -m "$MODULE" "${OPTIONS[@]}" > >(exec tee -ia "$LOGS/$MODULE-host$node.log") 2>&1 &
 torchrun=$!
 
-# a first signal stops the run in good order on all hosts, a second one ends it on this one
+# a first signal stops the run gracefully on all hosts, a second one ends it on this one
 asked=0 stopping=
 # shellcheck disable=SC2317,SC2329 # the traps call them
 end() { kill -TERM "$torchrun" 2>/dev/null || true; }
