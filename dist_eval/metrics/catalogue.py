@@ -26,11 +26,7 @@ class Metric:
         over_classes: whether it is a mean over classes in which a class with few examples, or few predictions, has full
             weight; undefined for a slice with few examples of a class.
         is_accuracy: whether it equals the share of correct examples, so that Wilson's interval applies.
-        table: its place, from 1, in the table that a run prints and at the top of reports; None if it is not there.
-        cards: its place among the large figures of the page; the first one is the most important metric.
-        compared: its place in comparisons and summaries of runs.
-        slices: its place among the metrics of a slice; only the first two are shown.
-        tuning: its place among the metrics by which the best epoch of a tuning can be chosen.
+        in_table: whether it is in the table that a run prints and at the top of reports.
     """
 
     name: str
@@ -38,66 +34,84 @@ class Metric:
     lower_is_better: bool = False
     over_classes: bool = False
     is_accuracy: bool = False
-    table: int | None = None
-    cards: int | None = None
-    compared: int | None = None
-    slices: int | None = None
-    tuning: int | None = None
+    in_table: bool = True
 
 
 METRICS = {
     "single_label_classification": (
-        Metric("accuracy", SHARE, table=1, cards=1, compared=1, slices=1, tuning=1, is_accuracy=True),
-        Metric("balanced_accuracy", SHARE, table=2, compared=2, slices=3, tuning=2, over_classes=True),
-        Metric("f1_macro", SHARE, table=3, cards=2, compared=3, slices=2, tuning=3, over_classes=True),
-        Metric("f1_weighted", SHARE, table=4, tuning=4),
-        Metric("mcc", CORRELATION, table=5, cards=3, compared=4, slices=4, tuning=5),
-        Metric("loss", UNBOUNDED, table=6, compared=5, slices=5, tuning=6, lower_is_better=True),
-        Metric("log_loss", UNBOUNDED, table=7, lower_is_better=True),
-        Metric("ece", SHARE, table=8, lower_is_better=True),
-        Metric("brier", (0.0, 2.0), table=9, lower_is_better=True),
-        Metric("roc_auc", SHARE, table=10),  # of two classes; the next two are of more
-        Metric("roc_auc_ovr_macro", SHARE, table=11, over_classes=True),
-        Metric("roc_auc_ovr_weighted", SHARE, table=12),
-        Metric("precision_macro", SHARE, over_classes=True),
-        Metric("precision_micro", SHARE, is_accuracy=True),
-        Metric("precision_weighted", SHARE),
-        Metric("recall_macro", SHARE, over_classes=True),
-        Metric("recall_micro", SHARE, is_accuracy=True),
-        Metric("recall_weighted", SHARE, is_accuracy=True),
-        Metric("f1_micro", SHARE, is_accuracy=True),
+        Metric("accuracy", SHARE, is_accuracy=True),
+        Metric("balanced_accuracy", SHARE, over_classes=True),
+        Metric("f1_macro", SHARE, over_classes=True),
+        Metric("f1_weighted", SHARE),
+        Metric("mcc", CORRELATION),
+        Metric("loss", UNBOUNDED, lower_is_better=True),
+        Metric("log_loss", UNBOUNDED, lower_is_better=True),
+        Metric("ece", SHARE, lower_is_better=True),
+        Metric("brier", (0.0, 2.0), lower_is_better=True),
+        Metric("roc_auc", SHARE),  # of two classes; the next two are of more
+        Metric("roc_auc_ovr_macro", SHARE, over_classes=True),
+        Metric("roc_auc_ovr_weighted", SHARE),
+        Metric("precision_macro", SHARE, over_classes=True, in_table=False),
+        Metric("precision_micro", SHARE, is_accuracy=True, in_table=False),
+        Metric("precision_weighted", SHARE, in_table=False),
+        Metric("recall_macro", SHARE, over_classes=True, in_table=False),
+        Metric("recall_micro", SHARE, is_accuracy=True, in_table=False),
+        Metric("recall_weighted", SHARE, is_accuracy=True, in_table=False),
+        Metric("f1_micro", SHARE, is_accuracy=True, in_table=False),
     ),
     "multi_label_classification": (
-        Metric("subset_accuracy", SHARE, table=1, cards=1, compared=1, slices=1, is_accuracy=True),
-        Metric("hamming_loss", SHARE, table=2, compared=4, slices=4, lower_is_better=True),
-        Metric("f1_micro", SHARE, table=3, cards=2, compared=2, slices=2),
-        Metric("f1_macro", SHARE, table=4, cards=3, compared=3, slices=3, over_classes=True),
-        Metric("f1_weighted", SHARE, table=5),
-        Metric("loss", UNBOUNDED, table=6, compared=5, slices=5, lower_is_better=True),
-        Metric("ece", SHARE, table=7, lower_is_better=True),
-        Metric("brier", (0.0, 2.0), table=8, lower_is_better=True),  # of a label at most 1
-        Metric("roc_auc_macro", SHARE, table=9, over_classes=True),
-        Metric("roc_auc_weighted", SHARE, table=10),
-        Metric("average_precision_macro", SHARE, table=11, over_classes=True),
-        Metric("average_precision_weighted", SHARE, table=12),
-        Metric("precision_macro", SHARE, over_classes=True),
-        Metric("precision_micro", SHARE),
-        Metric("precision_weighted", SHARE),
-        Metric("recall_macro", SHARE, over_classes=True),
-        Metric("recall_micro", SHARE),
-        Metric("recall_weighted", SHARE),
+        Metric("subset_accuracy", SHARE, is_accuracy=True),
+        Metric("hamming_loss", SHARE, lower_is_better=True),
+        Metric("f1_micro", SHARE),
+        Metric("f1_macro", SHARE, over_classes=True),
+        Metric("f1_weighted", SHARE),
+        Metric("loss", UNBOUNDED, lower_is_better=True),
+        Metric("ece", SHARE, lower_is_better=True),
+        Metric("brier", (0.0, 2.0), lower_is_better=True),  # of a label at most 1
+        Metric("roc_auc_macro", SHARE, over_classes=True),
+        Metric("roc_auc_weighted", SHARE),
+        Metric("average_precision_macro", SHARE, over_classes=True),
+        Metric("average_precision_weighted", SHARE),
+        Metric("precision_macro", SHARE, over_classes=True, in_table=False),
+        Metric("precision_micro", SHARE, in_table=False),
+        Metric("precision_weighted", SHARE, in_table=False),
+        Metric("recall_macro", SHARE, over_classes=True, in_table=False),
+        Metric("recall_micro", SHARE, in_table=False),
+        Metric("recall_weighted", SHARE, in_table=False),
     ),
     "regression": (
-        Metric("mae", UNBOUNDED, table=1, cards=2, compared=1, slices=1, lower_is_better=True),
-        Metric("mse", UNBOUNDED, table=2, lower_is_better=True),
-        Metric("rmse", UNBOUNDED, table=3, cards=3, compared=2, slices=2, lower_is_better=True),
-        Metric("r2", (-math.inf, 1.0), table=4, cards=1, compared=3, slices=3),
-        Metric("pearson", CORRELATION, table=5, compared=4, slices=4),
-        Metric("spearman", CORRELATION, table=6),
-        Metric("loss", UNBOUNDED, table=7, compared=5, lower_is_better=True),
+        Metric("mae", UNBOUNDED, lower_is_better=True),
+        Metric("mse", UNBOUNDED, lower_is_better=True),
+        Metric("rmse", UNBOUNDED, lower_is_better=True),
+        Metric("r2", (-math.inf, 1.0)),
+        Metric("pearson", CORRELATION),
+        Metric("spearman", CORRELATION),
+        Metric("loss", UNBOUNDED, lower_is_better=True),
     ),
 }
 """All metrics by `problem_type`, in the order of the table."""
+
+_VIEWS: dict[str, dict[View, tuple[str, ...]]] = {
+    "single_label_classification": {
+        "cards": ("accuracy", "f1_macro", "mcc"),
+        "compared": ("accuracy", "balanced_accuracy", "f1_macro", "mcc", "loss"),
+        "slices": ("accuracy", "f1_macro", "balanced_accuracy", "mcc", "loss"),
+        "tuning": ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss"),
+    },
+    "multi_label_classification": {
+        "cards": ("subset_accuracy", "f1_micro", "f1_macro"),
+        "compared": ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
+        "slices": ("subset_accuracy", "f1_micro", "f1_macro", "hamming_loss", "loss"),
+    },
+    "regression": {
+        "cards": ("r2", "mae", "rmse"),
+        "compared": ("mae", "rmse", "r2", "pearson", "loss"),
+        "slices": ("mae", "rmse", "r2", "pearson"),
+    },
+}
+"""Where else metrics are shown: the large figures of the page, of which the first is the most important metric;
+comparisons and summaries of runs; slices, of which only the first two are printed; and what the best epoch of a tuning
+can be chosen by."""
 
 OF_CLASS = ("precision", "recall", "f1")
 """The metrics of each class or label."""
@@ -110,8 +124,9 @@ _BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in me
 
 def metric_names(problem: str, view: View) -> tuple[str, ...]:
     """Returns the names of the metrics that a view shows for a `problem_type`, in its order; none if it is unknown."""
-    places = {metric.name: getattr(metric, view) for metric in METRICS.get(problem, ())}
-    return tuple(sorted((name for name, place in places.items() if place), key=lambda name: places[name]))
+    if view == "table":
+        return tuple(metric.name for metric in METRICS.get(problem, ()) if metric.in_table)
+    return _VIEWS.get(problem, {}).get(view, ())
 
 
 def accuracy_names(problem: str) -> tuple[str, ...]:

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import values_of
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.metrics.computing import Metrics, compute_metrics
+from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, metric_intervals
+from dist_eval.statistics.metrics import UNKNOWN
 from dist_eval.statistics.multilabel import statistics_of_labels
 from dist_eval.statistics.regression import statistics_of_regression
 
@@ -100,3 +102,11 @@ def test_every_figure_has_an_interval_around_it_or_a_reason(predictions: Predict
     groups = np.arange(300) // 10
     clustered = metric_intervals(predictions, metrics, groups=groups, resamples=200)
     assert clustered["loss"].low != found["loss"].low
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_every_metric_can_be_resampled(problem: Problem, outputs: int) -> None:
+    predictions = synthetic_predictions(problem, outputs)
+    found = metric_intervals(predictions, metrics_of(predictions), resamples=50)
+    assert [name for name, interval in found.items() if interval.reason == UNKNOWN] == []
