@@ -68,10 +68,11 @@ class _Column:
     """Common checks and messages of label columns."""
 
     def __init__(self, source: RowSource, column: str) -> None:
-        self._source, self._column = source.name, column
+        self._source, self._column, self._row = source.name, column, source.row
 
     def _problem(self, row: int, what: str) -> DataError:
-        return DataError(f"{self._source}, row {row} (counted from 0): the label in column {self._column!r} {what}")
+        where = f"{self._source}, row {self._row(row)} (counted from 0)"
+        return DataError(f"{where}: the label in column {self._column!r} {what}")
 
     def _kind(self, array: pa.Array, why: str) -> DataError:
         return DataError(f"{self._source}: column {self._column!r} holds {array.type}; {why}")

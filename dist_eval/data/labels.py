@@ -41,6 +41,7 @@ class LabelReader:
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
         self._source, self._column, self._names, self._how = source.name, column, list(label_names), how
+        self._row = source.row
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = False
@@ -162,7 +163,7 @@ class LabelReader:
         return matches[0] if matches else None
 
     def _where(self, row: int) -> str:
-        return f"{self._source}, row {row} (counted from 0)"
+        return f"{self._source}, row {self._row(row)} (counted from 0)"
 
     def _unknown(self, text: str) -> str:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")

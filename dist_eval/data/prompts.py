@@ -127,22 +127,22 @@ class PromptedWords:
             for prompt, number in zip(self.template.fill(columns), classes, strict=True)
         ]
 
-    def render(self, columns: Sequence[Sequence[str]], first_row: int) -> list[str]:
+    def render(self, columns: Sequence[Sequence[str]], rows: Sequence[int]) -> list[str]:
         """Makes the prompts of some rows.
 
         Args:
             columns: the texts of the rows, by column of the template.
-            first_row: position of the first row, for messages.
+            rows: which rows of the dataset they are, for messages.
 
         Raises:
             DataError: the tokenizer splits a word differently behind a prompt; the message names the row.
         """
         texts = [self.before + text + self._space for text in self.template.fill(columns)]
         if not _CONSTANT_END.search(self.template.end):
-            for row, text in enumerate(texts):
+            for row, text in zip(rows, texts, strict=True):
                 end = _end_of(text)
                 if end not in self._known:
-                    self._require_same(end, first_row + row)
+                    self._require_same(end, row)
                     self._known.add(end)
         return texts
 
