@@ -62,7 +62,7 @@ def test_a_sample_that_labels_of_the_kind_do_not_allow_is_refused(
         (SelectionOptions(limit=5000), "first", 1000),
         (SelectionOptions(sample=5), "random", 5),
         (SelectionOptions(sample=5, stratify=True), "stratified", 5),
-        (SelectionOptions(precision=0.05), "random", 277),
+        (SelectionOptions(precision=0.05), "random", 276),
     ],
 )
 def test_the_options_say_how_many_of_a_thousand_rows_are_taken(
