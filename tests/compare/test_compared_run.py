@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.inputs import Coverage
 from dist_eval.statistics import wilson
 
 
@@ -49,8 +51,14 @@ def sampled(folder: Path, rows: np.ndarray, skill: float, method: str = "random"
     return run_of(folder, found, **{**data, **options})
 
 
+def with_coverage(run: Run) -> Run:
+    count = len(run.predictions)
+    coverage = Coverage(expected=count, seen=count, duplicates=0, missing=0)
+    return replace(run, results=run.results.model_copy(update={"coverage": coverage}))
+
+
 def test_a_run_on_a_sample_is_compared_with_one_on_all_rows_row_by_row(folders: list[Path], tmp_path: Path) -> None:
-    runs = [Run.load(folders[0]), Run.load(sampled(tmp_path / "sample", SAMPLE, 1.6))]
+    runs = [with_coverage(Run.load(one)) for one in (folders[0], sampled(tmp_path / "sample", SAMPLE, 1.6))]
     (found,) = compare(runs, resamples=99)
     assert found.first.predictions.index.tolist() == found.run.predictions.index.tolist() == SAMPLE.tolist()
     whole = compute_metrics(predictions(1.0).at(SAMPLE), NAMES)
