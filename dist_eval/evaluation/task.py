@@ -82,6 +82,10 @@ class EvalTask:
 
     def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
+        selection, of_part = data.facts.selection, {}
+        if selection is not None:
+            of_part["selection of rows"] = selection.model_dump_json(exclude={"column_digests"})
+            of_part["texts of all rows"] = json.dumps(selection.column_digests)
         return Fingerprint(
             {
                 **self.base.identity(),
@@ -90,7 +94,7 @@ class EvalTask:
                 "problem_type": self.target.problem.name,
                 "tokenizer": data.facts.tokenizer_digest,
                 "dataset": data.facts.text_digest,
-                **({"selection of rows": data.facts.selection.model_dump_json()} if data.facts.selection else {}),
+                **of_part,
                 "--max-length": str(data.facts.max_length),
                 "--token-budget": str(self.base.token_budget),
                 "--compression": config.compression,

@@ -160,15 +160,18 @@ def selection_words(data: DatasetSummary) -> str:
 
 def selection_lines(data: DatasetSummary, groups: Groups | None) -> list[str]:
     """Returns a line on which rows were evaluated, and what the intervals say of the others; empty if all were."""
-    if data.selection is None:
+    selection = data.selection
+    if selection is None:
         return []
-    if data.selection.method == "first":
-        of_others = "no random sample, so the intervals say nothing of the other rows"
-    elif groups is not None:
-        of_others = "the intervals are for further groups of this kind"
+    if groups is not None:
+        of_others = "; the intervals are for further groups of this kind"
+    elif selection.method != "first":
+        of_others = f"; the intervals are for the metrics of all {selection.population:,}"
+    elif selection.rows < selection.population:
+        of_others = "; no random sample, so the intervals say nothing of the other rows"
     else:
-        of_others = f"the intervals are for the metrics of all {data.selection.population:,}"
-    return [f"rows: {selection_words(data)}; {of_others}"]
+        of_others = ""
+    return [f"rows: {selection_words(data)}{of_others}"]
 
 
 def group_lines(groups: Groups | None) -> list[str]:
