@@ -67,7 +67,7 @@ class AnalysisOptions:
         ]
         if group_column is None:
             return cls(confidence, slicings, sampling_fraction=data.facts.sampling_fraction)
-        groups = group_numbers(data.column(group_column), group_column, data.facts.source, data.rows)
+        groups = group_numbers(data.column(group_column), group_column, data.where)
         return cls(confidence, slicings, group_column, groups, data.rows)
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:

@@ -30,7 +30,7 @@ _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "length
 _ROWS_FILE = "rows.npy"
 
 
-Render = Callable[[Sequence[Sequence[str]], Sequence[int]], list[str]]
+Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
 
 
 class TokenizedDataset:
@@ -65,6 +65,11 @@ class TokenizedDataset:
 
     def __len__(self) -> int:
         return self.facts.examples
+
+    def where(self, position: int) -> str:
+        """Says where an example is in the dataset, by its position among them, for messages."""
+        row = position if self.rows is None else self.rows[position]
+        return f"{self.source}, row {row} (counted from 0)"
 
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
@@ -126,7 +131,8 @@ def tokenize_dataset(
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
-        render: makes the text that is tokenized from the columns of some rows, and the rows.
+        render: makes the text that is tokenized from the columns of some rows, given the position of the first one and
+            a function that says where a row is.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
         selected: the rows to tokenize; all others are skipped unseen. By default all rows.
@@ -159,7 +165,7 @@ def tokenize_dataset(
                 of_columns[name].update(text_bytes(column))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             if render is not None:
-                texts = [render(texts, [source.row(row + i) for i in range(batch.num_rows)])]
+                texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
             ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
@@ -304,13 +310,13 @@ def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> 
     return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
 
 
-def _check_lengths(source: RowSource, first: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
+def _check_lengths(source: RowSource, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
     if len(lengths) and lengths.min() == 0:
-        row = source.row(first + int(np.flatnonzero(lengths == 0)[0]))
-        raise DataError(f"{source.name}, row {row} (counted from 0): the text is empty, it has no tokens to classify.")
+        row = first_row + int(np.flatnonzero(lengths == 0)[0])
+        raise DataError(f"{source.where(row)}: the text is empty, it has no tokens to classify.")
     if strict and len(lengths) and lengths.max() > max_length:
-        position = int(np.flatnonzero(lengths > max_length)[0])
+        row = first_row + int(np.flatnonzero(lengths > max_length)[0])
         raise DataError(
-            f"{source.name}, row {source.row(first + position)} (counted from 0): the text has {lengths[position]} "
-            f"tokens, more than --max-length {max_length}, and --strict forbids to cut it."
+            f"{source.where(row)}: the text has {lengths[row - first_row]} tokens, more than "
+            f"--max-length {max_length}, and --strict forbids to cut it."
         )

@@ -50,8 +50,12 @@ class RowSource:
     selected: np.ndarray | None = None
 
     def row(self, position: int) -> int:
-        """Returns the row of the dataset that is at a position in the stream, for messages."""
+        """Returns the row of the dataset that is at a position in the stream."""
         return position if self.selected is None else int(self.selected[position])
+
+    def where(self, position: int) -> str:
+        """Says where the row at a position in the stream is in the dataset, for messages."""
+        return f"{self.name}, row {self.row(position)} (counted from 0)"
 
 
 def open_rows(

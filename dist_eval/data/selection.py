@@ -188,8 +188,6 @@ def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.R
         if end > taken:
             yield batch.take(pa.array(rows[taken:end] - first))
         first, taken = first + batch.num_rows, end
-        if taken == len(rows):
-            return
 
 
 def places_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:

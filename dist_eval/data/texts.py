@@ -11,14 +11,14 @@ from dist_eval.data.readers import RowSource
 from dist_eval.errors import DataError
 
 
-def texts_in(source: RowSource, column: str, array: pa.Array, first: int, numbers: bool = False) -> list[str]:
+def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
     """Returns a chunk of a text column.
 
     Args:
-        source: the dataset.
+        source: the rows, for messages.
         column: name of the column.
         array: the chunk.
-        first: position of its first row in the stream.
+        first_row: position of its first row.
         numbers: whether the column may hold numbers, or true and false; they are written as Arrow writes them.
 
     Raises:
@@ -27,8 +27,8 @@ def texts_in(source: RowSource, column: str, array: pa.Array, first: int, number
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count:
-        row = source.row(first + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
-        raise DataError(f"{source.name}, row {row} (counted from 0): the text in column {column!r} is missing (null).")
+        row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(f"{source.where(row)}: the text in column {column!r} is missing (null).")
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
