@@ -1,7 +1,8 @@
 """`python -m benchmarks.intervals`: coverage and speed of confidence intervals, and power of paired comparisons.
 
-Four reports. Coverage: the share of intervals that contain the true value, for samples from populations with known
-metrics, and the same for clustered examples (see `clusters`). Speed: the same resampling as `scipy.stats.bootstrap`, in
+Five reports. Coverage: the share of intervals that contain the true value, for samples from populations with known
+metrics, and the same for clustered examples (see `clusters`) and for samples of a finite population (see
+`finite_populations`). Speed: the same resampling as `scipy.stats.bootstrap`, in
 one process. Power: how often comparisons find a difference of 2 points in accuracy, next to the theoretical power of
 McNemar's test.
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.clusters import OURS, cover_groups
+from benchmarks.finite_populations import cover_rows
 from benchmarks.program import run_program
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
@@ -307,6 +309,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         reports = [
             cover(options, (200,), 40),
             cover_groups(options, (20,), 40),
+            cover_rows(options, (500,), 40),
             race(options, 5_000, 1),
             find(options, 500, 40),
         ]
@@ -314,6 +317,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         reports = [
             cover(options, (200, 5_000), options.simulations),
             cover_groups(options, (10, 20, 50, 200), options.simulations),
+            cover_rows(options, (200, 1_000, 1_800), options.simulations),
             race(options, 100_000, options.rounds),
             find(options, 2_000, options.simulations),
         ]

@@ -115,6 +115,7 @@ FACTS: dict[str, Any] = {
         "text_digest": "t",
         "column_digests": {"text": "c"},
         "tokenizer_digest": "k",
+        "selection": None,
     },
     "model": {
         "base": "some/base",

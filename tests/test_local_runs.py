@@ -21,6 +21,7 @@ from sklearn import metrics as sk
 from dist_eval import demo
 from dist_eval.__main__ import run
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.statistics import wilson
 
 ROWS = 41
 SOURCES = ["web", "book", "", "web"]
@@ -34,6 +35,7 @@ SECTIONS = (
     "coverage",
     "data",
 )
+VIEW = ("intervals", "per_class", "groups", "calibration", "confident_mistakes", "slices")
 NAMES = ["sport", "politics", "weather"]
 
 
@@ -155,6 +157,44 @@ def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
     assert f"{values[shown]:6.4f}" in three["printed"]
 
 
+def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_the_rows_of_the_file(
+    cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [*cases["single_label_classification"], "--sample", "24", "--stratify", "--metric", "sample_metrics:Hits"]
+    options += ["--slice-by", "source", "--report", "texts"]
+    one, three = (evaluated([*options, "--sample-seed", "7"], tmp_path / str(n), n) for n in (1, 3))
+    files = [tmp_path / n / "predictions.parquet" for n in ("1", "3")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    for section in (*SECTIONS, *VIEW):
+        assert json.dumps(one[section]) == json.dumps(three[section]), section
+    words = f"24 of {ROWS} rows, each class in its share, sampled with seed 7"
+    for printed in (one["printed"], three["printed"]):
+        assert printed.startswith(f"evaluating {words}\n")
+        assert f"rows: {words}; the intervals are for the metrics of all {ROWS}\n" in printed
+    selection = {name: value for name, value in one["data"]["selection"].items() if name != "column_digests"}
+    assert selection == {"method": "stratified", "population": ROWS, "rows": 24, "seed": 7, "precision": None}
+    table = pandas.read_parquet(files[0])
+    rows = table["index"].tolist()
+    assert (len(rows), one["coverage"]["seen"], one["coverage"]["expected"]) == (24, 24, 24)
+    data = pandas.read_csv(options[3], keep_default_na=False)
+    assert [NAMES[number] for number in table["label"]] == data["label"][rows].tolist()
+    assert {part["value"]: part["n"] for part in one["slices"]} == data["source"][rows].value_counts().to_dict()
+    assert {mistake["index"] for mistake in one["confident_mistakes"]} <= {*rows}
+    hits = round(one["metrics"]["accuracy"] * 24)
+    interval = one["intervals"]["accuracy"]
+    assert (interval["low"], interval["high"]) == wilson(hits, 24, sampling_fraction=24 / ROWS)
+    page = (tmp_path / "3" / "report.html").read_text(encoding="utf-8")
+    assert words in page
+    mistake = one["confident_mistakes"][0]["index"]
+    assert f'"#{mistake}"' in page and json.dumps(data["text"][mistake]) in page
+    # it is resumed by the same sample only, and computes further metrics without a forward
+    after = evaluated([*options, "--sample-seed", "7"], tmp_path / "3", 1, "--metric", "sample_metrics:LogLoss")
+    assert "Nothing was sent" in after["printed"]
+    assert after["metrics"]["LogLoss"] == pytest.approx(after["metrics"]["log_loss"])
+    assert run_here("-m", "dist_eval", *options, "--sample-seed", "8", "--output", str(tmp_path / "3")) == 1
+    assert "what differs is the dataset and the selection of rows" in capfd.readouterr().err
+
+
 def test_a_complete_run_gives_further_metrics_without_a_forward(
     cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:
@@ -176,9 +216,6 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert after["metrics"]["error_rate"] == before["metrics"]["error_rate"]
     assert "Nothing was sent" in after["printed"]
     assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
-
-
-VIEW = ("intervals", "per_class", "groups", "calibration", "confident_mistakes", "slices")
 
 
 @pytest.mark.parametrize("problem", OWN)

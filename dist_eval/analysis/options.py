@@ -16,6 +16,7 @@ from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problem_types import REGRESSION
+from dist_eval.data.selection import places_of
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
@@ -31,12 +32,17 @@ class AnalysisOptions:
         slicings: the partitions of the dataset into slices.
         group_column: the column that names the group (cluster) of each row, None if rows are independent.
         group_of: the group of each row of the dataset, int64 of shape [rows].
+        rows: which rows these are, ascending, int64 of shape [rows]; None for all rows of the dataset.
+        sampling_fraction: share of the dataset that is in the random sample which was evaluated; 0 if the intervals are
+            not to take it into account.
     """
 
     confidence: float = 0.95
     slicings: Sequence[Slicing] = ()
     group_column: str | None = None
     group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    rows: np.ndarray | None = None
+    sampling_fraction: float = 0.0
 
     @classmethod
     def of(
@@ -54,17 +60,27 @@ class AnalysisOptions:
             DataError: the group of a row is missing.
         """
         slicings = [
-            Slicing.of_lengths(data.lengths) if name == LENGTH else Slicing.of_column(name, data.column(name))
+            Slicing.of_lengths(data.lengths, data.rows)
+            if name == LENGTH
+            else Slicing.of_column(name, data.column(name), data.rows)
             for name in dict.fromkeys(slice_by)
         ]
         if group_column is None:
-            return cls(confidence, slicings)
-        groups = group_numbers(data.column(group_column), group_column, data.facts.source)
-        return cls(confidence, slicings, group_column, groups)
+            return cls(confidence, slicings, sampling_fraction=data.facts.sampling_fraction)
+        groups = group_numbers(data.column(group_column), group_column, data.where)
+        return cls(confidence, slicings, group_column, groups, data.rows)
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
         """Returns the group of each prediction, int64 of shape [n], None without groups."""
-        return None if self.group_column is None else self.group_of[predictions.index]
+        return None if self.group_column is None else self.group_of[places_of(predictions.index, self.rows)]
+
+    def interval_options(self, predictions: PredictionsLike) -> dict[str, Any]:
+        """Returns the arguments of `metric_intervals` and its like that depend on these options."""
+        return {
+            "confidence": self.confidence,
+            "groups": self.groups(predictions),
+            "sampling_fraction": self.sampling_fraction,
+        }
 
     def units(self, predictions: PredictionsLike) -> Units:
         """Returns the resampling units of predictions."""
@@ -91,8 +107,7 @@ def analyse(
         options: the options.
         extra_statistics: statistics of metrics that `metric_intervals` does not cover.
     """
-    groups, names = options.groups(predictions), metrics.label_names
-    level: dict[str, Any] = {"confidence": options.confidence, "groups": groups}
+    names, level = metrics.label_names, options.interval_options(predictions)
     intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)
     is_regression = metrics.problem == REGRESSION.name
     of_classes = class_intervals(predictions, metrics, intervals, **level)
@@ -100,7 +115,7 @@ def analyse(
     return Analysis(
         intervals=intervals,
         per_class=[OutputResults(**row) for row in rows] if is_regression else [ClassResults(**row) for row in rows],
-        groups=_groups(options, groups),
+        groups=_groups(options, level["groups"]),
         calibration=None if is_regression else compute_calibration(predictions, names, **level),
         confident_mistakes=confident_mistakes(predictions, names),
         slices=[

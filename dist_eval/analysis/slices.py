@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.data.selection import places_of
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
@@ -59,26 +60,29 @@ class Slicing:
         by: name of the column, or `LENGTH`.
         parts: the definitions of the slices.
         part_of: the slice of each row of the dataset, int64 of shape [rows].
+        rows: which rows these are, ascending, int64 of shape [rows]; None for all rows of the dataset.
     """
 
     by: str
     parts: list[Part]
     part_of: np.ndarray
+    rows: np.ndarray | None = None
 
     @classmethod
-    def of_lengths(cls, lengths: np.ndarray) -> Slicing:
+    def of_lengths(cls, lengths: np.ndarray, rows: np.ndarray | None = None) -> Slicing:
         """Partitions by the number of tokens, int32 of shape [rows]."""
         values, number_of = np.unique(lengths, return_inverse=True)
         parts, part_of_value = _ranges(values.astype(np.float64), np.bincount(number_of), " tokens")
-        return cls(LENGTH, parts, part_of_value[number_of])
+        return cls(LENGTH, parts, part_of_value[number_of], rows)
 
     @classmethod
-    def of_column(cls, by: str, column: pa.Array) -> Slicing:
+    def of_column(cls, by: str, column: pa.Array, rows: np.ndarray | None = None) -> Slicing:
         """Partitions by a column.
 
         Args:
             by: name of the column.
             column: its values as text, null where missing.
+            rows: see `Slicing`.
         """
         encoded = column.dictionary_encode()
         values: pa.Array = encoded.dictionary
@@ -92,7 +96,7 @@ class Slicing:
             parts, part_of_value = _values(values.to_pylist(), counts[:-1], numbers)
         if counts[-1]:
             parts = [*parts, Part("missing", None)]
-        return cls(by, parts, np.append(part_of_value, len(parts) - 1)[number_of])
+        return cls(by, parts, np.append(part_of_value, len(parts) - 1)[number_of], rows)
 
 
 def _numbers(values: pa.Array) -> np.ndarray | None:
@@ -167,6 +171,7 @@ def compute_slices(
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
 ) -> list[Slice]:
     """Computes the entries of a slicing in the section `slices` of `results.json`.
 
@@ -177,15 +182,18 @@ def compute_slices(
         confidence: confidence level of the intervals. Small slices have Wilson's intervals only. Means over classes are
             undefined unless each class that occurs in the data has `FEW_UNITS` examples in the slice.
         groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
+        sampling_fraction: see `metric_intervals`.
 
     Returns:
         One entry for each slice, in order, including those whose examples have all failed.
     """
-    part_of = slicing.part_of[predictions.index]
+    part_of = slicing.part_of[places_of(predictions.index, slicing.rows)]
     needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        values, undefined, intervals = _metrics(predictions, places, label_names, needed, confidence, groups)
+        values, undefined, intervals = _metrics(
+            predictions, places, label_names, needed, confidence, groups, sampling_fraction
+        )
         entries.append(
             Slice(
                 by=slicing.by,
@@ -206,6 +214,7 @@ def _metrics(
     needed: np.ndarray,
     confidence: float,
     groups: np.ndarray | None,
+    sampling_fraction: float,
 ) -> tuple[MetricValues, Reasons, Intervals]:
     """Returns the metrics of a slice, the reasons of undefined ones, and intervals."""
     names = metric_names(predictions.problem.name, "slices")
@@ -216,7 +225,14 @@ def _metrics(
     inside = predictions.at(places)
     metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
     slice_groups = None if groups is None else groups[places]
-    intervals = metric_intervals(inside, metrics, confidence=confidence, groups=slice_groups, most=_RESAMPLES)
+    intervals = metric_intervals(
+        inside,
+        metrics,
+        confidence=confidence,
+        groups=slice_groups,
+        sampling_fraction=sampling_fraction,
+        most=_RESAMPLES,
+    )
     return metrics.values, metrics.undefined, intervals
 
 

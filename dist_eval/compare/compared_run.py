@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ class Run:
         predictions: predictions in dataset order, without failed examples.
         group: the group (cluster) of each example, int64 of shape [n]; None without groups.
         custom_statistics: statistics of custom metrics.
+        sampling_fraction: share of the dataset that the intervals take into account (see `metric_intervals`).
     """
 
     folder: Path
@@ -39,6 +41,7 @@ class Run:
     predictions: SavedPredictions
     group: np.ndarray | None = None
     custom_statistics: Sequence[Statistic] = ()
+    sampling_fraction: float = 0.0
 
     @classmethod
     def load(cls, folder: Path) -> Run:
@@ -59,7 +62,9 @@ class Run:
             predictions = SavedPredictions.of_columns(columns)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{folder / PREDICTIONS} cannot be read: {error}.") from error
-        run = cls(folder, results, predictions, columns.get(GROUP) if results.groups else None)
+        group = columns.get(GROUP) if results.groups else None
+        fraction = 0.0 if results.groups else results.data.sampling_fraction
+        run = cls(folder, results, predictions, group, sampling_fraction=fraction)
         run._require_groups()
         return run
 
@@ -91,13 +96,58 @@ class Run:
             values = {name: found.values[name] for name in statistic.names}
             defined = {name: value for name, value in values.items() if value is not None}
             evidence = gather_evidence(statistic, defined)
-            intervals.update({name: one.interval(self.confidence) for name, one in evidence.items()})
+            intervals.update(
+                {name: one.interval(self.confidence, self.sampling_fraction) for name, one in evidence.items()}
+            )
         revised = {
             "metrics": {**results.metrics, **found.values},
             "undefined": {**results.undefined, **found.undefined},
             "intervals": {**results.intervals, **intervals},
         }
         return replace(self, results=results.model_copy(update=revised), custom_statistics=statistics)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of the dataset that the run is about, ascending: those with a prediction, and those that failed."""
+        import numpy as np
+
+        failed = np.asarray([one.index for one in self.results.failures], dtype=np.int64)
+        return np.union1d(self.predictions.index, failed)
+
+    def restricted(self, rows: np.ndarray, sampling_fraction: float) -> Run:
+        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions.
+
+        Args:
+            rows: the rows, at least one of them with a prediction, int64 of shape [rows].
+            sampling_fraction: share of the dataset that they are a random sample of, else 0 (see `metric_intervals`).
+        """
+        import numpy as np
+
+        from dist_eval.metrics.computing import compute_metrics
+        from dist_eval.statistics import metric_intervals
+
+        places = np.flatnonzero(np.isin(self.predictions.index, rows))
+        group = None if self.group is None else _renumbered(self.group[places])
+        if len(places) == len(self.predictions):
+            return replace(self, group=group)
+        predictions, groups = self.predictions.at(places), self.results.groups
+        metrics = compute_metrics(predictions, self.label_names)
+        if groups and group is not None:
+            sizes = np.bincount(group)
+            groups = groups.model_copy(update={"count": len(sizes), "largest": int(sizes.max())})
+        fraction = 0.0 if groups else sampling_fraction
+        intervals = metric_intervals(
+            predictions, metrics, confidence=self.confidence, groups=group, sampling_fraction=fraction
+        )
+        revised = {
+            "metrics": metrics.values,
+            "undefined": metrics.undefined,
+            "intervals": intervals,
+            "custom_metrics": [],
+            "groups": groups,
+        }
+        results = self.results.model_copy(update=revised)
+        return replace(self, results=results, predictions=predictions, group=group, sampling_fraction=fraction)
 
     @property
     def confidence(self) -> float:
@@ -125,6 +175,39 @@ class Run:
         return self.results.label_names
 
 
+def _renumbered(group: np.ndarray) -> np.ndarray:
+    """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
+    import numpy as np
+
+    _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number_of.reshape(-1)]
+
+
+def on_common_rows(runs: Sequence[Run]) -> list[Run]:
+    """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset.
+
+    Raises:
+        RunError: there is no such row.
+    """
+    import numpy as np
+
+    selections = [run.results.data.selection for run in runs]
+    first, *others = runs
+    if not any(selections) or not all(_have_same_data(first, other) for other in others):
+        return list(runs)
+    common = functools.reduce(np.intersect1d, (run.rows for run in runs))
+    if not all(np.isin(run.predictions.index, common).any() for run in runs):
+        folders = " and ".join(str(run.folder) for run in runs)
+        raise RunError(f"{folders} cannot be compared: there is no row of the dataset that all of them evaluated.")
+    drawn = [selection for selection in selections if selection]
+    is_random = all(selection.method != "first" for selection in drawn)
+    return [run.restricted(common, len(common) / drawn[0].population if is_random else 0.0) for run in runs]
+
+
+def _have_same_data(first: Run, second: Run) -> bool:
+    return first.results.data.text_digest == second.results.data.text_digest or _share_columns(first, second)
+
+
 def require_comparable(first: Run, second: Run) -> None:
     """Requires that two runs evaluated the same examples.
 
@@ -136,7 +219,7 @@ def require_comparable(first: Run, second: Run) -> None:
     pair = f"{first.folder} and {second.folder} cannot be compared"
     if first.problem != second.problem:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
-    if first.results.data.text_digest != second.results.data.text_digest and not _share_columns(first, second):
+    if not _have_same_data(first, second):
         sources = " and ".join(
             f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
         )
@@ -156,8 +239,11 @@ def require_comparable(first: Run, second: Run) -> None:
 
 
 def _share_columns(first: Run, second: Run) -> bool:
-    """Returns whether both have texts of the same column, and of no other one of its name, as prompts may."""
-    one, other = (run.results.data.column_digests or {} for run in (first, second))
+    """Returns whether both have texts of the same column, and of no other one of its name, as prompts may.
+
+    Of a run on a part of a dataset, the columns of the whole dataset count.
+    """
+    one, other = ((run.results.data.selection or run.results.data).column_digests or {} for run in (first, second))
     common = one.keys() & other.keys()
     return bool(common) and all(one[name] == other[name] for name in common)
 

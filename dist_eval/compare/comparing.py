@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dist_eval.compare.compared_run import Run, require_comparable
+from dist_eval.compare.compared_run import Run, on_common_rows, require_comparable
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 
@@ -104,7 +104,7 @@ def compare(
     """Compares the first run with each of the others.
 
     Args:
-        runs: at least two.
+        runs: at least two; if some are on a part of the dataset, all are compared on the rows that they have in common.
         metrics: names of the metrics to compare; by default the usual ones and the custom metrics that all
             runs have.
         custom_metrics: custom metrics to compute from the runs' predictions; `metrics` may contain their names.
@@ -120,9 +120,9 @@ def compare(
         ConfigError: there is no such metric, or there is nothing to compare.
     """
     _require_functions(custom_metrics)
-    first, *others = (run.with_custom_metrics(custom_metrics) for run in runs)
-    if not others:
+    if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")
+    first, *others = (run.with_custom_metrics(custom_metrics) for run in on_common_rows(runs))
     for other in others:
         require_comparable(first, other)
     names = _metric_names(first, others, metrics, custom_metrics)

@@ -29,8 +29,11 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     from dist_eval.report.footnotes import Footnotes
 
     first = comparisons[0].first
-    lines = [f"{len(first.predictions)} examples of {first.results.data.source}; compared with {first.folder}"]
-    names = short_names([first.folder, *(one.run.folder for one in comparisons)])
+    runs = [first, *(one.run for one in comparisons)]
+    is_part = any(len(run.predictions) < run.results.coverage.seen for run in runs)
+    which = ", those that all of the runs evaluated" if is_part else ""
+    lines = [f"{len(first.predictions)} examples of {first.results.data.source}{which}; compared with {first.folder}"]
+    names = short_names([run.folder for run in runs])
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()

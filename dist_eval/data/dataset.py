@@ -18,26 +18,33 @@ import pyarrow as pa
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
-from dist_eval.data.readers import open_rows
+from dist_eval.data.readers import RowSource, open_rows
+from dist_eval.data.selection import SelectedRows, only_rows, places_of
+from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
+_ROWS_FILE = "rows.npy"
 
 
-Render = Callable[[Sequence[Sequence[str]], int], list[str]]
+Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
 
 
 class TokenizedDataset:
     """Tokenized examples in memory-mapped files.
+
+    An example is named by its row in the dataset, whether all rows were tokenized or some: that is what plans, journals
+    and predictions hold. The arrays here have an item for each example, in the order of the rows.
 
     Args:
         folder: the folder that `tokenize_dataset` wrote.
 
     Attributes:
         facts: summary of the dataset.
+        rows: row of each example, ascending, int64 of shape [examples]; None if they are all rows.
         lengths: number of tokens of each example, int32 of shape [examples].
         labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`).
     """
@@ -47,6 +54,8 @@ class TokenizedDataset:
         self.facts = DatasetSummary.model_validate_json((folder / _FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
+        is_part = self.facts.selection is not None
+        self.rows: np.ndarray | None = np.load(folder / _ROWS_FILE, mmap_mode="r") if is_part else None
         self._tokens = TokenFile(folder / _TOKENS_FILE)
 
     @property
@@ -57,25 +66,35 @@ class TokenizedDataset:
     def __len__(self) -> int:
         return self.facts.examples
 
+    def where(self, position: int) -> str:
+        """Says where an example is in the dataset, by its position among them, for messages."""
+        row = position if self.rows is None else self.rows[position]
+        return f"{self.source}, row {row} (counted from 0)"
+
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
         return read_column(self._folder, name)
 
     def input_ids(self, index: int) -> np.ndarray:
-        """Returns the token ids of one example, int32 of shape [length]."""
+        """Returns the token ids of one example, by its position among them, int32 of shape [length]."""
         return self._tokens.input_ids(index)
+
+    def labels_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the labels of some examples, by their rows."""
+        return self.labels[places_of(rows, self.rows)]
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Collates examples into a batch (see `TokenFile.padded`).
 
         Args:
-            indices: positions in the dataset, int64 of shape [batch].
+            indices: their rows in the dataset, int64 of shape [batch].
 
         Returns:
             Token ids, int64 of shape [batch, longest], and lengths, int64 of shape [batch].
         """
-        lengths = np.asarray(self.lengths[indices], dtype=np.int64)
-        return self._tokens.padded(indices, lengths), lengths
+        places = places_of(indices, self.rows)
+        lengths = np.asarray(self.lengths[places], dtype=np.int64)
+        return self._tokens.padded(places, lengths), lengths
 
 
 def tokenize_dataset(
@@ -95,6 +114,7 @@ def tokenize_dataset(
     render: Render | None = None,
     subset: str | None = None,
     split: str | None = None,
+    selected: SelectedRows | None = None,
 ) -> TokenizedDataset:
     """Reads and tokenizes a dataset into a folder.
 
@@ -111,9 +131,11 @@ def tokenize_dataset(
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
-        render: makes the text that is tokenized from the columns of some rows and the position of the first one.
+        render: makes the text that is tokenized from the columns of some rows, given the position of the first one and
+            a function that says where a row is.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
+        selected: the rows to tokenize; all others are skipped unseen. By default all rows.
 
     Returns:
         The tokenized dataset.
@@ -125,7 +147,7 @@ def tokenize_dataset(
     extra_columns = list(dict.fromkeys(extra_columns))
     others = [name for name in extra_columns if name not in (*text_columns, label_column)]
     columns = [*text_columns, *others, label_column]
-    source = open_rows(dataset, columns, subset=subset, split=split)
+    source = only_rows(open_rows(dataset, columns, subset=subset, split=split), selected and selected.rows)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
     lengths, codes = [], []
@@ -137,17 +159,17 @@ def tokenize_dataset(
     ):
         for batch in source.batches:
             numbers = render is not None
-            texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
-            of_texts.update(_bytes_of(texts))
+            texts = [texts_in(source, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
+            of_texts.update(text_bytes(*texts))
             for name, column in zip(text_columns, texts, strict=True):
-                of_columns[name].update(_bytes_of([column]))
+                of_columns[name].update(text_bytes(column))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             if render is not None:
-                texts = [render(texts, row)]
+                texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
             ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
-            _check_lengths(source.name, row, full, max_length, strict)
+            _check_lengths(source, row, full, max_length, strict)
             too_long = np.flatnonzero(full > max_length)
             if len(too_long):
                 cut = [[column[i] for i in too_long] for column in texts]
@@ -178,6 +200,10 @@ def tokenize_dataset(
             row += len(ids)
     if row == 0:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
+    if selected is not None:
+        if row < len(selected.rows):
+            raise DataError(f"{source.name} lost rows while it was read: does something else write to it?")
+        np.save(folder / _ROWS_FILE, selected.rows)
     label_ids = reader.ids(np.concatenate(codes))
     for one in (digest, of_texts):
         one.update(label_ids.tobytes())
@@ -197,6 +223,7 @@ def tokenize_dataset(
         text_digest=of_texts.hexdigest(),
         column_digests={name: of_column.hexdigest() for name, of_column in of_columns.items()},
         tokenizer_digest=tokenizer_digest(tokenizer),
+        selection=selected and selected.summary,
     )
     (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
     return TokenizedDataset(folder)
@@ -214,12 +241,13 @@ def read_texts(
     numbers: bool = False,
     subset: str | None = None,
     split: str | None = None,
+    rows: np.ndarray | None = None,
 ) -> tuple[dict[int, tuple[str, ...]], str]:
     """Reads some texts of a dataset, and hashes all of them.
 
     Args:
         dataset: file, folder or hub name.
-        wanted: positions in the dataset of the texts to return.
+        wanted: rows of the dataset whose texts to return.
         text_columns: as in `tokenize_dataset`, like all further arguments.
         label_column: see `tokenize_dataset`.
         label_names: see `tokenize_dataset`.
@@ -228,29 +256,26 @@ def read_texts(
         numbers: whether text columns may hold numbers, as they may in a prompt.
         subset: see `tokenize_dataset`.
         split: see `tokenize_dataset`.
+        rows: the rows to read, ascending, int64 of shape [rows]; by default all.
 
     Returns:
-        The texts by position, one for each text column, and the dataset's `text_digest`.
+        The texts by row, one for each text column, and the `text_digest` of all that was read.
 
     Raises:
         DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
     """
-    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
+    source = only_rows(open_rows(dataset, [*text_columns, label_column], subset=subset, split=split), rows)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, codes, found, row = hashlib.sha256(), [], {}, 0
     for batch in source.batches:
-        texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
-        digest.update(_bytes_of(texts))
+        texts = [texts_in(source, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
+        digest.update(text_bytes(*texts))
         codes.append(reader.codes(batch.column(len(text_columns)), row))
-        found.update({row + i: of_row for i, of_row in enumerate(zip(*texts, strict=True)) if row + i in wanted})
+        numbered = ((source.row(row + i), of_row) for i, of_row in enumerate(zip(*texts, strict=True)))
+        found.update({number: of_row for number, of_row in numbered if number in wanted})
         row += batch.num_rows
     digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
     return found, digest.hexdigest()
-
-
-def _bytes_of(texts: Sequence[Sequence[str]]) -> bytes:
-    """Returns texts by columns as bytes, each preceded by its length, so that the boundaries matter for the hash."""
-    return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in texts for text in column)
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -285,38 +310,13 @@ def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> 
     return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
 
 
-def texts_in(source: str, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
-    """Returns a chunk of a text column.
-
-    Args:
-        source: name of the dataset, for messages.
-        column: name of the column.
-        array: the chunk.
-        first_row: position of its first row.
-        numbers: whether the column may hold numbers, or true and false; they are written as Arrow writes them.
-
-    Raises:
-        DataError: a text is missing, or the column holds something else.
-    """
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.null_count:
-        row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{source}, row {row} (counted from 0): the text in column {column!r} is missing (null).")
-    if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
-        array = array.cast(pa.string())
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        raise DataError(f"{source}: column {column!r} holds {array.type}, not text.")
-    return array.to_pylist()
-
-
-def _check_lengths(source: str, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
+def _check_lengths(source: RowSource, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
     if len(lengths) and lengths.min() == 0:
         row = first_row + int(np.flatnonzero(lengths == 0)[0])
-        raise DataError(f"{source}, row {row} (counted from 0): the text is empty, it has no tokens to classify.")
+        raise DataError(f"{source.where(row)}: the text is empty, it has no tokens to classify.")
     if strict and len(lengths) and lengths.max() > max_length:
         row = first_row + int(np.flatnonzero(lengths > max_length)[0])
         raise DataError(
-            f"{source}, row {row} (counted from 0): the text has {lengths[row - first_row]} tokens, more than "
+            f"{source.where(row)}: the text has {lengths[row - first_row]} tokens, more than "
             f"--max-length {max_length}, and --strict forbids to cut it."
         )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dist_eval.data.dataset import texts_in
 from dist_eval.data.labels import LabelReader
 from dist_eval.data.readers import open_rows
+from dist_eval.data.texts import texts_in
 from dist_eval.errors import DataError
 
 
@@ -50,7 +50,7 @@ def draw_examples(
         codes.append(reader.codes(batch.column(len(columns)), first))
         for row in drawn[(drawn >= first) & (drawn < first + batch.num_rows)].tolist():
             cells = [(name, batch.column(i).slice(row - first, 1)) for i, name in enumerate(columns)]
-            found[row] = [texts_in(file, name, cell, row, numbers=True)[0] for name, cell in cells]
+            found[row] = [texts_in(source, name, cell, row, numbers=True)[0] for name, cell in cells]
         first += batch.num_rows
     classes = reader.ids(np.concatenate(codes))
     return drawn.tolist(), [(found[row], int(classes[row])) for row in drawn.tolist()]

@@ -40,7 +40,7 @@ class LabelReader:
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
-        self._source, self._column, self._names, self._how = source.name, column, list(label_names), how
+        self._source, self._column, self._names, self._how = source, column, list(label_names), how
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = False
@@ -70,7 +70,7 @@ class LabelReader:
             raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
         if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
             raise DataError(
-                f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
+                f"{self._source.name}: column {self._column!r} holds {array.type}; labels are class numbers or names."
             )
         are_numbers = pa.types.is_integer(array.type)
         if self._code and are_numbers != self._are_numbers:
@@ -134,9 +134,9 @@ class LabelReader:
             chosen = number
         elif self._is_ambiguous:
             raise DataError(
-                f"{self._source}: column {self._column!r} is ambiguous, because the head's classes have numbers as "
-                f"names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with --labels "
-                "names or --labels numbers which are meant."
+                f"{self._source.name}: column {self._column!r} is ambiguous, because the head's classes have numbers "
+                f"as names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with "
+                "--labels names or --labels numbers which are meant."
             )
         else:
             name = self._by_name(text)
@@ -162,7 +162,7 @@ class LabelReader:
         return matches[0] if matches else None
 
     def _where(self, row: int) -> str:
-        return f"{self._source}, row {row} (counted from 0)"
+        return self._source.where(row)
 
     def _unknown(self, text: str) -> str:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")

@@ -21,7 +21,7 @@ class Plan:
     """All batches of a run, longest first.
 
     Attributes:
-        order: positions in the dataset, sorted by length, int64 of shape [n].
+        order: rows of the dataset, sorted by length, int64 of shape [n].
         starts: start of each batch in `order`, and n at the end, int64 of shape [batches + 1].
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
@@ -43,7 +43,7 @@ class Plan:
         return np.diff(self.starts)
 
     def batch(self, number: int) -> np.ndarray:
-        """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
+        """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
     def summary(self) -> PlanSummary:
@@ -64,7 +64,9 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1) -> Plan:
+def plan_batches(
+    lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1, rows: np.ndarray | None = None
+) -> Plan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
     Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
@@ -76,9 +78,10 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, cop
             is a batch of its own.
         prefix: prompt tokens before every example.
         copies: how often each example is sent, with another continuation each time.
+        rows: the row of the dataset of each example, int64 of shape [n]; by default its position.
 
     Returns:
-        The plan; every position is in exactly one batch.
+        The plan; every row is in exactly one batch.
     """
     lengths = np.asarray(lengths)
     longest = int(lengths.max(initial=0))
@@ -95,7 +98,7 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, cop
     sizes = np.diff(starts)
     texts = np.add.reduceat(lengths[order], starts[:-1], dtype=np.int64) if len(sizes) else sizes
     return Plan(
-        order=order,
+        order=order if rows is None else np.asarray(rows)[order],
         starts=np.asarray(starts, dtype=np.int64),
         tokens=np.asarray(tokens, dtype=np.int64),
         prefix=prefix,

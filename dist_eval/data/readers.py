@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,12 +40,22 @@ class RowSource:
         batches: record batches with the requested columns, in their order; the last column has the labels.
         class_names: names of integer labels, if the dataset declares them.
         is_path: whether it is a local file or folder, not a dataset on the hub.
+        selected: the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all.
     """
 
     name: str
     batches: Iterator[pa.RecordBatch]
     class_names: list[str] | None = None
     is_path: bool = False
+    selected: np.ndarray | None = None
+
+    def row(self, position: int) -> int:
+        """Returns the row of the dataset that is at a position in the stream."""
+        return position if self.selected is None else int(self.selected[position])
+
+    def where(self, position: int) -> str:
+        """Says where the row at a position in the stream is in the dataset, for messages."""
+        return f"{self.name}, row {self.row(position)} (counted from 0)"
 
 
 def open_rows(

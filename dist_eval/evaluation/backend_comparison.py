@@ -118,7 +118,7 @@ def compare_backends(
         input_ids, lengths = data.padded(rows)
         ours = checked_answers(local, torch.from_numpy(input_ids), torch.from_numpy(lengths), Routing())
         kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
-        _compare(found, rows[kept], data.labels[rows[kept]], outcome.answers[kept], ours[kept])
+        _compare(found, rows[kept], data.labels_of(rows[kept]), outcome.answers[kept], ours[kept])
         found.left -= 1
     return found
 

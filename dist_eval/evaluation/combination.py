@@ -69,7 +69,7 @@ def combine(
     """Combines the results in the journals; every rank calls it, with its assigned batches."""
 
     def predictions_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
-        return Predictions.from_answers(rows, data.labels[rows], answers).columns
+        return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
 
     columns, failed, findings, precisions = worker.collect(batches, predictions_of)
     local = Predictions(**columns)

@@ -129,9 +129,8 @@ def _intervals_of(
     extra_statistics: Sequence[Statistic],
 ) -> Intervals:
     alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
-    groups = options.groups(predictions)
     return metric_intervals(
-        predictions, alone, confidence=options.confidence, groups=groups, extra_statistics=extra_statistics
+        predictions, alone, extra_statistics=extra_statistics, **options.interval_options(predictions)
     )
 
 

@@ -29,7 +29,7 @@ from dist_eval.model.backends import LoadedModel, load_on_host
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
-from dist_eval.report.table import format_results
+from dist_eval.report.table import format_results, selection_words
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
 from dist_eval.statistics.custom import statistics_of_functions
@@ -64,6 +64,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
             if not session.topology.is_leader:
                 return None
             return rescore_complete(session.folder, config, task.custom_metrics, *dataset())
+        announce_selection(session, dataset()[0])
         run = Evaluation(session, task, *dataset(), model)
         local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
         with session.process_group(), run.predicting() as worker:
@@ -163,7 +164,11 @@ class Evaluation:
         if combined.failed:
             self.failures.require_few(len(combined.failed), len(self.data), combined.failed[-1][1])
         coverage, metrics = score(
-            combined.gathered, len(self.data), task.target.label_names, (index for index, _ in combined.failed)
+            combined.gathered,
+            len(self.data),
+            task.target.label_names,
+            (index for index, _ in combined.failed),
+            self.data.rows,
         )
         if task.custom_metrics:
             metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
@@ -196,6 +201,15 @@ class Evaluation:
             self.session.wait_for("results written")
 
 
+def announce_selection(session: EvalSession, data: TokenizedDataset) -> None:
+    """Says on the leader how many rows will be evaluated, if not all of them."""
+    words = selection_words(data.facts)
+    if words and session.topology.is_leader:
+        precision = session.config.precision
+        wide = f", for intervals of at most ±{precision:g} at {100 * session.config.confidence:g}%" if precision else ""
+        print(f"evaluating {words}{wide}", flush=True)
+
+
 def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
     """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
     if session.topology.is_leader:
@@ -207,7 +221,7 @@ def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
 def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
     """Writes the tokenized dataset to a folder, with the columns that the analysis needs."""
     extra_columns = columns_asked_for(config.slice_by, config.group_column)
-    write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns)
+    write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns, task.selection)
 
 
 def has_work(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:

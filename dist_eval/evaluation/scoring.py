@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
 from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
 from dist_eval.metrics.predictions import Predictions, prove_coverage
@@ -31,7 +33,11 @@ def gather(local: Predictions) -> Gathered:
 
 
 def score(
-    gathered: Gathered, examples: int, label_names: Sequence[str], failed: Iterable[int] = ()
+    gathered: Gathered,
+    examples: int,
+    label_names: Sequence[str],
+    failed: Iterable[int] = (),
+    rows: np.ndarray | None = None,
 ) -> tuple[Coverage, Metrics]:
     """Computes the metrics, once it is proven that they are those of each example, counted once; on the leader.
 
@@ -40,11 +46,12 @@ def score(
         examples: number of examples in the dataset.
         label_names: name of each class, label or output.
         failed: positions in the dataset of the examples without a prediction.
+        rows: their positions in the dataset, if they are only some of its rows (see `prove_coverage`).
 
     Raises:
         CoverageError: an example is missing, or counted more than once.
         ExactnessError: the totals of the ranks and of the gathered predictions differ.
     """
-    coverage = prove_coverage(gathered.predictions.index, examples, failed)
+    coverage = prove_coverage(gathered.predictions.index, examples, failed, rows)
     require_same_totals(gathered.totals, Totals.of(gathered.predictions))
     return coverage, compute_metrics(gathered.predictions, label_names)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
@@ -20,7 +24,10 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions, ModelOptions, PromptOptions
+from dist_eval.options.selection import SelectionOptions
+from dist_eval.results.inputs import SelectionMethod
 from dist_eval.runs.journal import Fingerprint
+from dist_eval.statistics.precision import examples_for_precision
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class EvalTask:
         base: the base model.
         target: what is evaluated.
         custom_metrics: the custom metrics.
+        selection: which rows of the dataset are evaluated; None for all.
     """
 
     base: BaseModelSpec
     target: EvalTarget
     custom_metrics: list[CustomMetric]
+    selection: Selection | None = None
 
     @classmethod
     def of(cls, config: EvaluationConfig) -> EvalTask:
@@ -56,7 +65,8 @@ class EvalTask:
                 )
         if base.adapter and config.compare_backends:
             raise ConfigError(f"--compare-backends has no local model with the adapter {base.adapter!r}: leave it out.")
-        return cls(base, target, find_metrics(config.metric, target))
+        selection = selection_of(config, config.confidence, target.problem)
+        return cls(base, target, find_metrics(config.metric, target), selection)
 
     def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
         """Opens the tokenized dataset in a folder, and plans its batches."""
@@ -66,11 +76,16 @@ class EvalTask:
             token_budget=self.base.token_budget,
             prefix=self.target.extra_tokens,
             copies=self.target.forwards_per_text,
+            rows=data.rows,
         )
         return data, plan
 
     def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
+        selection, of_part = data.facts.selection, {}
+        if selection is not None:
+            of_part["selection of rows"] = selection.model_dump_json(exclude={"column_digests"})
+            of_part["texts of all rows"] = json.dumps(selection.column_digests)
         return Fingerprint(
             {
                 **self.base.identity(),
@@ -79,6 +94,7 @@ class EvalTask:
                 "problem_type": self.target.problem.name,
                 "tokenizer": data.facts.tokenizer_digest,
                 "dataset": data.facts.text_digest,
+                **of_part,
                 "--max-length": str(data.facts.max_length),
                 "--token-budget": str(self.base.token_budget),
                 "--compression": config.compression,
@@ -102,6 +118,33 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
     return label_words_of(str(config.model), config.only(PromptOptions), config.only(DataOptions))
 
 
+def selection_of(options: SelectionOptions, confidence: float, problem: Problem) -> Selection | None:
+    """Returns which rows the options select; None for all.
+
+    Args:
+        options: the options.
+        confidence: confidence level of the intervals that `--precision` is about.
+        problem: the problem type.
+
+    Raises:
+        ConfigError: an option does not fit the problem type.
+    """
+    if options.stratify and problem is not SINGLE_LABEL:
+        raise ConfigError(f"--stratify takes rows of one class each, and this is a {problem.name}: leave it out.")
+    if options.precision is not None and problem is REGRESSION:
+        raise ConfigError("--precision is about shares of right answers, and a regression has none: give --sample.")
+    limit, sample, precision = options.limit, options.sample, options.precision
+    if limit is not None:
+        return Selection("first", lambda population: min(limit, population))
+    method: SelectionMethod = "stratified" if options.stratify else "random"
+    if sample is not None:
+        return Selection(method, lambda population: sample, options.sample_seed)
+    if precision is not None:
+        needed = partial(examples_for_precision, precision, confidence)
+        return Selection(method, needed, options.sample_seed, precision)
+    return None
+
+
 def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]:
     """Loads the custom metrics and tries them on synthetic predictions (see `load_metrics`)."""
     if not names:
@@ -112,7 +155,12 @@ def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]
 
 
 def write_dataset(
-    folder: Path, options: DataOptions, base: BaseModelSpec, target: EvalTarget, extra_columns: Sequence[str] = ()
+    folder: Path,
+    options: DataOptions,
+    base: BaseModelSpec,
+    target: EvalTarget,
+    extra_columns: Sequence[str] = (),
+    selection: Selection | None = None,
 ) -> None:
     """Tokenizes the dataset into a folder.
 
@@ -122,6 +170,7 @@ def write_dataset(
         base: the base model, for its limits, and for its tokenizer unless the checkpoint has its own.
         target: what is evaluated or tuned.
         extra_columns: columns to keep besides texts and labels, such as groups.
+        selection: which rows to tokenize; None for all.
 
     Raises:
         DataError: the dataset cannot be read, or a row is wrong.
@@ -146,22 +195,28 @@ def write_dataset(
             f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
             "dist_eval does not pass on."
         )
+    dataset = str(options.dataset)
+    columns: dict[str, Any] = {
+        "text_columns": options.text_column,
+        "label_column": options.label_column,
+        "label_names": target.label_names,
+        "labels": options.labels,
+        "subset": options.subset,
+        "split": options.split,
+    }
+    selected = select_rows(selection, dataset, **columns, numbers=prompted is not None) if selection else None
     advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
     with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):
         tokenize_dataset(
-            str(options.dataset),
+            dataset,
             folder,
+            **columns,
             tokenizer=tokenizer,
-            text_columns=options.text_column,
-            label_column=options.label_column,
-            label_names=target.label_names,
             max_length=base.max_length,
             vocab_size=getattr(base.config, "vocab_size", None),
-            labels=options.labels,
             problem=target.problem,
             strict=options.strict,
             extra_columns=extra_columns,
             render=prompted.render if prompted else None,
-            subset=options.subset,
-            split=options.split,
+            selected=selected,
         )

@@ -188,13 +188,17 @@ def rows_of_a_piece(outputs: int) -> int:
     return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
 
 
-def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ()) -> Coverage:
+def prove_coverage(
+    index: np.ndarray, expected: int, failed: Iterable[int] = (), rows: np.ndarray | None = None
+) -> Coverage:
     """Proves that the positions are exactly 0..expected-1 except the failed ones, each once, in any order.
 
     Args:
         index: positions in the dataset, int64 of shape [n].
         expected: number of examples in the dataset.
         failed: positions of examples that failed with a reason.
+        rows: the positions to prove instead, if only some rows of the dataset were evaluated: ascending, int64 of shape
+            [expected].
 
     Returns:
         The coverage, which is exact except for the failed examples.
@@ -209,12 +213,16 @@ def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ())
         Traceback (most recent call last):
         dist_eval.errors.CoverageError: The predictions do not cover the dataset's 2 rows: 1 repeated (0).
     """
-    is_outside = (index < 0) | (index >= expected)
+    places, is_outside = index, (index < 0) | (index >= expected)
+    if rows is not None:
+        places = np.searchsorted(rows, index)
+        is_outside = np.append(rows, -1)[places] != index
     outside = index[is_outside]
-    inside = index[~is_outside] if len(outside) else index
+    inside = places[~is_outside] if len(outside) else places
     is_seen = np.zeros(expected, dtype=bool)
     is_seen[inside] = True
     given_up = np.unique(np.fromiter(failed, dtype=np.int64))
+    given_up = given_up if rows is None else np.searchsorted(rows, given_up)
     seen = int(is_seen.sum())
     both, is_seen[given_up] = given_up[is_seen[given_up]], True
     missing = np.flatnonzero(~is_seen)
@@ -223,16 +231,14 @@ def prove_coverage(index: np.ndarray, expected: int, failed: Iterable[int] = ())
     coverage = Coverage(
         expected=expected, seen=seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up)
     )
+    wrong = {"repeated": repeated, "missing": missing, "failed and predicted": both}
+    if rows is not None:
+        wrong = {what: rows[found] for what, found in wrong.items()}
     problems = [
-        f"{len(rows)} {what} ({', '.join(map(str, rows[:_NAMED_AT_MOST]))}"
-        + (", ...)" if len(rows) > _NAMED_AT_MOST else ")")
-        for what, rows in (
-            ("repeated", repeated),
-            ("missing", missing),
-            ("failed and predicted", both),
-            ("outside the dataset", outside),
-        )
-        if len(rows)
+        f"{len(found)} {what} ({', '.join(map(str, found[:_NAMED_AT_MOST]))}"
+        + (", ...)" if len(found) > _NAMED_AT_MOST else ")")
+        for what, found in {**wrong, "outside the dataset": outside}.items()
+        if len(found)
     ]
     if problems:
         message = f"The predictions do not cover the dataset's {expected} rows: {'; '.join(problems)}."

@@ -24,6 +24,7 @@ from dist_eval.options.groups import (
     flag,
     option,
 )
+from dist_eval.options.selection import SelectionOptions
 
 _DEMO_HINT = " (--demo needs no other option.)"
 
@@ -102,7 +103,7 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(DatasetRunConfig, PromptOptions):
+class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
     """The options of one evaluation run.
 
     Raises:
@@ -205,6 +206,11 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
+        if self.precision is not None and self.group_column is not None:
+            raise ConfigError(
+                "--precision counts on rows that are independent of each other, which --group-column denies: give "
+                "--sample instead."
+            )
         if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
             raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
 

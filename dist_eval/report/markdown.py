@@ -8,7 +8,7 @@ from html import escape
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import MetricCell, by_class, metric_cell, slices, top_confusions
-from dist_eval.report.table import group_lines, metrics_shown, precision_lines
+from dist_eval.report.table import caveats, metrics_shown
 from dist_eval.results.run import CompleteRun
 from dist_eval.tables import markdown_table
 
@@ -40,9 +40,7 @@ def summary(results: CompleteRun, name: str) -> str:
         *_table(["metric", "value", interval], [[code(one.name), *_metric_cells(one, notes)] for one in figures]),
         *_notes(notes),
     ]
-    lines += [
-        line for note in (*group_lines(results.groups), *precision_lines(results.swarm)) for line in ("", code(note))
-    ]
+    lines += [line for note in caveats(results) for line in ("", code(note))]
     confusions = top_confusions(results)[:_CONFUSIONS]
     if confusions:
         rows = [[code(one.label), code(one.prediction), str(one.count)] for one in confusions]

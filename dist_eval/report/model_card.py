@@ -6,7 +6,7 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import metrics_shown
+from dist_eval.report.table import metrics_shown, selection_words
 from dist_eval.results.run import CompleteRun
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -31,13 +31,14 @@ def model_index(results: CompleteRun, model_name: str) -> str:
     """
     from huggingface_hub import EvalResult, ModelCardData
 
+    part_words = f"({selection_words(results.data)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
     found = [
         EvalResult(
             task_type="text-regression" if is_regression else "text-classification",
             dataset_type=dataset,
-            dataset_name=" ".join(part for part in (dataset, options.subset, options.split) if part),
+            dataset_name=" ".join(part for part in (dataset, options.subset, options.split, part_words) if part),
             dataset_config=options.subset,
             dataset_split=options.split,
             metric_type=_type_of(name),

@@ -20,7 +20,7 @@ from dist_eval.report.charts import scatter, strips
 from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.layout import Contents, confidence_words, cut, render_page
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
-from dist_eval.report.table import group_lines, precision_lines
+from dist_eval.report.table import caveats, selection_words
 from dist_eval.report.tasks_page import render_tasks
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteHarnessRun
@@ -88,7 +88,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
         cards=headline["cards"],
         confidence_words=confidence_words(headline["confidence"]),
         unit="examples",
-        caveats=[*group_lines(results.groups), *precision_lines(results.swarm)],
+        caveats=caveats(results),
         confusion=sections.confusion(results),
         top_confusions=confusions,
         label_confusion=sections.label_confusion(results),
@@ -167,6 +167,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "tuned checkpoint": checkpoint_name(results.model),
         **_prompt(results.model.prompt),
         "dataset": " ".join(part for part in where_from if part),
+        "rows": selection_words(data),
         "backend": _backend(options),
         "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),

@@ -8,6 +8,7 @@ from pathlib import Path
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
 from dist_eval.report.footnotes import Footnotes
+from dist_eval.results.inputs import DatasetSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
@@ -52,6 +53,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        *selection_lines(data, results.groups),
         *group_lines(results.groups),
         *_spread_lines(results.spread),
         *([f"adapter: {results.model.adapter}"] if results.model.adapter else []),
@@ -144,6 +146,34 @@ def slice_name(one: Slice) -> str:
     return "(missing)" if one.value is None else one.value or "(empty)"
 
 
+def selection_words(data: DatasetSummary) -> str:
+    """Returns which rows of the dataset were evaluated; empty if all of them."""
+    selection = data.selection
+    if selection is None:
+        return ""
+    what = f"{selection.rows:,} of {selection.population:,} rows"
+    if selection.method == "first":
+        return f"the first {what}"
+    by = ", each class in its share," if selection.method == "stratified" else ","
+    return f"{what}{by} sampled with seed {selection.seed}"
+
+
+def selection_lines(data: DatasetSummary, groups: Groups | None) -> list[str]:
+    """Returns a line on which rows were evaluated, and what the intervals say of the others; empty if all were."""
+    selection = data.selection
+    if selection is None:
+        return []
+    if groups is not None:
+        of_others = "; the intervals are for further groups of this kind"
+    elif selection.method != "first":
+        of_others = f"; the intervals are for the metrics of all {selection.population:,}"
+    elif selection.rows < selection.population:
+        of_others = "; no random sample, so the intervals say nothing of the other rows"
+    else:
+        of_others = ""
+    return [f"rows: {selection_words(data)}{of_others}"]
+
+
 def group_lines(groups: Groups | None) -> list[str]:
     """Returns a line on how intervals account for groups; empty without groups."""
     if groups is None:
@@ -158,6 +188,15 @@ def precision_lines(swarm: Swarm | None) -> list[str]:
     if len(precisions) < 2:
         return []
     return [f"servers computed in {' and '.join(precisions)}: the figures depend on which of them got which batch"]
+
+
+def caveats(results: EvaluationResults) -> list[str]:
+    """Returns the lines on which rows were evaluated, on groups, and on the servers' precisions."""
+    return [
+        *selection_lines(results.data, results.groups),
+        *group_lines(results.groups),
+        *precision_lines(results.swarm),
+    ]
 
 
 def class_columns(problem: str) -> tuple[str, Sequence[str]]:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
 from dist_eval.results.record import Count, Record, UnknownEarlier
+
+SelectionMethod = Literal["first", "random", "stratified"]
 
 
 class Coverage(Record):
@@ -34,6 +40,28 @@ class FailedExample(Record):
     """Why it has none."""
 
 
+class SelectionSummary(Record):
+    """Which rows of a dataset were evaluated, where it was not all of them.
+
+    The intervals of a random sample are for the metrics of all rows: they take into account how many of them were
+    evaluated, unless examples are grouped (see dist_eval/statistics/README.md).
+    """
+
+    method: SelectionMethod
+    """The first rows (first), rows drawn at random without replacement (random), or of each class as many as is its
+    share of all rows (stratified)."""
+    population: Count
+    """Rows of the dataset."""
+    rows: Count
+    """Those that were selected."""
+    seed: Count | None
+    """Of the random draw, null for the first rows."""
+    precision: Annotated[float, Field(gt=0, lt=0.5)] | None
+    """With --precision: the largest half width of the interval of a share, which the number of rows follows from."""
+    column_digests: dict[str, str]
+    """Hash of each column with texts over all rows of the dataset, by its name."""
+
+
 class DatasetSummary(Record):
     """A tokenized dataset."""
 
@@ -42,7 +70,7 @@ class DatasetSummary(Record):
     is_path: bool | UnknownEarlier = None
     """Whether the name is a file or folder, not a hub name."""
     examples: Count
-    """Number of rows."""
+    """Number of rows that were evaluated."""
     truncated: Count
     """Texts cut to max_length tokens."""
     longest: Count
@@ -63,6 +91,15 @@ class DatasetSummary(Record):
     """Hash of each column with texts, by its name."""
     tokenizer_digest: str
     """Hash of the tokenizer."""
+    selection: SelectionSummary | None = None
+    """Which rows were evaluated, null if all of them; the digests above are of these rows."""
+
+    @property
+    def sampling_fraction(self) -> float:
+        """Share of the dataset's rows that a random sample has; 0 without one."""
+        if self.selection is None or self.selection.method == "first":
+            return 0.0
+        return self.selection.rows / self.selection.population
 
 
 class PromptSummary(Record):

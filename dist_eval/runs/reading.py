@@ -168,6 +168,7 @@ class FinishedRun:
             numbers=self.results.model.prompt is not None,
             subset=options.subset,
             split=options.split,
+            rows=self._rows() if self.results.data.selection else None,
         )
         if digest != self.results.data.text_digest:
             raise DataError(
@@ -175,3 +176,10 @@ class FinishedRun:
                 "with --dataset, or leave out the texts."
             )
         return {index: "\n".join(texts) for index, texts in found.items()}
+
+    def _rows(self) -> np.ndarray:
+        """Returns the rows of the dataset that were evaluated or failed, ascending, int64 of shape [rows]."""
+        import numpy as np
+
+        failed = np.asarray([one.index for one in self.results.failures], dtype=np.int64)
+        return np.sort(np.concatenate([*(piece.index for piece in self.predictions()), failed]))

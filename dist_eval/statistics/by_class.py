@@ -43,6 +43,7 @@ def class_intervals(
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
     seed: int = SEED,
 ) -> list[dict[str, Interval]]:
     """Computes confidence intervals for the metrics of each class, label or output.
@@ -59,6 +60,7 @@ def class_intervals(
             outputs the rank correlation of each has a reason instead of an interval, because resampling takes long.
         confidence: confidence level, between 0 and 1.
         groups: the group (cluster) of each example, of shape [n].
+        sampling_fraction: see `metric_intervals`.
         seed: seed of the resampling.
 
     Returns:
@@ -78,7 +80,7 @@ def class_intervals(
     """
     units = None if groups is None else Units.groups(groups)
     if metrics.problem == REGRESSION.name:
-        return _of_outputs(predictions, metrics, whole, confidence, units, seed)
+        return _of_outputs(predictions, metrics, whole, confidence, units, sampling_fraction, seed)
     found = []
     for row, (counts, sizes) in zip(metrics.per_class, _kinds(predictions, metrics, units), strict=True):
         intervals = {
@@ -87,7 +89,7 @@ def class_intervals(
             if getattr(row, name) is None
         }
         if units is None:
-            intervals = {**_proportions(counts @ sizes, confidence), **intervals}
+            intervals = {**_proportions(counts @ sizes, confidence, sampling_fraction), **intervals}
         values = {name: getattr(row, name) for name in _NEEDS if name not in intervals}
         for name in list(values):
             if sizes[counts[_NEEDS[name]] > 0].sum() < FEW_UNITS:
@@ -97,15 +99,19 @@ def class_intervals(
             # each kind is represented by the counts of one of its units
             units_of_class = Units(np.arange(len(sizes)), sizes, grouped=units is not None)
             evidence = gather_evidence(Sums(units_of_class, counts, _ratios), values, most=_RESAMPLES, seed=seed)
-            intervals.update({name: one.interval(confidence) for name, one in evidence.items()})
+            intervals.update({name: one.interval(confidence, sampling_fraction) for name, one in evidence.items()})
         found.append({name: intervals[name] for name in _NEEDS})
     return found
 
 
-def _proportions(counts: np.ndarray, confidence: float) -> dict[str, Interval]:
+def _proportions(counts: np.ndarray, confidence: float, sampling_fraction: float) -> dict[str, Interval]:
     """Computes Wilson's intervals from the numbers of true positives, examples and predictions of a class."""
     trials = {"precision": counts[_PREDICTIONS], "recall": counts[_EXAMPLES]}
-    return {name: wilson_interval(counts[_HITS], count, confidence) for name, count in trials.items() if count}
+    return {
+        name: wilson_interval(counts[_HITS], count, confidence, sampling_fraction)
+        for name, count in trials.items()
+        if count
+    }
 
 
 def _kinds(
@@ -154,6 +160,7 @@ def _of_outputs(
     whole: Mapping[str, Interval],
     confidence: float,
     units: Units | None,
+    sampling_fraction: float,
     seed: int,
 ) -> list[dict[str, Interval]]:
     if len(metrics.per_class) == 1:
@@ -167,5 +174,5 @@ def _of_outputs(
     statistic = statistic_of_outputs(predictions, units or Units.single(len(label)))
     for name, evidence in gather_evidence(statistic, values, most=_RESAMPLES, seed=seed).items():
         output, figure = name.split("/")
-        found[int(output)][figure] = evidence.interval(confidence)
+        found[int(output)][figure] = evidence.interval(confidence, sampling_fraction)
     return [{name: intervals[name] for name in OF_OUTPUT} for intervals in found]

@@ -90,6 +90,7 @@ def compute_calibration(
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
 ) -> Calibration:
     """Returns the section `calibration` of `results.json`.
 
@@ -99,6 +100,7 @@ def compute_calibration(
         confidence: confidence level of the bins' intervals, which are Wilson's, or with groups the bootstrap's if the
             bin has enough groups.
         groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
+        sampling_fraction: see `metric_intervals`.
 
     Returns:
         The calibration, with `bins` in a single-label problem and `per_label` in a multi-label one.
@@ -106,19 +108,26 @@ def compute_calibration(
     units = None if groups is None else Units.groups(groups)
     if predictions.label.ndim == 1:
         one = Confidences.of_classes(predictions)
-        bins = _bins(one, confidence, units)
+        bins = _bins(one, confidence, units, sampling_fraction)
         return Calibration(ece=one.ece(), brier=float(one.brier.mean()), bins=bins, per_label=None)
     per_label = [
-        LabelCalibration(label=name, ece=one.ece(), brier=float(one.brier.mean()), bins=_bins(one, confidence, units))
+        LabelCalibration(
+            label=name,
+            ece=one.ece(),
+            brier=float(one.brier.mean()),
+            bins=_bins(one, confidence, units, sampling_fraction),
+        )
         for name, one in zip(label_names, Confidences.of_labels(predictions), strict=True)
     ]
     ece, brier = (float(np.mean(values)) for values in zip(*((row.ece, row.brier) for row in per_label), strict=True))
     return Calibration(ece=ece, brier=brier, bins=None, per_label=per_label)
 
 
-def _bins(confidences: Confidences, confidence: float, units: Units | None) -> list[CalibrationBin]:
+def _bins(
+    confidences: Confidences, confidence: float, units: Units | None, sampling_fraction: float
+) -> list[CalibrationBin]:
     bins = Bins.of(confidences)
-    intervals = _intervals(confidences, bins, confidence, units)
+    intervals = _intervals(confidences, bins, confidence, units, sampling_fraction)
     return [
         CalibrationBin(
             low=float(EDGES[number]),
@@ -132,7 +141,9 @@ def _bins(confidences: Confidences, confidence: float, units: Units | None) -> l
     ]
 
 
-def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: Units | None) -> list[Interval]:
+def _intervals(
+    confidences: Confidences, bins: Bins, confidence: float, units: Units | None, sampling_fraction: float
+) -> list[Interval]:
     """Returns an interval for the accuracy of each bin."""
     from scipy import sparse
 
@@ -140,12 +151,12 @@ def _intervals(confidences: Confidences, bins: Bins, confidence: float, units: U
     filled = np.flatnonzero(bins.count)
     if units is None:
         for number in filled:
-            found[number] = wilson_interval(bins.hits[number], bins.count[number], confidence)
+            found[number] = wilson_interval(bins.hits[number], bins.count[number], confidence, sampling_fraction)
         return found
     statistic = Sums(units, sparse.vstack([_in_bins(confidences, confidences.correct), _in_bins(confidences)]), _shares)
     values = {str(number): float(bins.hits[number] / bins.count[number]) for number in filled}
     for name, evidence in gather_evidence(statistic, values).items():
-        found[int(name)] = evidence.interval(confidence)
+        found[int(name)] = evidence.interval(confidence, sampling_fraction)
     inside = sparse.csr_array((np.ones(len(units.kind_of)), (bins_of(confidences.confidence), units.kind_of)))
     for number in np.flatnonzero(np.diff(inside.indptr) < FEW_UNITS):
         if bins.count[number]:

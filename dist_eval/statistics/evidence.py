@@ -17,6 +17,7 @@ from dist_eval.results.scores import Interval
 from dist_eval.statistics.intervals import (
     SAME,
     bca,
+    contracted,
     enclosing,
     jackknife,
     percentile,
@@ -85,8 +86,14 @@ class Evidence:
     no_interval: str | None = None
     is_difference: bool = False
 
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support."""
+    def interval(self, confidence: float = 0.95, sampling_fraction: float = 0.0) -> Interval:
+        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support.
+
+        Args:
+            confidence: confidence level.
+            sampling_fraction: share of all rows that is in the random sample (see `intervals.contracted`); that of a
+                difference does not depend on it.
+        """
         if self.no_interval is not None:
             return Interval(confidence=confidence, reason=self.no_interval)
         if self._has_few_units:
@@ -96,7 +103,8 @@ class Evidence:
         if self._has_no_spread:
             return Interval(confidence=confidence, reason=_NO_SPREAD)
         if self.distribution is None:
-            ends = jackknife(self.value, self._error, self.bounds, confidence)
+            error = self._error * float(np.sqrt(1 - sampling_fraction))
+            ends = jackknife(self.value, error, self.bounds, confidence)
             return enclosing(self.value, ends, "jackknife", confidence=confidence)
         defined, resamples = self.distribution[~np.isnan(self.distribution)], len(self.distribution)
         if self.is_difference:
@@ -106,8 +114,9 @@ class Evidence:
         if self.influence is not None:
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
             if not np.isnan(ends).any():
+                ends = contracted(ends, self.value, sampling_fraction)
                 return enclosing(self.value, ends, "bca", confidence=confidence, resamples=resamples)
-        ends = percentile(defined, confidence)
+        ends = contracted(percentile(defined, confidence), self.value, sampling_fraction)
         return enclosing(self.value, ends, "percentile", confidence=confidence, resamples=resamples)
 
     def p_value(self) -> float | None:

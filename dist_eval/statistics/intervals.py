@@ -45,7 +45,33 @@ def too_few(confidence: float, are_groups: bool) -> Interval:
     return Interval(confidence=confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+def effective_size(examples: float, sampling_fraction: float) -> float:
+    """Returns how many independent examples are as informative as a random sample without replacement.
+
+    The variance of a proportion in a simple random sample of n out of N rows is PQ/n · (N - n)/(N - 1), as if there
+    were n (N - 1)/(N - n) independent examples: W. G. Cochran (1977), "Sampling Techniques", 3rd edition, section 3.2.
+    For intervals with such an effective size see E. L. Korn and B. I. Graubard (1998), "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24,
+    193-201. With f = n/N it is (n - f)/(1 - f). That also holds for a part of the sample, such as the examples of a
+    class, of whose rows about the same share f is in the sample (Cochran, section 2.12: domains of study).
+
+    Args:
+        examples: examples of the sample, or of a part of it.
+        sampling_fraction: share f of all rows that is in the sample, 0 to 1.
+
+    Returns:
+        Infinity if the sample has all rows.
+
+    Examples:
+        >>> effective_size(500, sampling_fraction=0.5)
+        999.0
+    """
+    return (examples - sampling_fraction) / (1 - sampling_fraction) if sampling_fraction < 1 else float("inf")
+
+
+def wilson(
+    successes: float, trials: float, confidence: float = 0.95, sampling_fraction: float = 0.0
+) -> tuple[float, float]:
     """Computes Wilson's score interval of a proportion, without continuity correction.
 
     E. B. Wilson (1927), "Probable inference, the law of succession, and statistical inference", JASA 22, 209-212;
@@ -56,6 +82,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
         successes: number of successes.
         trials: number of trials, at least 1.
         confidence: confidence level.
+        sampling_fraction: see `effective_size`; the interval is then for the proportion in all rows.
 
     Returns:
         Its lower and upper limit.
@@ -67,18 +94,41 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
     """
     from scipy.special import ndtri
 
-    z = float(ndtri(0.5 + confidence / 2))
-    share, spread = successes / trials, z * z / trials
+    z, size = float(ndtri(0.5 + confidence / 2)), effective_size(trials, sampling_fraction)
+    share, spread = successes / trials, z * z / size
     center = share + spread / 2
-    half = z * float(np.sqrt(share * (1 - share) / trials + spread / (4 * trials)))
+    half = z * float(np.sqrt(share * (1 - share) / size + spread / (4 * size)))
     low, high = (center - half) / (1 + spread), (center + half) / (1 + spread)
     return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)
 
 
-def wilson_interval(successes: int, trials: int, confidence: float) -> Interval:
+def wilson_interval(successes: int, trials: int, confidence: float, sampling_fraction: float = 0.0) -> Interval:
     """Returns the interval of `wilson` as a record."""
-    low, high = wilson(int(successes), int(trials), confidence)
+    low, high = wilson(int(successes), int(trials), confidence, sampling_fraction)
     return Interval(confidence=confidence, low=low, high=high, method="wilson")
+
+
+def contracted(limits: tuple[float, float], value: float, sampling_fraction: float) -> tuple[float, float]:
+    """Moves the limits of a bootstrap interval towards the value, as far as the sample covers all rows.
+
+    The bootstrap draws with replacement. For a sample without replacement that has the share f of all rows, its spread
+    is too large by 1/√(1 - f), so the distances of resamples to the value, and with them those of the limits, are
+    multiplied by √(1 - f), which is right to first order for metrics that are smooth functions of sums over examples:
+    J. N. K. Rao and C. F. J. Wu (1988), "Resampling inference with complex survey data", JASA 83, 231-241; A. C.
+    Davison and D. V. Hinkley (1997), "Bootstrap Methods and their Application", section 3.7.
+
+    Args:
+        limits: lower and upper limit.
+        value: the metric on the data.
+        sampling_fraction: the share f, 0 to 1.
+
+    Returns:
+        Its lower and upper limit.
+    """
+    if not sampling_fraction:
+        return limits
+    factor = float(np.sqrt(1 - sampling_fraction))
+    return value + factor * (limits[0] - value), value + factor * (limits[1] - value)
 
 
 def percentile(distribution: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:

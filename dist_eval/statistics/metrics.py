@@ -47,6 +47,7 @@ def metric_intervals(
     *,
     confidence: float = 0.95,
     groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
     extra_statistics: Sequence[Statistic] = (),
     resamples: int | None = None,
     most: int | None = None,
@@ -63,6 +64,8 @@ def metric_intervals(
             Welsh (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L.
             Miller (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
+        sampling_fraction: share of all rows that is in the random sample which the examples are from, or a part of
+            (see `intervals.effective_size`); 0 if the intervals are to be those of independent examples.
         extra_statistics: statistics of metrics that this module does not cover.
         resamples: number of resamples (see `gather_evidence`).
         most: an upper limit of that number, if `resamples` is not given.
@@ -88,12 +91,12 @@ def metric_intervals(
         for name in accuracy_names(metrics.problem):
             if name in values:
                 trials = len(predictions.label)
-                found[name] = wilson_interval(round(values[name] * trials), trials, confidence)
+                found[name] = wilson_interval(round(values[name] * trials), trials, confidence, sampling_fraction)
     drawn = None if groups is None else Units.groups(groups)
     for statistic in (*statistics_of(predictions, drawn), *extra_statistics):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
         if wanted:
             evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
-            found.update({name: one.interval(confidence) for name, one in evidence.items()})
+            found.update({name: one.interval(confidence, sampling_fraction) for name, one in evidence.items()})
     reasons = {name: BY_BATCH if name in metrics.custom else UNKNOWN for name in metrics.values}
     return {name: found.get(name) or Interval(confidence=confidence, reason=why) for name, why in reasons.items()}

@@ -18,7 +18,7 @@ def test_it_measures_coverage_speed_and_power(launcher: Launcher, tmp_path: Path
     done = launcher.run("-m", "benchmarks.intervals", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     found = {}
-    for name in ("intervals", "intervals-groups", "intervals-speed", "intervals-power"):
+    for name in ("intervals", "intervals-groups", "intervals-samples", "intervals-speed", "intervals-power"):
         found[name] = json.loads((tmp_path / f"{name}.json").read_text())
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     coverage = [one for one in found["intervals"]["series"] if "classes" in one["group"] and "dist_eval" in one["name"]]
@@ -28,6 +28,11 @@ def test_it_measures_coverage_speed_and_power(launcher: Launcher, tmp_path: Path
     grouped = {one["name"]: one["median"] for one in found["intervals-groups"]["series"]}
     for name in ("accuracy", "f1_macro", "mcc"):
         assert grouped[f"{name}: BCa, by groups (dist_eval)"] > grouped[f"{name}: BCa, by examples"]
+    samples = {(one["group"], one["name"]): one["median"] for one in found["intervals-samples"]["series"]}
+    assert {name for _, name in samples if "dist_eval" in name} == {
+        f"{name}, corrected (dist_eval)" for name in ("accuracy: Wilson", "f1_macro: BCa", "mcc: BCa")
+    }
+    assert all(value >= 80 for value in samples.values())
     assert all(one["values"][0] > 0 for one in found["intervals-speed"]["series"])
     power = {(one["group"], one["name"]): one["median"] for one in found["intervals-power"]["series"]}
     for (group, name), value in power.items():

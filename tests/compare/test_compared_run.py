@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from samples import config_for, folder_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
+from dist_eval.compare.comparing import compare
+from dist_eval.compare.tables import format_comparisons
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.results.inputs import Coverage
+from dist_eval.statistics import wilson
 
 
 def test_a_run_is_read_back_as_it_was(folders: list[Path]) -> None:
@@ -25,6 +31,84 @@ def test_a_run_is_read_back_as_it_was(folders: list[Path]) -> None:
     assert [column.tolist() for column in run.probabilities_of([2, 0])] == [
         column.tolist() for column in whole.probabilities_of([2, 0])
     ]
+
+
+SAMPLE = np.asarray([5, 8, *range(100, 140)])
+
+
+def sampled(folder: Path, rows: np.ndarray, skill: float, method: str = "random", **options: Any) -> Path:
+    """A run on some rows of the data of the others, as a random sample or the first ones."""
+    selection = {
+        "method": method,
+        "population": 300,
+        "rows": len(rows),
+        "seed": None if method == "first" else 0,
+        "precision": None,
+        "column_digests": {"text": "c"},
+    }
+    found = predictions(skill).at(rows)
+    data = {"text_digest": f"of {rows.tolist()}", "column_digests": {"text": "of them"}, "selection": selection}
+    return run_of(folder, found, **{**data, **options})
+
+
+def with_coverage(run: Run) -> Run:
+    count = len(run.predictions)
+    coverage = Coverage(expected=count, seen=count, duplicates=0, missing=0)
+    return replace(run, results=run.results.model_copy(update={"coverage": coverage}))
+
+
+def test_a_run_on_a_sample_is_compared_with_one_on_all_rows_row_by_row(folders: list[Path], tmp_path: Path) -> None:
+    runs = [with_coverage(Run.load(one)) for one in (folders[0], sampled(tmp_path / "sample", SAMPLE, 1.6))]
+    (found,) = compare(runs, resamples=99)
+    assert found.first.predictions.index.tolist() == found.run.predictions.index.tolist() == SAMPLE.tolist()
+    whole = compute_metrics(predictions(1.0).at(SAMPLE), NAMES)
+    assert found.first.metrics == whole.values
+    assert found.run.metrics == runs[1].metrics
+    accuracy = found.first.results.intervals["accuracy"]
+    hits = round(whole.values["accuracy"] * len(SAMPLE))
+    assert accuracy.limits == wilson(hits, len(SAMPLE), sampling_fraction=len(SAMPLE) / 300)
+    assert found.differences["accuracy"].value == found.run.metrics["accuracy"] - whole.values["accuracy"]
+    words = format_comparisons([found])
+    assert words.startswith(
+        f"42 examples of test.csv, those that all of the runs evaluated; compared with {folders[0]}"
+    )
+
+
+def test_two_parts_are_compared_on_the_rows_that_they_have_in_common(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        sampled(tmp_path / "sample", SAMPLE, 1.6),
+        sampled(tmp_path / "first", np.arange(120), 1.0, "first"),
+        sampled(tmp_path / "last", np.arange(200, 300), 1.0),
+    ]
+    runs = [Run.load(folder) for folder in parts]
+    (found,) = compare(runs[:2], resamples=99)
+    assert found.run.predictions.index.tolist() == [5, 8, *range(100, 120)]
+    assert found.first.sampling_fraction == 0.0  # the rows are no random sample
+    assert main([str(parts[0]), str(parts[2])]) == 1
+    assert "there is no row of the dataset that all of them evaluated" in capsys.readouterr().err
+
+
+def test_groups_of_a_sample_are_those_of_all_rows_under_other_numbers(tmp_path: Path) -> None:
+    rows = np.arange(3, 300, 2)[::-1][:140][::-1]
+    first_seen = np.unique(DOCUMENTS[rows], return_inverse=True)[1]
+    whole = run_of(tmp_path / "whole", predictions(1.0), groups=DOCUMENTS)
+    part = sampled(tmp_path / "part", rows, 1.6, groups=first_seen)
+    (found,) = compare([Run.load(whole), Run.load(part)], resamples=99)
+    assert found.first.results.groups is not None
+    assert found.first.results.groups.count == len(np.unique(first_seen)) < len(np.unique(DOCUMENTS))
+    assert found.first.results.intervals["accuracy"].method != "wilson"
+
+
+def test_a_sample_of_other_data_is_refused(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = sampled(tmp_path / "other", SAMPLE, 1.6)
+    path = other / "results.json"
+    path.write_text(path.read_text().replace('"text": "c"', '"text": "another"'))
+    assert main([str(folders[0]), str(other)]) == 1
+    assert "their data differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

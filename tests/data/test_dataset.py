@@ -216,6 +216,7 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "blank": 0,
         "unknown": 0,
         "max_length": 100,
+        "selection": None,
     }
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.errors import ConfigError
+from dist_eval.evaluation.task import selection_of
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.selection import SelectionOptions
 
 BY_CONTENT = {
     *("model", "checkpoint", "dataset", "subset", "split", "text_column", "label_column", "labels", "strict", "demo"),
     *("max_length", "server_max_tokens", "token_budget", "adapter"),
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
+    *("limit", "sample", "precision", "sample_seed", "stratify"),
 }
 """Options whose effect is in the fingerprint: digests of models, tokens and labels, the limits and the plan."""
 
@@ -31,3 +38,36 @@ def test_whoever_adds_an_option_says_whether_it_makes_another_run() -> None:
     assert sorted(field.name for field in dataclasses.fields(EvaluationConfig)) == sorted(known), (
         "an option that changes predictions has to be in EvalTask.fingerprint"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "words"),
+    [
+        (SelectionOptions(sample=5, stratify=True), MULTI_LABEL, "--stratify takes rows of one class each"),
+        (SelectionOptions(sample=5, stratify=True), REGRESSION, "this is a regression: leave it out"),
+        (SelectionOptions(precision=0.1), REGRESSION, "--precision is about shares of right answers"),
+    ],
+)
+def test_a_sample_that_labels_of_the_kind_do_not_allow_is_refused(
+    options: SelectionOptions, problem: Problem, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        selection_of(options, 0.95, problem)
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "size"),
+    [
+        (SelectionOptions(limit=5), "first", 5),
+        (SelectionOptions(limit=5000), "first", 1000),
+        (SelectionOptions(sample=5), "random", 5),
+        (SelectionOptions(sample=5, stratify=True), "stratified", 5),
+        (SelectionOptions(precision=0.05), "random", 276),
+    ],
+)
+def test_the_options_say_how_many_of_a_thousand_rows_are_taken(
+    options: SelectionOptions, method: str, size: int
+) -> None:
+    selection = selection_of(options, 0.95, SINGLE_LABEL)
+    assert selection is not None
+    assert (selection.method, selection.size(1000)) == (method, size)

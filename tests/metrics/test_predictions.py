@@ -221,6 +221,24 @@ def test_the_first_rows_concerned_are_named() -> None:
     assert "1 repeated (1); 3 missing (2, 4, 5); 1 outside the dataset (9)." in str(caught.value)
 
 
+@quickly
+@given(st.sets(st.integers(0, 50), min_size=1).map(sorted), st.data())
+def test_of_some_rows_of_a_dataset_these_are_proven(rows: list[int], data: st.DataObject) -> None:
+    failed = data.draw(st.lists(st.sampled_from(rows), unique=True))
+    index = data.draw(st.permutations([row for row in rows if row not in failed]))
+    given_rows, selected = np.asarray(index, dtype=np.int64), np.asarray(rows)
+    coverage = prove_coverage(given_rows, len(rows), failed, selected)
+    assert (coverage.seen, coverage.missing, coverage.failed) == (len(index), len(failed), len(failed))
+    other = data.draw(st.integers(-2, 60).filter(lambda row: row not in rows))
+    with pytest.raises(CoverageError, match=rf"1 outside the dataset \({other}\)"):
+        prove_coverage(np.append(given_rows, other), len(rows), failed, selected)
+
+
+def test_of_some_rows_those_of_the_dataset_are_named() -> None:
+    with pytest.raises(CoverageError, match=r"3 rows: 1 repeated \(30\); 1 missing \(20\)\."):
+        prove_coverage(np.asarray([30, 10, 30]), 3, rows=np.asarray([10, 20, 30]))
+
+
 def test_many_missing_rows_are_not_all_listed() -> None:
     with pytest.raises(CoverageError, match=r"1000 missing \(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.\)"):
         prove_coverage(np.empty(0, dtype=np.int64), 1000)

@@ -69,13 +69,21 @@ wheres = st.one_of(
         {"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}, optional=audits
     ),
 )
+drawn = {"sample_seed": st.integers(0, 2**64), "stratify": st.booleans()}
+parts = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"limit": st.integers(1, 10**9)}),
+    st.fixed_dictionaries({"sample": st.integers(1, 10**9)}, optional=drawn),
+    st.fixed_dictionaries({"precision": st.floats(1e-6, 0.49), "group_column": st.none()}, optional=drawn),
+)
 ordinary_runs = st.builds(
-    lambda what, where: {**what, **where},
+    lambda what, where, part: {name: value for name, value in {**what, **where, **part}.items() if value is not None},
     st.fixed_dictionaries(
         {"dataset": words, "checkpoint": words},
         optional={"demo": st.just(False), "model": words, **outputs, **anywhere},
     ),
     wheres,
+    parts,
 )
 prompts = {
     "prompt": st.sampled_from(["{text}", "Review: {text}\nof {title}:"]),
@@ -149,7 +157,7 @@ def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}
     assert fields - {"peers_file", "prompt_file"} == {
-        *(*anywhere, *outputs, *audits, *prompts, *demo.OPTIONS, "demo", *where)
+        *(*anywhere, *outputs, *audits, *prompts, *demo.OPTIONS, "demo", *where, "limit", "sample", "precision", *drawn)
     }
 
 

@@ -98,6 +98,30 @@ def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words:
         EvaluationConfig(**{**PROMPT, **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": 5, "sample": 5}, "--limit and --sample contradict each other: give one of them."),
+        ({"sample": 5, "precision": 0.1}, "--sample and --precision contradict each other"),
+        ({"limit": 0}, "--limit must be at least 1, not 0."),
+        ({"sample": -1}, "--sample must be at least 1, not -1."),
+        ({"sample": 5, "sample_seed": -1}, "--sample-seed must be at least 0, not -1."),
+        (
+            {"precision": 0.0},
+            "--precision must be more than 0 and less than 0.5, such as 0.01 for one percentage point",
+        ),
+        ({"precision": math.nan}, "--precision must be more than 0 and less than 0.5"),
+        ({"precision": 0.5}, "not 0.5."),
+        ({"stratify": True, "limit": 5}, "--stratify belongs to --sample or --precision, and neither is given."),
+        ({"sample_seed": 1}, "--sample-seed belongs to --sample or --precision"),
+        ({"precision": 0.1, "group_column": "doc"}, "independent of each other, which --group-column denies"),
+    ],
+)
+def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EvaluationConfig(**LOCAL, **options)
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, float("nan")])
 def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
     with pytest.raises(ConfigError, match=r"--confidence must be between 0 and 1, such as 0\.95"):

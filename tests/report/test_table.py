@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import FACTS, METRICS, RESULTS, metrics_for, predictions_of, sections
+from samples import FACTS, METRICS, RESULTS, complete_run, metrics_for, predictions_of, sections
 
 from dist_eval.errors import print_error
 from dist_eval.metrics.computing import Metrics, compute_metrics
+from dist_eval.report.markdown import summary
+from dist_eval.report.model_card import model_index
 from dist_eval.report.table import format_results, metric_words
+from dist_eval.results.inputs import DatasetSummary
+from dist_eval.runs.reading import read_results
 from dist_eval.statistics import metric_intervals
 
 
@@ -49,6 +53,35 @@ def test_the_table_shows_the_adapter_and_what_the_servers_computed_in_if_it_diff
     table = table_of(tmp_path, swarm=swarm, model={**FACTS["model"], "adapter": "org/lora"})
     assert "servers computed in bfloat16 and float16 (nf4): the figures depend on" in table
     assert "adapter: org/lora\n" in table
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"method": "random"},
+            "rows: 1,000 of 67,349 rows, sampled with seed 7; the intervals are for the metrics of all 67,349",
+        ),
+        ({"method": "stratified"}, "rows: 1,000 of 67,349 rows, each class in its share, sampled with seed 7; the"),
+        (
+            {"method": "first", "seed": None},
+            "rows: the first 1,000 of 67,349 rows; no random sample, so the intervals say nothing of the other rows",
+        ),
+    ],
+)
+def test_the_table_and_the_summaries_say_which_rows_were_evaluated(
+    tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    drawn = {"population": 67_349, "rows": 1000, "seed": 7, "precision": None, "column_digests": {}}
+    data = {**FACTS["data"], "selection": {**drawn, **changes}}
+    assert line_of(table_of(tmp_path, data=data), "rows: ").startswith(line)
+    groups = {"column": "doc", "count": 50, "largest": 10}
+    assert "; the intervals are for further groups of this kind" in table_of(tmp_path, data=data, groups=groups)
+    complete_run(tmp_path / "run")
+    run = read_results(tmp_path / "run")
+    run = run.model_copy(update={"data": DatasetSummary.model_validate(data)})
+    assert line in summary(run, "run")
+    assert f"({line.removeprefix('rows: ').partition(';')[0]})" in " ".join(model_index(run, "model").split())
 
 
 def test_the_table_shows_the_number_of_truncated_texts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dist_eval.statistics import (
     percentile,
     wilson,
 )
-from dist_eval.statistics.intervals import jackknife, standard_error
+from dist_eval.statistics.intervals import contracted, effective_size, jackknife, standard_error
 
 levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
 
@@ -32,6 +32,35 @@ def test_wilsons_interval_of_perfect_predictions_has_positive_width() -> None:
     low, high = wilson(20, 20)
     assert high == 1.0
     assert low == pytest.approx(1 / (1 + 1.959963984540054**2 / 20))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 10_000), st.floats(0, 1), st.floats(0.01, 0.99), levels)
+def test_the_limits_for_a_finite_population_are_where_the_score_test_rejects(
+    population: int, sampled: float, share: float, confidence: float
+) -> None:
+    n = min(max(1, round(sampled * population)), population - 1)
+    successes, z = round(share * n), stats.norm.ppf(0.5 + confidence / 2)
+    for limit in wilson(successes, n, confidence, n / population):
+        variance = limit * (1 - limit) / n * (population - n) / (population - 1)
+        assert abs(successes / n - limit) == pytest.approx(z * np.sqrt(variance), rel=1e-6, abs=1e-9)
+
+
+def test_a_sample_of_all_rows_leaves_nothing_uncertain() -> None:
+    assert wilson(3, 10, sampling_fraction=1.0) == (0.3, 0.3)
+    assert contracted((0.1, 0.6), 0.3, 1.0) == (0.3, 0.3)
+    assert effective_size(500, 0.0) == 500
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.8])
+def test_the_bootstraps_spread_is_that_of_samples_without_replacement(fraction: float) -> None:
+    population = np.random.default_rng(0).exponential(size=500)
+    n = round(fraction * len(population))
+    drawn = [np.random.default_rng(seed).choice(population, n, replace=False) for seed in range(400)]
+    low, high = np.quantile([sample.mean() for sample in drawn], [0.025, 0.975])
+    limits = [contracted(percentile(mean_of(one).resampled(499)["mean"]), one.mean(), fraction) for one in drawn[:60]]
+    assert np.mean([upper - lower for lower, upper in limits]) == pytest.approx(high - low, rel=0.15)
+    assert np.mean([lower < population.mean() < upper for lower, upper in limits]) > 0.85
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,0 +1,200 @@
+"""Some rows of a dataset: its first ones, or a random sample, the same on any number of ranks and on any machine.
+
+Row i has the i-th number of NumPy's PCG64, seeded with the sample's seed, as its key, and a sample of n rows consists
+of those with the n smallest keys. So each set of n rows is equally likely, and a larger sample with the same seed
+contains the smaller one. Only raw 64-bit numbers are used (`random_raw`): NumPy guarantees their stream (NEP 19), but
+not that of the methods of `Generator`.
+
+The dataset is read twice: once to count its rows, and to hash all of its texts, which shows later that two runs took
+their rows from the same data; and once to tokenize the selected rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.data.labels import LabelReader
+from dist_eval.data.readers import RowSource, open_rows
+from dist_eval.data.texts import text_bytes, texts_in
+from dist_eval.errors import DataError
+from dist_eval.results.inputs import SelectionMethod, SelectionSummary
+
+_KEYS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of a dataset to take.
+
+    Attributes:
+        method: the first ones, a random sample, or a random sample with each class's share of the rows.
+        size: how many, given the number of rows of the dataset.
+        seed: of a random sample.
+        precision: largest half width of the interval that `size` follows from, if it does.
+    """
+
+    method: SelectionMethod
+    size: Callable[[int], int]
+    seed: int | None = None
+    precision: float | None = None
+
+
+class SelectedRows(NamedTuple):
+    """Some rows of a dataset.
+
+    Attributes:
+        rows: ascending, int64 of shape [rows].
+        summary: how they were selected.
+    """
+
+    rows: np.ndarray
+    summary: SelectionSummary
+
+
+def select_rows(
+    selection: Selection,
+    dataset: str,
+    *,
+    text_columns: Sequence[str],
+    label_column: str,
+    label_names: Sequence[str],
+    labels: str = "auto",
+    numbers: bool = False,
+    subset: str | None = None,
+    split: str | None = None,
+) -> SelectedRows:
+    """Selects rows of a dataset, in memory that grows with the sample; by class also with 4 bytes for each row.
+
+    Args:
+        selection: which rows.
+        dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
+        text_columns: the columns with texts.
+        label_column: the column with the labels, which are only looked at for a sample by class.
+        label_names: names of the head's classes.
+        labels: how to interpret the label column (see `LabelReader`).
+        numbers: whether text columns may hold numbers, as they may in a prompt.
+        subset: configuration of a hub dataset.
+        split: split of a hub dataset or of a folder.
+
+    Raises:
+        DataError: the dataset cannot be read, is empty, or has fewer rows than the sample needs; for a sample by class
+            also if a row has no known label.
+    """
+    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
+    reader = LabelReader(source, label_column, label_names, labels) if selection.method == "stratified" else None
+    hashes, codes, population = {name: hashlib.sha256() for name in text_columns}, [], 0
+    for batch in source.batches:
+        for number, name in enumerate(text_columns):
+            # a row that is not selected may lack its text
+            texts = texts_in(source, name, batch.column(number).drop_null(), population, numbers)
+            hashes[name].update(text_bytes(texts))
+        if reader is not None:
+            codes.append(reader.codes(batch.column(len(text_columns)), population))
+        population += batch.num_rows
+    if not population:
+        raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
+    size = selection.size(population)
+    if size > population:
+        raise DataError(f"--sample {size} needs as many rows, but {source.name} has {population}.")
+    if selection.method == "first":
+        rows = np.arange(size)
+    elif reader is None:
+        rows = draw_rows(population, [size], int(selection.seed or 0))
+    else:
+        strata = reader.ids(np.concatenate(codes)).astype(np.int32)
+        quotas = allocate(size, np.bincount(strata, minlength=len(label_names)))
+        rows = draw_rows(population, quotas, int(selection.seed or 0), strata)
+    summary = SelectionSummary(
+        method=selection.method,
+        population=population,
+        rows=size,
+        seed=selection.seed,
+        precision=selection.precision,
+        column_digests={name: one.hexdigest() for name, one in hashes.items()},
+    )
+    return SelectedRows(rows, summary)
+
+
+def allocate(size: int, counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Distributes a sample over strata in proportion to their sizes, by the method of largest remainders.
+
+    Args:
+        size: rows of the sample, at most those of all strata.
+        counts: rows of each stratum, integers of shape [strata].
+
+    Returns:
+        Rows of the sample from each stratum, int64 of shape [strata]; of equal remainders the first one is rounded up.
+
+    Examples:
+        >>> allocate(5, [6, 3, 1])
+        array([3, 2, 0])
+    """
+    exact = size * np.asarray(counts, dtype=np.int64)
+    quotas, remainders = np.divmod(exact, max(1, int(np.sum(counts))))
+    quotas[np.argsort(-remainders, kind="stable")[: size - int(quotas.sum())]] += 1
+    return quotas
+
+
+def draw_rows(
+    population: int, quotas: Sequence[int] | np.ndarray, seed: int, strata: np.ndarray | None = None
+) -> np.ndarray:
+    """Draws rows without replacement: of each stratum those with the smallest keys (see above).
+
+    Args:
+        population: number of rows.
+        quotas: how many rows of each stratum, integers of shape [strata].
+        seed: of the keys.
+        strata: the stratum of each row, integers of shape [population]; by default there is one.
+
+    Returns:
+        The rows, ascending, int64 of shape [sum of the quotas].
+    """
+    generator, wanted = np.random.PCG64(seed), np.asarray(quotas)
+    keys, rows = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    step = max(_KEYS_AT_ONCE, int(wanted.sum()))
+    for start in range(0, population, step):
+        stop = min(start + step, population)
+        keys = np.append(keys, generator.random_raw(stop - start))
+        rows = np.append(rows, np.arange(start, stop))
+        of_rows = np.zeros(len(rows), dtype=np.int32) if strata is None else strata[rows]
+        order = np.lexsort((keys, of_rows))
+        ends = np.cumsum(np.bincount(of_rows, minlength=len(wanted)))
+        rank = np.arange(len(order)) - np.concatenate([[0], ends])[of_rows[order]]
+        kept = order[rank < wanted[of_rows[order]]]
+        keys, rows = keys[kept], rows[kept]
+    return np.sort(rows)
+
+
+def only_rows(source: RowSource, rows: np.ndarray | None) -> RowSource:
+    """Returns a stream of some rows of a dataset; all others are skipped unseen.
+
+    Args:
+        source: all rows.
+        rows: those to keep, ascending, int64 of shape [rows]; None for all.
+    """
+    return source if rows is None else replace(source, batches=_taken(source.batches, rows), selected=rows)
+
+
+def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    first = taken = 0
+    for batch in batches:
+        end = taken + int(np.searchsorted(rows[taken:], first + batch.num_rows))
+        if end > taken:
+            yield batch.take(pa.array(rows[taken:end] - first))
+        first, taken = first + batch.num_rows, end
+
+
+def places_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:
+    """Returns the positions of rows among the selected ones.
+
+    Args:
+        rows: some of the selected rows, int64 of shape [n].
+        selected: all of them, ascending; None if all rows of the dataset are selected.
+    """
+    return rows if selected is None else np.searchsorted(selected, rows)
