@@ -132,7 +132,7 @@ def _table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[list[str
 
 
 def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
-    from dist_eval.report.table import limits_words, metric_words
+    from dist_eval.metrics.words import limits_words, metric_words
 
     run, coverage, examples = _complete_run(outcome), _coverage(outcome), "-"
     if coverage:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.tables import text_table
+from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
-    from dist_eval.report.footnotes import Footnotes
     from dist_eval.statistics import McNemar, PairedDifference
 
 _LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
@@ -26,8 +25,6 @@ _CHANGES_OF_VALUES = {(True, False): "nearer", (False, True): "farther", (False,
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     """Returns the comparisons as text tables."""
-    from dist_eval.report.footnotes import Footnotes
-
     first = comparisons[0].first
     lines = [f"{len(first.predictions)} examples of {first.results.data.source}; compared with {first.folder}"]
     names = short_names([first.folder, *(one.run.folder for one in comparisons)])
@@ -92,7 +89,7 @@ def _name_of(test: McNemar | GroupedTest) -> str:
 
 
 def _metric(run: Run, name: str, notes: Footnotes) -> str:
-    from dist_eval.report.table import interval_words, metric_words
+    from dist_eval.metrics.words import interval_words, metric_words
 
     value, interval = run.metrics[name], run.results.intervals.get(name)
     if value is None:
@@ -102,7 +99,7 @@ def _metric(run: Run, name: str, notes: Footnotes) -> str:
 
 def signed_words(name: str, difference: PairedDifference, notes: Footnotes) -> str:
     """Returns a difference with its sign and its interval, or the number of the footnote with the reason."""
-    from dist_eval.report.table import metric_words
+    from dist_eval.metrics.words import metric_words
 
     def signed(value: float) -> str:
         return ("+" if value >= 0 else "") + metric_words(name, value)

@@ -223,9 +223,8 @@ def _difference(
 def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
     """Returns the comparisons as text tables."""
     from dist_eval.compare.tables import p_words, short_names, signed_words
-    from dist_eval.report.footnotes import Footnotes
-    from dist_eval.report.table import metric_words
-    from dist_eval.tables import text_table
+    from dist_eval.metrics.words import metric_words
+    from dist_eval.tables import Footnotes, text_table
 
     lines = [f"compared with {comparisons[0].first}"]
     names = short_names([comparisons[0].first, *(one.run for one in comparisons)])

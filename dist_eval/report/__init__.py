@@ -2,5 +2,5 @@
 
 `table` formats the terminal output, `page` renders `report.html` from `sections` and `charts`, and `tasks_page` that of
 a run on tasks, both in the same `layout`. `markdown` and `model_card` write summaries for pull requests and model
-cards. `naming` hides local paths, `footnotes` numbers reasons below tables.
+cards. `naming` hides local paths.
 """

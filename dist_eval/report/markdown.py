@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from html import escape
 
-from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
 from dist_eval.report.sections import MetricCell, by_class, metric_cell, slices, top_confusions
 from dist_eval.report.table import group_lines, metrics_shown, precision_lines
 from dist_eval.results.run import CompleteRun
-from dist_eval.tables import markdown_table
+from dist_eval.tables import Footnotes, markdown_table
 
 _CONFUSIONS, _CLASSES = 5, 30
 

@@ -11,19 +11,13 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL
 from dist_eval.metrics.catalogue import is_at_most_one, metric_names
+from dist_eval.metrics.words import interval_words, metric_words
 from dist_eval.report.charts import interval_bar, reliability
-from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.table import (
-    class_columns,
-    interval_words,
-    metric_words,
-    metrics_of_slices,
-    metrics_shown,
-    slice_name,
-)
+from dist_eval.report.table import class_columns, metrics_of_slices, metrics_shown, slice_name
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import CalibrationBin, ClassResults, Interval, OutputResults, Slice
 from dist_eval.results.work import RankWork, ServerTraffic
+from dist_eval.tables import Footnotes
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80

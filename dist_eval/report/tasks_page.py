@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dist_eval.metrics.words import metric_words
 from dist_eval.report.charts import interval_bar, strips
-from dist_eval.report.footnotes import Footnotes
 from dist_eval.report.layout import Contents, confidence_words, render_page
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import MetricCell, limits_in_words, ranks
-from dist_eval.report.table import metric_words
 from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
+from dist_eval.tables import Footnotes
 
 _NO_FILTER = "none"
 _LENGTHS: dict[str, Callable[[str], int]] = {
