@@ -136,7 +136,7 @@ def require_comparable(first: Run, second: Run) -> None:
     pair = f"{first.folder} and {second.folder} cannot be compared"
     if first.problem != second.problem:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
-    if first.results.data.text_digest != second.results.data.text_digest and not _share_columns(first, second):
+    if not first.results.data.has_texts_of(second.results.data):
         sources = " and ".join(
             f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
         )
@@ -153,13 +153,6 @@ def require_comparable(first: Run, second: Run) -> None:
     if not np.array_equal(first.predictions.label, second.predictions.label):
         raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
     _require_same_groups(first, second, pair)
-
-
-def _share_columns(first: Run, second: Run) -> bool:
-    """Returns whether both have texts of the same column, and of no other one of its name, as prompts may."""
-    one, other = (run.results.data.column_digests or {} for run in (first, second))
-    common = one.keys() & other.keys()
-    return bool(common) and all(one[name] == other[name] for name in common)
 
 
 def _require_same_groups(first: Run, second: Run, pair: str) -> None:

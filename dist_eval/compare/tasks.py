@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
     from dist_eval.runs.task_samples import TaskRun
@@ -104,12 +105,39 @@ def compare_tasks(
         RunError: two runs have no task in common, or a task but none of its documents.
         ConfigError: there is no such metric, or there is nothing to compare.
     """
-    from dist_eval.statistics import holm
-
     first, *others = runs
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
-    found = [_compare(first, other, set(metrics), confidence, resamples) for other in others]
+    return compare_task_pairs(
+        [(first, other) for other in others], metrics=metrics, confidence=confidence, resamples=resamples
+    )
+
+
+def compare_task_pairs(
+    pairs: Sequence[tuple[TaskRun, TaskRun]],
+    *,
+    metrics: Sequence[str] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
+) -> list[TaskComparison]:
+    """Compares the runs of each pair.
+
+    Args:
+        pairs: at least one.
+        metrics: see `compare_tasks`.
+        confidence: see `compare_tasks`.
+        resamples: see `compare_tasks`.
+
+    Returns:
+        One comparison for each pair. P-values are adjusted by Holm's procedure for all of them.
+
+    Raises:
+        RunError: two runs have no task in common, or a task but none of its documents.
+        ConfigError: there is no such metric.
+    """
+    from dist_eval.statistics import holm
+
+    found = [_compare(*pair, set(metrics), confidence, resamples) for pair in pairs]
     known = {one.metric for comparison in found for one in comparison.metrics}
     missing = [name for name in metrics if name not in known]
     if missing:
@@ -222,9 +250,7 @@ def _difference(
 
 def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
     """Returns the comparisons as text tables."""
-    from dist_eval.compare.tables import p_words, short_names, signed_words
-    from dist_eval.metrics.words import metric_words
-    from dist_eval.tables import Footnotes, text_table
+    from dist_eval.compare.tables import short_names
 
     lines = [f"compared with {comparisons[0].first}"]
     names = short_names([comparisons[0].first, *(one.run for one in comparisons)])
@@ -232,25 +258,33 @@ def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
     for one, name in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()
         head = ["task", "metric", names[0], name, "difference", "p", f"p (Holm, {family})", "documents"]
-        table = [head]
-        for metric in one.metrics:
-            figures = (
-                "-" if value is None else metric_words(metric.metric, value) for value in (metric.first, metric.second)
-            )
-            also = f" of {metric.documents + metric.unpaired}" if metric.unpaired else ""
-            table.append(
-                [
-                    metric.task,
-                    metric.metric if metric.filter == "none" else f"{metric.metric} ({metric.filter})",
-                    *figures,
-                    signed_words(metric.metric, metric.difference, notes),
-                    p_words(metric.difference.p_value, metric.difference),
-                    p_words(metric.corrected, metric.difference),
-                    f"{metric.documents}{also}",
-                ]
-            )
-        lines += ["", f"{one.run}:", *text_table(table), *notes.lines()]
+        lines += ["", f"{one.run}:", *text_table([head, *task_rows(one, notes)]), *notes.lines()]
         for folder, tasks in ((one.first, one.only_first), (one.run, one.only_second)):
             if tasks:
                 lines.append(f"only {folder} has {', '.join(tasks)}")
     return "\n".join(lines)
+
+
+def task_rows(one: TaskComparison, notes: Footnotes) -> list[list[str]]:
+    """Returns for each metric: task, name, values in both runs, difference, p-value, that by Holm, and documents."""
+    from dist_eval.compare.tables import p_words, signed_words
+    from dist_eval.metrics.words import metric_words
+
+    rows = []
+    for metric in one.metrics:
+        figures = (
+            "-" if value is None else metric_words(metric.metric, value) for value in (metric.first, metric.second)
+        )
+        also = f" of {metric.documents + metric.unpaired}" if metric.unpaired else ""
+        rows.append(
+            [
+                metric.task,
+                metric.metric if metric.filter == "none" else f"{metric.metric} ({metric.filter})",
+                *figures,
+                signed_words(metric.metric, metric.difference, notes),
+                p_words(metric.difference.p_value, metric.difference),
+                p_words(metric.corrected, metric.difference),
+                f"{metric.documents}{also}",
+            ]
+        )
+    return rows

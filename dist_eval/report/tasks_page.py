@@ -11,12 +11,11 @@ from dist_eval.report.charts import interval_bar, strips
 from dist_eval.report.layout import Contents, confidence_words, render_page
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import MetricCell, limits_in_words, ranks
-from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.results.harness import NO_FILTER, GroupMetric, TaskMetric
 from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
 from dist_eval.tables import Footnotes
 
-_NO_FILTER = "none"
 _LENGTHS: dict[str, Callable[[str], int]] = {
     "acc": lambda choice: 1,
     "acc_norm": lambda choice: max(1, len(choice)),
@@ -88,7 +87,7 @@ def cell_of(metric: TaskMetric) -> MetricCell:
 
 def metric_name(metric: TaskMetric | GroupMetric) -> str:
     """Returns a metric's name with that of its filter, if any."""
-    return metric.metric if metric.filter == _NO_FILTER else f"{metric.metric} ({metric.filter})"
+    return metric.metric if metric.filter == NO_FILTER else f"{metric.metric} ({metric.filter})"
 
 
 def _cards(run: TaskRun) -> list[MetricCell]:

@@ -64,6 +64,14 @@ class DatasetSummary(Record):
     tokenizer_digest: str
     """Hash of the tokenizer."""
 
+    def has_texts_of(self, other: DatasetSummary) -> bool:
+        """Returns whether both have the same texts and labels, or texts of the same column, as prompts may."""
+        if self.text_digest == other.text_digest:
+            return True
+        one, two = self.column_digests or {}, other.column_digests or {}
+        common = one.keys() & two.keys()
+        return bool(common) and all(one[name] == two[name] for name in common)
+
 
 class PromptSummary(Record):
     """How a language model was asked for the classes."""
