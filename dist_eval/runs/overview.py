@@ -52,10 +52,13 @@ def _main_metrics(run: Measured) -> list[str]:
 def on_same_data(one: Measured, other: Measured) -> bool:
     """Returns whether the metrics of two runs can be compared.
 
-    Runs on tasks always can: a metric's name has that of its task.
+    A prompt is part of the texts whose digest is recorded, so with one the columns decide. Runs on tasks always can be
+    compared: a metric's name has that of its task.
     """
     if isinstance(one, CompleteRun) and isinstance(other, CompleteRun):
-        return one.problem_type == other.problem_type and one.data.has_texts_of(other.data)
+        has_prompt = one.model.prompt is not None or other.model.prompt is not None
+        is_same = one.data.text_digest == other.data.text_digest or (has_prompt and one.data.has_texts_of(other.data))
+        return one.problem_type == other.problem_type and is_same
     return isinstance(one, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)
 
 
