@@ -108,40 +108,18 @@ def compare_tasks(
     first, *others = runs
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
-    return compare_task_pairs(
-        [(first, other) for other in others], metrics=metrics, confidence=confidence, resamples=resamples
-    )
-
-
-def compare_task_pairs(
-    pairs: Sequence[tuple[TaskRun, TaskRun]],
-    *,
-    metrics: Sequence[str] = (),
-    confidence: float = 0.95,
-    resamples: int | None = None,
-) -> list[TaskComparison]:
-    """Compares the runs of each pair.
-
-    Args:
-        pairs: at least one.
-        metrics: see `compare_tasks`.
-        confidence: see `compare_tasks`.
-        resamples: see `compare_tasks`.
-
-    Returns:
-        One comparison for each pair. P-values are adjusted by Holm's procedure for all of them.
-
-    Raises:
-        RunError: two runs have no task in common, or a task but none of its documents.
-        ConfigError: there is no such metric.
-    """
-    from dist_eval.statistics import holm
-
-    found = [_compare(*pair, set(metrics), confidence, resamples) for pair in pairs]
+    found = [compare_two(first, other, metrics=metrics, confidence=confidence, resamples=resamples) for other in others]
     known = {one.metric for comparison in found for one in comparison.metrics}
     missing = [name for name in metrics if name not in known]
     if missing:
         raise ConfigError(f"--metric {missing[0]}: no such metric in all of the runs.")
+    return adjusted(found)
+
+
+def adjusted(found: Sequence[TaskComparison]) -> list[TaskComparison]:
+    """Returns comparisons with their p-values adjusted by Holm's procedure for all of them."""
+    from dist_eval.statistics import holm
+
     p_values = [one.difference.p_value for comparison in found for one in comparison.metrics]
     corrected = iter(holm([value for value in p_values if value is not None]))
     return [
@@ -156,9 +134,19 @@ def compare_task_pairs(
     ]
 
 
-def _compare(
-    first: TaskRun, other: TaskRun, wanted: set[str], confidence: float, resamples: int | None
+def compare_two(
+    first: TaskRun,
+    other: TaskRun,
+    *,
+    metrics: Sequence[str] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
 ) -> TaskComparison:
+    """Compares two runs as `compare_tasks` does, without adjusting p-values.
+
+    Raises:
+        RunError: they have no task in common, or a task but none of its documents.
+    """
     tasks = [name for name in first.results.tasks if name in other.results.tasks]
     if not tasks:
         raise RunError(f"{first.folder} and {other.folder} have no task in common.")
@@ -169,7 +157,7 @@ def _compare(
         for run, own, others in ((first, before, after), (other, after, before)):
             only[run.folder] += [f"{task}: {metric}" for metric, _ in own.keys() - others.keys()]
         for key in before:
-            if key in after and (not wanted or key[0] in wanted):
+            if key in after and (not metrics or key[0] in metrics):
                 compared.append(
                     _compare_metric(first, other, task, key, before[key], after[key], confidence, resamples)
                 )

@@ -64,6 +64,33 @@ def interval_bar(value: float | None, interval: Interval | None) -> dict[str, fl
     return {"value": round(100 * value, 2), "low": round(100 * low, 2), "width": round(100 * (high - low), 2)}
 
 
+def interval_bars(
+    values: Sequence[float | None], intervals: Sequence[Interval | None]
+) -> tuple[tuple[float, float], list[dict[str, float] | None]]:
+    """Returns the coordinates of the same metric of several runs on a common line from 0 to 100.
+
+    Args:
+        values: the metric of each run.
+        intervals: its intervals.
+
+    Returns:
+        The smallest and largest value or limit, which are at the ends of the line; and the coordinates as of
+        `interval_bar`, None where there is no value.
+    """
+    spans = [
+        None if value is None else (interval and interval.limits) or (value, value)
+        for value, interval in zip(values, intervals, strict=True)
+    ]
+    known = [one for span in spans if span for one in span]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    x = Scale(low, high, 0, 100)
+    bars = [
+        span and {"value": x(value or 0.0), "low": x(span[0]), "width": round(x(span[1]) - x(span[0]), 2)}
+        for value, span in zip(values, spans, strict=True)
+    ]
+    return (low, high), bars
+
+
 def reliability(bins: Sequence[CalibrationBin]) -> dict[str, Any]:
     """Lays out a reliability diagram: accuracy against mean confidence, and a histogram of the confidences below it.
 
