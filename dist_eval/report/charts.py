@@ -66,7 +66,7 @@ def interval_bar(value: float | None, interval: Interval | None) -> dict[str, fl
 
 def interval_bars(
     values: Sequence[float | None], intervals: Sequence[Interval | None]
-) -> tuple[tuple[float, float], list[dict[str, float] | None]]:
+) -> tuple[tuple[float, float] | None, list[dict[str, float] | None]]:
     """Returns the coordinates of the same metric of several runs on a common line from 0 to 100.
 
     Args:
@@ -74,21 +74,21 @@ def interval_bars(
         intervals: its intervals.
 
     Returns:
-        The smallest and largest value or limit, which are at the ends of the line; and the coordinates as of
-        `interval_bar`, None where there is no value.
+        The smallest and largest limit, which are at the ends of the line, None if there are no intervals; and the
+        coordinates as of `interval_bar`, None where there is no interval.
     """
-    spans = [
-        None if value is None else (interval and interval.limits) or (value, value)
-        for value, interval in zip(values, intervals, strict=True)
-    ]
-    known = [one for span in spans if span for one in span]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    x = Scale(low, high, 0, 100)
+    spans = [interval.limits if interval else None for interval in intervals]
+    known = [limit for span in spans if span for limit in span]
+    if not known:
+        return None, [None] * len(values)
+    x = Scale(min(known), max(known), 0, 100)
     bars = [
-        span and {"value": x(value or 0.0), "low": x(span[0]), "width": round(x(span[1]) - x(span[0]), 2)}
+        {"value": x(value), "low": x(span[0]), "width": round(x(span[1]) - x(span[0]), 2)}
+        if span and value is not None
+        else None
         for value, span in zip(values, spans, strict=True)
     ]
-    return (low, high), bars
+    return (x.low, x.high), bars
 
 
 def reliability(bins: Sequence[CalibrationBin]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ It has the same properties as the page of one run (see `page`), which it links t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +61,8 @@ class RunTable:
         links: for each run the address of its page; None without one.
         heads: for each metric, its name, and whether lower is better.
         rows: the metrics of each run.
-        ends: smallest and largest value of the first metric, with intervals, in words.
+        unit: what the runs are compared by.
+        ends: smallest and largest limit of the first metric's intervals, in words; None if there are no intervals.
         interval: what the intervals are.
         columns: further columns.
         options: the options that differ, with the value of each run.
@@ -75,7 +77,8 @@ class RunTable:
     links: list[str | None]
     heads: list[tuple[str, bool]]
     rows: list[list[MetricCell]]
-    ends: tuple[str, str]
+    unit: str
+    ends: tuple[str, str] | None
     interval: str
     columns: list[Column]
     options: dict[str, list[str]]
@@ -133,7 +136,7 @@ def write_runs(
         tunings=tunings,
         problems=problems,
         counts=", ".join(f"{count} {what}" for what, count in counts.items() if count),
-        pageless=[one.name for table in tables for one, link in zip(table.runs, table.links, strict=True) if not link],
+        has_pageless=any(link is None for table in tables for link in table.links),
         texts=page.contents.texts,
     )
     write_atomically(path, html.encode())
@@ -178,7 +181,8 @@ class _Page:
             links=[self._link(one.folder) for one in runs],
             heads=[(name, lower_is_better(name)) for name in names],
             rows=[[replace(row[0], bar=bar), *row[1:]] for row, bar in zip(rows, bars, strict=True)],
-            ends=(metric_words(names[0], ends[0]), metric_words(names[0], ends[1])),
+            unit="document" if isinstance(runs[0].results, CompleteHarnessRun) else "example",
+            ends=ends and (metric_words(names[0], ends[0]), metric_words(names[0], ends[1])),
             interval=_interval(group),
             columns=_columns(runs),
             options=differing_options([one.results for one in runs]),
@@ -194,6 +198,8 @@ class _Page:
     def _compare(self, pairs: Sequence[tuple[Shown, Shown]]) -> list[Pair]:
         if not pairs:
             return []
+        if len(pairs) > 1:
+            print(f"comparing {len(pairs)} pairs of runs", file=sys.stderr)
         most = max(1, self.contents.most // len(pairs)) if self.contents.most else 0
         if isinstance(pairs[0][0].results, CompleteHarnessRun):
             return compare_on_tasks(pairs, self.contents, most)
@@ -240,9 +246,8 @@ def _title(group: Sequence[Shown]) -> tuple[str, list[str]]:
         return "Tasks of the lm-evaluation-harness", [f"version {' and '.join(versions)}"]
     names = dict.fromkeys(dataset_name(run.data) for run in runs if isinstance(run, CompleteRun))
     digests = dict.fromkeys(run.data.text_digest[:_DIGITS] for run in runs if isinstance(run, CompleteRun))
-    expected = runs[0].coverage.expected
-    digest = f", digest {next(iter(digests))}" if len(digests) == 1 else ", with several prompts"
-    return " and ".join(names), [f"{runs[0].problem_type.replace('_', ' ')}, {expected} examples{digest}"]
+    what = f"{runs[0].problem_type.replace('_', ' ')}, {runs[0].coverage.expected} examples"
+    return " and ".join(names), [f"{what}; digest of texts and labels {' or '.join(digests)}"]
 
 
 def _interval(group: Sequence[Shown]) -> str:

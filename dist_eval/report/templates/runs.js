@@ -26,16 +26,36 @@
 
   const rowOf = (number) => document.querySelector(`tr[data-run="${number}"]`);
   const nameOf = (number) => rowOf(number).dataset.name;
+  const copyOf = (table) => {
+    const wide = table.closest(".wide").cloneNode(true);
+    wide.removeAttribute("aria-label");
+    all("tbody tr", wide).forEach((row) => {
+      if (!chosen.includes(row.dataset.run ?? row.dataset.optionsOf)) row.remove();
+      delete row.dataset.run;
+      row.classList.remove("is-chosen");
+    });
+    all(".choose", wide).forEach((box) => box.remove());
+    all("th button", wide).forEach((button) => button.replaceWith(...button.childNodes));
+    all("th", wide).forEach((head) => ["aria-sort", "data-sort"].forEach((one) => head.removeAttribute(one)));
+    return wide;
+  };
+  const showUntested = (section) => {
+    const place = section.querySelector(".untested");
+    place.replaceChildren(...all("table.sortable", section).map(copyOf));
+    place.hidden = false;
+    place.scrollIntoView({ block: "nearest" });
+  };
   const show = () => {
+    all(".untested").forEach((one) => { one.hidden = true; one.replaceChildren(); });
     all("tr[data-run]").forEach((row) => {
       const isChosen = chosen.includes(row.dataset.run);
       row.querySelector("input").checked = isChosen;
       row.classList.toggle("is-chosen", isChosen);
     });
     const found = all(".pair").filter((pair) => {
-      const runs = pair.dataset.runs.split(" ");
-      pair.hidden = !chosen.every((number) => runs.includes(number));
-      return !pair.hidden;
+      const runs = pair.dataset.runs.split(" "), isMeant = chosen.every((number) => runs.includes(number));
+      pair.hidden = !isMeant && chosen.some((number) => pair.closest("section").contains(rowOf(number)));
+      return isMeant;
     });
     bar.hidden = chosen.length === 0;
     if (chosen.length === 1) words.textContent = `${nameOf(chosen[0])}: choose a second run.`;
@@ -45,8 +65,10 @@
       words.textContent = `${one} and ${other}: side by side under Pairs.`;
       found[0].open = true;
       found[0].scrollIntoView({ block: "nearest" });
-    } else if (isOneTable) words.textContent = `This page has no test of ${one} and ${other}: dist-eval compare ${one} ${other}`;
-    else words.textContent = `${one} and ${other} are on other data: they cannot be compared.`;
+    } else if (isOneTable) {
+      words.textContent = `${one} and ${other}: side by side under Pairs; their test is printed by dist-eval compare.`;
+      showUntested(rowOf(chosen[0]).closest("section"));
+    } else words.textContent = `${one} and ${other} are on other data: they cannot be compared.`;
   };
   all(".choose").forEach((box) => box.addEventListener("input", () => {
     const { run } = box.closest("tr").dataset;
