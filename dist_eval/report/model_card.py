@@ -10,6 +10,7 @@ from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.table import metrics_shown
 from dist_eval.report.tasks_page import metric_name
+from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> s
 def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
+    found: list[tuple[str, TaskMetric | GroupMetric]] = []
+    found += [(name, one) for name, task in results.tasks.items() for one in task.metrics]
+    found += [(name, one) for name, group in results.groups.items() for one in group.metrics]
     return [
         EvalResult(
             task_type="text-generation",
@@ -55,8 +59,7 @@ def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
             metric_name=metric_name(one),
             metric_value=one.value,
         )
-        for name, task in results.tasks.items()
-        for one in task.metrics
+        for name, one in found
         if one.value is not None
     ]
 

@@ -44,6 +44,7 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "output": "/runs/one",
         "peers_file": None,
         "metric": ["own/metrics.py:worst", "package.module:best"],
+        "tasks": ["hellaswag", "/own/tasks/mine.yaml"],
         "split": "a/b",
     }
     assert without_folders(options, {"model": False, "dataset": True}) == {
@@ -52,4 +53,5 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "checkpoint": "tuned",
         "output": "one",
         "metric": ["metrics.py:worst", "package.module:best"],
+        "tasks": ["hellaswag", "mine.yaml"],
     }
