@@ -6,16 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason
+from dist_eval.report.layout import MOST_PAIRS, Contents
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
-
-if TYPE_CHECKING:
-    from dist_eval.report.layout import Contents
 
 _EPILOG = """\
 examples:
@@ -54,8 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
     several = parser.add_argument_group("the page of several runs")
     several.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show (default: the usual)")
     several.add_argument(
-        "--max-pairs", type=int, default=45, metavar="N", help="pairs of runs on the same data up to which all are "
-        "tested; of more, those with the first run (default: 45)",
+        "--max-pairs", type=int, default=MOST_PAIRS, metavar="N", help="pairs of runs on the same data up to which all "
+        "are tested; of more, those with the first run (default: %(default)s)",
     )  # fmt: skip
     other = parser.add_argument_group("instead of the page")
     ways = other.add_mutually_exclusive_group()
@@ -92,6 +89,8 @@ def _show(options: argparse.Namespace) -> None:
     folder, *others = folders_among(options.runs)
     if others:
         _show_several([folder, *others], options)
+    elif options.metric:
+        raise ConfigError("--metric chooses the metrics of a page of several runs: name several.")
     elif options.markdown:
         from dist_eval.report.markdown import summary
 
@@ -122,8 +121,6 @@ def _show_several(folders: Sequence[Path], options: argparse.Namespace) -> None:
 
 
 def _contents(options: argparse.Namespace) -> Contents:
-    from dist_eval.report.layout import Contents
-
     return Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
 
 

@@ -11,6 +11,9 @@ from typing import Any
 PAGE_SIZE = 25
 """Mistakes on a page of the list."""
 
+MOST_PAIRS = 45
+"""Pairs of ten runs; with many more tests, the resamples of a bootstrap allow no p-value small enough for Holm's."""
+
 _MOST_CHOICES = 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
 _LISTS = ("metric", "tasks", "include_path")
+_DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
@@ -52,6 +54,18 @@ def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
     if isinstance(results, CompleteRun):
         are_paths["dataset"] = results.data.is_path
     return without_folders(results.config, are_paths)
+
+
+def without_directories(message: str, names: Mapping[Path, str]) -> str:
+    """Returns a message with the names of runs instead of their folders, and other absolute paths without directories.
+
+    Args:
+        message: for people.
+        names: name of each run by its folder.
+    """
+    for folder in sorted(names, key=lambda one: -len(str(one))):
+        message = message.replace(str(folder), names[folder])
+    return _DIRECTORIES.sub("", message)
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dist_eval.compare.tables import (
 from dist_eval.errors import EvaluationError
 from dist_eval.report.differences import differing_options
 from dist_eval.report.layout import Contents, cut
+from dist_eval.report.naming import without_directories
 from dist_eval.report.sections import words
 from dist_eval.runs.overview import Measured
 from dist_eval.tables import Footnotes
@@ -84,7 +85,7 @@ class Pair:
         rows: for each metric, the cells of `compare.tables.metric_rows`, or `compare.tasks.task_rows`.
         notes: the footnotes of `rows`.
         changes: the most remarkable changes.
-        changed: number of all changes; None if it is unknown.
+        changed: number of all changes.
     """
 
     first: Shown
@@ -99,6 +100,11 @@ class Pair:
     notes: Sequence[str] = ()
     changes: Sequence[Change] = ()
     changed: int = 0
+
+    @property
+    def runs(self) -> tuple[Shown, Shown]:
+        """Both runs."""
+        return self.first, self.other
 
 
 def choose_pairs(group: Sequence[Shown], most: int) -> list[tuple[Shown, Shown]]:
@@ -135,13 +141,13 @@ def compare_on_data(
             require_comparable(*both)
             comparable[number] = both
         except EvaluationError as error:
-            pair = replace(pair, reason=without_paths(str(error), (first, other)))
+            pair = replace(pair, reason=reason_words(error, pair.runs))
         found.append(pair)
     if comparable:
         try:
             compared = compare_pairs(list(comparable.values()), metrics=metrics)
         except EvaluationError as error:
-            reason = without_paths(str(error), [one for pair in pairs for one in pair])
+            reason = reason_words(error, [one for pair in found for one in pair.runs])
             return [replace(pair, reason=pair.reason or reason) for pair in found]
         for number, comparison in zip(comparable, compared, strict=True):
             found[number] = _described(found[number], comparison, len(comparable), most)
@@ -153,11 +159,9 @@ def side_by_side(first: Shown, other: Shown) -> Pair:
     return Pair(first, other, differing_options([first.results, other.results]))
 
 
-def without_paths(message: str, runs: Sequence[Shown]) -> str:
-    """Returns a message with the names of runs instead of their folders."""
-    for one in sorted(runs, key=lambda one: -len(str(one.folder))):
-        message = message.replace(str(one.folder), one.name)
-    return message
+def reason_words(error: Exception, runs: Sequence[Shown]) -> str:
+    """Returns why runs cannot be compared, with their names instead of their folders."""
+    return without_directories(str(error), {one.folder: one.name for one in runs})
 
 
 def headline(name: str, difference: PairedDifference, corrected: float | None) -> tuple[str, bool]:

@@ -18,8 +18,8 @@ from dist_eval.metrics.words import metric_words
 from dist_eval.process.files import write_atomically
 from dist_eval.report.charts import interval_bars
 from dist_eval.report.differences import differing_options
-from dist_eval.report.layout import Contents, confidence_words, render_page
-from dist_eval.report.naming import dataset_name
+from dist_eval.report.layout import MOST_PAIRS, Contents, confidence_words, render_page
+from dist_eval.report.naming import dataset_name, without_directories
 from dist_eval.report.pairs import Pair, Shown, choose_pairs, compare_on_data
 from dist_eval.report.sections import MetricCell, metric_cell
 from dist_eval.report.table import group_lines
@@ -30,9 +30,6 @@ from dist_eval.runs.files import REPORT
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.runs.overview import Measured, groups_on_same_data, measured, metrics_to_show
 from dist_eval.tables import Footnotes
-
-MOST_PAIRS = 45
-"""Pairs of ten runs; with many more tests, the resamples of a bootstrap allow no p-value small enough for Holm's."""
 
 _DIGITS = 12
 
@@ -122,7 +119,7 @@ def write_runs(
     tables = [page.table([page.shown(outcome.folder, run) for outcome, run in group]) for group in groups]
     tunings = page.tunings(outcomes)
     problems = [
-        (names[number], without_directories(outcome.problem, outcome.folder, names[number]))
+        (names[number], without_directories(outcome.problem, {outcome.folder: names[number]}))
         for number, outcome in enumerate(outcomes)
         if outcome.problem
     ]
@@ -143,12 +140,6 @@ def write_runs(
     return path
 
 
-def without_directories(message: str, folder: Path, name: str) -> str:
-    """Returns a message with the name of a run instead of its folder, and other paths without directories."""
-    words = message.replace(str(folder), name).split(" ")
-    return " ".join(word.rsplit("/", 1)[1] if word.lstrip("'\"(").startswith("/") else word for word in words)
-
-
 @dataclass(frozen=True)
 class _Page:
     path: Path
@@ -166,10 +157,10 @@ class _Page:
         """Returns the table of runs whose metrics can be compared."""
         known = {name for one in group for name in one.results.metrics}
         names = metrics_to_show([one.results for one in group], [name for name in self.metrics if name in known])
-        runs = _best_first(group, names[0])
-        rows = [[metric_cell(name, one.results) for name in names] for one in runs]
+        main = next(iter(names), "")
+        runs = _best_first(group, main)
         ends, bars = interval_bars(
-            [one.results.metrics.get(names[0]) for one in runs], [one.results.intervals.get(names[0]) for one in runs]
+            [one.results.metrics.get(main) for one in runs], [one.results.intervals.get(main) for one in runs]
         )
         chosen = choose_pairs(group, self.most_pairs)
         is_limited = len(chosen) < len(group) * (len(group) - 1) // 2
@@ -180,9 +171,12 @@ class _Page:
             runs=runs,
             links=[self._link(one.folder) for one in runs],
             heads=[(name, lower_is_better(name)) for name in names],
-            rows=[[replace(row[0], bar=bar), *row[1:]] for row, bar in zip(rows, bars, strict=True)],
+            rows=[
+                [replace(metric_cell(name, one.results), bar=bar) for name in names]
+                for one, bar in zip(runs, bars, strict=True)
+            ],
             unit="document" if isinstance(runs[0].results, CompleteHarnessRun) else "example",
-            ends=ends and (metric_words(names[0], ends[0]), metric_words(names[0], ends[1])),
+            ends=ends and (metric_words(main, ends[0]), metric_words(main, ends[1])),
             interval=_interval(group),
             columns=_columns(runs),
             options=differing_options([one.results for one in runs]),
@@ -203,7 +197,9 @@ class _Page:
         most = max(1, self.contents.most // len(pairs)) if self.contents.most else 0
         if isinstance(pairs[0][0].results, CompleteHarnessRun):
             return compare_on_tasks(pairs, self.contents, most)
-        return compare_on_data(pairs, self.contents, most, self.metrics)
+        runs = [one.results for pair in pairs for one in pair]
+        metrics = [name for name in self.metrics if all(name in run.metrics for run in runs)]
+        return compare_on_data(pairs, self.contents, most, metrics)
 
     def tunings(self, outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
         """Returns the names of complete tunings, and the cells of their rows."""

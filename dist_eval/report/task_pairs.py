@@ -10,7 +10,7 @@ from typing import Any
 from dist_eval.compare.tasks import MetricComparison, TaskComparison, adjusted, compare_two, task_rows
 from dist_eval.errors import EvaluationError
 from dist_eval.report.layout import Contents
-from dist_eval.report.pairs import Change, Pair, Shown, headline, side_by_side, without_paths
+from dist_eval.report.pairs import Change, Pair, Shown, headline, reason_words, side_by_side
 from dist_eval.report.tasks_page import answer_of, context_of, metric_name
 from dist_eval.runs.task_samples import TaskRun
 from dist_eval.tables import Footnotes
@@ -18,20 +18,22 @@ from dist_eval.tables import Footnotes
 
 def compare_on_tasks(pairs: Sequence[tuple[Shown, Shown]], contents: Contents, most: int) -> list[Pair]:
     """Compares the runs of each pair, document by document; the tests of all of them are one family."""
+    runs = {one.folder: TaskRun.load(one.folder) for pair in pairs for one in pair}
     found, compared = [], {}
     for number, (first, other) in enumerate(pairs):
         pair = side_by_side(first, other)
         try:
-            compared[number] = compare_two(TaskRun.load(first.folder), TaskRun.load(other.folder))
+            compared[number] = compare_two(runs[first.folder], runs[other.folder])
         except EvaluationError as error:
-            pair = replace(pair, reason=without_paths(str(error), (first, other)))
+            pair = replace(pair, reason=reason_words(error, pair.runs))
         found.append(pair)
     for number, one in zip(compared, adjusted(list(compared.values())), strict=True):
-        found[number] = _described(found[number], one, contents, most)
+        both = runs[one.first], runs[one.run]
+        found[number] = _described(found[number], one, both, contents, most)
     return found
 
 
-def _described(pair: Pair, one: TaskComparison, contents: Contents, most: int) -> Pair:
+def _described(pair: Pair, one: TaskComparison, runs: tuple[TaskRun, TaskRun], contents: Contents, most: int) -> Pair:
     if not one.metrics:
         return replace(pair, reason="The tasks that both have have no metric in common.")
     notes, main = Footnotes(), one.metrics[0]
@@ -45,7 +47,7 @@ def _described(pair: Pair, one: TaskComparison, contents: Contents, most: int) -
     compared = [metric for metric in one.metrics if metric.test is not None]
     first_of_tasks = {metric.task: metric for metric in reversed(compared)}
     shares = [metric for metric in compared if metric is first_of_tasks[metric.task]]
-    changes = itertools.chain.from_iterable(_changes(pair, metric, contents) for metric in shares)
+    changes = itertools.chain.from_iterable(_changes(*runs, metric, contents) for metric in shares)
     names, confidence = (pair.first.name, pair.other.name), main.difference.interval.confidence
     return replace(
         pair,
@@ -60,9 +62,8 @@ def _described(pair: Pair, one: TaskComparison, contents: Contents, most: int) -
     )
 
 
-def _changes(pair: Pair, metric: MetricComparison, contents: Contents) -> Iterator[Change]:
+def _changes(first: TaskRun, other: TaskRun, metric: MetricComparison, contents: Contents) -> Iterator[Change]:
     """Yields the documents of a task that only one of the runs gets right by a metric."""
-    first, other = (TaskRun.load(shown.folder) for shown in (pair.first, pair.other))
     before, after = (run.values(metric.task)[metric.metric, metric.filter] for run in (first, other))
     changed = {key for key in before.keys() & after.keys() if before[key] != after[key]}
     answers = {key: sample for key, sample in _samples(other, metric) if key in changed}

@@ -137,7 +137,7 @@ class HarnessResults(Record):
     @property
     def main_metrics(self) -> list[str]:
         """Names of the metrics of groups and tasks that belong to no group."""
-        inside = {name for group in self.groups.values() for name in group.tasks}
+        inside = {name for group in self.groups.values() if group.metrics for name in group.tasks}
         groups = [_name(group, one) for group, one in self._of_groups() if group not in inside]
         return groups + [_name(task, one) for task, one in self._of_tasks() if task not in inside]
 
