@@ -19,13 +19,12 @@ from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
-from dist_eval.metrics.catalogue import metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import write_atomically
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteRun, RunningRun
-from dist_eval.results.tuning import TuningRun
+from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
+from dist_eval.runs.overview import folders_among, measured, metrics_to_show, on_same_data
 from dist_eval.tables import markdown_table, text_table
 
 _RUNS_NAMED = 4
@@ -58,21 +57,6 @@ def exit_status(outcomes: Sequence[Outcome]) -> int:
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
 
 
-def numbers_by_name(outcomes: Sequence[Outcome], asked: Sequence[str] | None = None) -> list[str]:
-    """Returns the names of the metrics to show.
-
-    Raises:
-        ConfigError: no complete run has one of the requested metrics.
-    """
-    complete = [run for run in map(_complete_run, outcomes) if run]
-    known = {name for run in complete for name in run.metrics}
-    for name in asked or ():
-        if known and name not in known:
-            raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    usual = [name for run in complete for name in metric_names(run.problem_type, "compared")]
-    return [name for name in dict.fromkeys(asked or usual) if name in known]
-
-
 def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[str, Any]]:
     """Returns one record for each run.
 
@@ -82,9 +66,9 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
         labels (other_data_than), and for each metric its value and the limits of its interval (NAME_low, NAME_high),
         null if undefined.
     """
-    rows, first = [], _first_complete(outcomes)
+    rows, first = [], _first_measured(outcomes)
     for outcome in outcomes:
-        run, coverage = _complete_run(outcome), _coverage(outcome)
+        run, coverage = measured(outcome), _coverage(outcome)
         row: dict[str, Any] = {
             "run": str(outcome.folder),
             "status": outcome.status,
@@ -105,26 +89,18 @@ def rows_of(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[dict[st
     return rows
 
 
-def _complete_run(outcome: Outcome) -> CompleteRun | None:
-    return outcome.results if isinstance(outcome.results, CompleteRun) else None
-
-
 def _coverage(outcome: Outcome) -> Coverage | None:
     results = outcome.results
     return None if results is None or isinstance(results, RunningRun) else results.coverage
 
 
-def _first_complete(outcomes: Sequence[Outcome]) -> Outcome | None:
-    return next((outcome for outcome in outcomes if outcome.status == "complete"), None)
+def _first_measured(outcomes: Sequence[Outcome]) -> Outcome | None:
+    return next((outcome for outcome in outcomes if measured(outcome)), None)
 
 
 def _is_on_other_data(outcome: Outcome, first: Outcome) -> bool:
-    return outcome.status == "complete" and _text_digest(outcome) != _text_digest(first)
-
-
-def _text_digest(outcome: Outcome) -> str | None:
-    results = outcome.results
-    return results.data.text_digest if isinstance(results, CompleteRun | TuningRun) else None
+    run, baseline = measured(outcome), measured(first)
+    return run is not None and baseline is not None and not on_same_data(run, baseline)
 
 
 def _table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[list[str]]:
@@ -132,9 +108,9 @@ def _table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> list[list[str
 
 
 def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
-    from dist_eval.report.table import limits_words, metric_words
+    from dist_eval.metrics.words import limits_words, metric_words
 
-    run, coverage, examples = _complete_run(outcome), _coverage(outcome), "-"
+    run, coverage, examples = measured(outcome), _coverage(outcome), "-"
     if coverage:
         examples = f"{coverage.expected - coverage.missing}" + (f" of {coverage.expected}" if coverage.missing else "")
     cells = [str(outcome.folder), outcome.status, examples]
@@ -147,14 +123,10 @@ def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
 
 def _verdict(outcomes: Sequence[Outcome]) -> list[str]:
     """Returns the number of complete runs, for each of the others the reason, and cautions."""
-    complete = [outcome for outcome in outcomes if outcome.status == "complete"]
-    lines = [f"{len(complete)} of {len(outcomes)} runs are complete"]
-    for outcome in outcomes:
-        if outcome.status != "complete":
-            reason = f", {outcome.reason}" if outcome.reason else ""
-            advice = "; running the same command again resumes it" if outcome.exit_status == STOPPED else ""
-            lines.append(f"{outcome.folder}: {outcome.status}{reason}{advice}")
-    return [*lines, *_cautions(complete)]
+    complete = sum(outcome.status == "complete" for outcome in outcomes)
+    problems = [f"{outcome.folder}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+    cautions = _cautions([outcome for outcome in outcomes if measured(outcome)])
+    return [f"{complete} of {len(outcomes)} runs are complete", *problems, *cautions]
 
 
 def _cautions(complete: Sequence[Outcome]) -> list[str]:
@@ -219,7 +191,7 @@ def _require_kinds(paths: Sequence[Path]) -> None:
 
 def _folders(options: argparse.Namespace) -> list[Path]:
     if options.list is None:
-        return options.runs
+        return folders_among(options.runs)
     if len(options.runs) > 1:
         raise ConfigError("With --list, name one folder: the one above the folders of its runs.")
     return [options.runs[0] / entry.name for entry in read_sweep(options.list).entries.values()]
@@ -231,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require_kinds(options.write)
         outcomes = [read_outcome(folder) for folder in _folders(options)]
-        figures = numbers_by_name(outcomes, options.metric)
+        figures = metrics_to_show([run for run in map(measured, outcomes) if run], options.metric)
         print(format_table(outcomes, figures), flush=True)
         for path in options.write:
             write(path, outcomes, figures)

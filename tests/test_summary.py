@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
+from task_runs import task_run
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
@@ -147,6 +148,30 @@ def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([on_data(tmp_path / "a", "x"), on_data(tmp_path / "b", "y")]) == 0
     printed = capsys.readouterr().out
     assert "on other data than" in printed and "the best of" not in printed
+
+
+def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = [1.0] * 30 + [0.0] * 10
+    tasks = task_run(tmp_path / "tasks", {"words": {"acc": right}}, {})
+    first = on_data(tmp_path / "a", "x")
+    assert main([str(tasks), first]) == 0
+    header, row, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["run", "status", "examples", "all/acc"]
+    assert row.split()[1:4] == ["complete", "120", "0.5000"]
+    assert main([str(tasks), first, "--metric", "words/acc", "--write", str(tmp_path / "written.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "0.7500 [0.5981, 0.8581]" in printed
+    assert f"{first}: on other data than {tasks}" in printed
+    assert json.loads((tmp_path / "written.json").read_text())[0]["words/acc"] == 0.75
+
+
+def test_files_beside_folders_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "runs.html").touch()
+    assert main([str(runs / "good"), str(runs / "runs.html")]) == 0
+    assert "1 of 1 runs are complete" in capsys.readouterr().out
+    assert main([str(runs / "runs.html")]) == 1
 
 
 def test_the_comparison_that_is_proposed_works_for_a_regression(

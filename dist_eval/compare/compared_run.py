@@ -193,7 +193,7 @@ def on_common_rows(runs: Sequence[Run]) -> list[Run]:
 
     selections = [run.results.data.selection for run in runs]
     first, *others = runs
-    if not any(selections) or not all(_have_same_data(first, other) for other in others):
+    if not any(selections) or not all(first.results.data.has_texts_of(other.results.data) for other in others):
         return list(runs)
     common = functools.reduce(np.intersect1d, (run.rows for run in runs))
     if not all(np.isin(run.predictions.index, common).any() for run in runs):
@@ -202,10 +202,6 @@ def on_common_rows(runs: Sequence[Run]) -> list[Run]:
     drawn = [selection for selection in selections if selection]
     is_random = all(selection.method != "first" for selection in drawn)
     return [run.restricted(common, len(common) / drawn[0].population if is_random else 0.0) for run in runs]
-
-
-def _have_same_data(first: Run, second: Run) -> bool:
-    return first.results.data.text_digest == second.results.data.text_digest or _share_columns(first, second)
 
 
 def require_comparable(first: Run, second: Run) -> None:
@@ -219,7 +215,7 @@ def require_comparable(first: Run, second: Run) -> None:
     pair = f"{first.folder} and {second.folder} cannot be compared"
     if first.problem != second.problem:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
-    if not _have_same_data(first, second):
+    if not first.results.data.has_texts_of(second.results.data):
         sources = " and ".join(
             f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
         )
@@ -236,16 +232,6 @@ def require_comparable(first: Run, second: Run) -> None:
     if not np.array_equal(first.predictions.label, second.predictions.label):
         raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
     _require_same_groups(first, second, pair)
-
-
-def _share_columns(first: Run, second: Run) -> bool:
-    """Returns whether both have texts of the same column, and of no other one of its name, as prompts may.
-
-    Of a run on a part of a dataset, the columns of the whole dataset count.
-    """
-    one, other = ((run.results.data.selection or run.results.data).column_digests or {} for run in (first, second))
-    common = one.keys() & other.keys()
-    return bool(common) and all(one[name] == other[name] for name in common)
 
 
 def _require_same_groups(first: Run, second: Run, pair: str) -> None:

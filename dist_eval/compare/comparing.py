@@ -123,23 +123,57 @@ def compare(
     if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     first, *others = (run.with_custom_metrics(custom_metrics) for run in on_common_rows(runs))
-    for other in others:
-        require_comparable(first, other)
+    return compare_pairs(
+        [(first, other) for other in others],
+        metrics=metrics,
+        custom_metrics=custom_metrics,
+        confidence=confidence,
+        resamples=resamples,
+    )
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[Run, Run]],
+    *,
+    metrics: Sequence[str] = (),
+    custom_metrics: Sequence[CustomMetric] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
+) -> list[Comparison]:
+    """Compares the runs of each pair.
+
+    Args:
+        pairs: at least one; all runs are on the same data, and have the custom metrics.
+        metrics: see `compare`.
+        custom_metrics: see `compare`.
+        confidence: see `compare`.
+        resamples: see `compare`.
+
+    Returns:
+        One comparison for each pair. P-values are adjusted as by `compare`, for the number of pairs.
+
+    Raises:
+        RunError: the runs did not evaluate the same examples.
+        ConfigError: there is no such metric.
+    """
+    for pair in pairs:
+        require_comparable(*pair)
+    first, *others = {id(run): run for pair in pairs for run in pair}.values()
     names = _metric_names(first, others, metrics, custom_metrics)
     decisive = _share_of_right(first)
     wanted = {*names} if decisive is None else {*names, decisive}
-    tables = [_differences(first, other, wanted, confidence, resamples) for other in others]
-    changes = [Changes.between(first.predictions, other.predictions) for other in others]
+    tables = [_differences(*pair, wanted, confidence, resamples) for pair in pairs]
+    changes = [Changes.between(one.predictions, other.predictions) for one, other in pairs]
     tests = [
-        None if decisive is None else _test(first, change, decisive, table[decisive])
-        for change, table in zip(changes, tables, strict=True)
+        None if decisive is None else _test(one, change, decisive, table[decisive])
+        for (one, _), change, table in zip(pairs, changes, tables, strict=True)
     ]
-    keys = [(number, name) for number in range(len(others)) for name in names]
+    keys = [(number, name) for number in range(len(pairs)) for name in names]
     corrected = dict(zip(keys, _holm([tables[number][name].p_value for number, name in keys]), strict=True))
     corrected_tests = _holm([None if test is None else test.p_value for test in tests])
     return [
         Comparison(
-            first=first,
+            first=one,
             run=other,
             changes=changes[number],
             test=tests[number],
@@ -147,7 +181,7 @@ def compare(
             differences={name: tables[number][name] for name in names},
             corrected={name: corrected[number, name] for name in names},
         )
-        for number, other in enumerate(others)
+        for number, (one, other) in enumerate(pairs)
     ]
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.tables import text_table
+from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
-    from dist_eval.report.footnotes import Footnotes
     from dist_eval.statistics import McNemar, PairedDifference
 
 _LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
@@ -26,8 +25,6 @@ _CHANGES_OF_VALUES = {(True, False): "nearer", (False, True): "farther", (False,
 
 def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     """Returns the comparisons as text tables."""
-    from dist_eval.report.footnotes import Footnotes
-
     first = comparisons[0].first
     runs = [first, *(one.run for one in comparisons)]
     is_part = any(len(run.predictions) < run.results.coverage.seen for run in runs)
@@ -39,35 +36,58 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         notes = Footnotes()
         confidence = next((difference.interval.confidence for difference in one.differences.values()), None)
         heads = (_head(name, run) for name, run in ((names[0], first), (name_of_run, one.run)))
-        table = [["", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]]
-        for name, difference in one.differences.items():
-            figures = (_metric(run, name, notes) for run in (first, one.run))
-            corrected = one.corrected[name]
-            p_values = (
-                p_words(difference.p_value, difference),
-                p_words(corrected, difference) + _too_coarse(one, name, notes),
-            )
-            table.append([name, *figures, signed_words(name, difference, notes), *p_values])
-        lines += ["", f"{one.run.folder}: {_words_of_changes(one)}"]
-        if one.test is not None:
-            many = len(comparisons)
-            also = f", by Holm's procedure for {many} runs {p_words(one.test_corrected)}" if many > 1 else ""
-            lines.append(f"{_name_of(one.test)}: p = {p_words(one.test.p_value)}{also}")
+        head = ["", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]
+        table = [head, *metric_rows(one, notes)]
+        lines += ["", f"{one.run.folder}: {words_of_changes(one)}", *words_of_test(one, len(comparisons), "runs")]
         lines += [*text_table(table), *notes.lines()]
     return "\n".join(lines)
 
 
+def metric_rows(one: Comparison, notes: Footnotes) -> list[list[str]]:
+    """Returns for each metric: name, values in both runs, difference, p-value before and after Holm's procedure."""
+    rows = []
+    for name, difference in one.differences.items():
+        figures = (_metric(run, name, notes) for run in (one.first, one.run))
+        corrected = one.corrected[name]
+        p_values = (
+            p_words(difference.p_value, difference),
+            p_words(corrected, difference) + _too_coarse(one, name, notes),
+        )
+        rows.append([name, *figures, signed_words(name, difference, notes), *p_values])
+    return rows
+
+
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Returns the shortest distinct suffixes of paths, abbreviated if they are too long."""
-    ends = [str(folder) for folder in folders]
-    for parts in range(1, max(len(folder.parts) for folder in folders) + 1):
-        ends = [str(Path(*folder.parts[-parts:])) for folder in folders]
-        if len(set(ends)) == len(set(folders)):
+    return [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in distinct_ends(folders)]
+
+
+def distinct_ends(paths: Sequence[Path]) -> list[str]:
+    """Returns the shortest distinct suffixes of paths."""
+    ends = [str(path) for path in paths]
+    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        ends = [str(Path(*path.parts[-parts:])) for path in paths]
+        if len(set(ends)) == len(set(paths)):
             break
-    return [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in ends]
+    return ends
 
 
-def _words_of_changes(one: Comparison) -> str:
+def words_of_test(one: Comparison, many: int, what: str) -> list[str]:
+    """Returns a line on the test of equal accuracy, none without one.
+
+    Args:
+        one: the comparison.
+        many: number of comparisons that Holm's procedure takes into account.
+        what: what they are, in the plural.
+    """
+    if one.test is None:
+        return []
+    also = f", by Holm's procedure for {many} {what} {p_words(one.test_corrected)}" if many > 1 else ""
+    return [f"{_name_of(one.test)}: p = {p_words(one.test.p_value)}{also}"]
+
+
+def words_of_changes(one: Comparison) -> str:
+    """Returns how many predictions changed, and in which direction."""
     changed, improved, worsened = (
         int(mask.sum()) for mask in (one.changes.changed, one.changes.improved, one.changes.worsened)
     )
@@ -95,7 +115,7 @@ def _name_of(test: McNemar | GroupedTest) -> str:
 
 
 def _metric(run: Run, name: str, notes: Footnotes) -> str:
-    from dist_eval.report.table import interval_words, metric_words
+    from dist_eval.metrics.words import interval_words, metric_words
 
     value, interval = run.metrics[name], run.results.intervals.get(name)
     if value is None:
@@ -105,7 +125,7 @@ def _metric(run: Run, name: str, notes: Footnotes) -> str:
 
 def signed_words(name: str, difference: PairedDifference, notes: Footnotes) -> str:
     """Returns a difference with its sign and its interval, or the number of the footnote with the reason."""
-    from dist_eval.report.table import metric_words
+    from dist_eval.metrics.words import metric_words
 
     def signed(value: float) -> str:
         return ("+" if value >= 0 else "") + metric_words(name, value)
@@ -206,15 +226,19 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
             writer = csv.writer(file)
             writer.writerow(["run", "index", "label", "before", "after", "change"])
             for one in comparisons:
-                words = _CHANGES_OF_VALUES if one.run.problem == _REGRESSION else _CHANGES
                 first, second = one.first.predictions, one.run.predictions
                 for row in one.changes.changed.nonzero()[0]:
                     cells = (first.label[row], first.prediction[row], second.prediction[row])
-                    change = words[bool(one.changes.improved[row]), bool(one.changes.worsened[row])]
                     labels = (_label_words(cell, one.first.label_names) for cell in cells)
-                    writer.writerow([one.run.folder, first.index[row], *labels, change])
+                    writer.writerow([one.run.folder, first.index[row], *labels, change_words(one, int(row))])
     except OSError as error:
         raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error
+
+
+def change_words(one: Comparison, row: int) -> str:
+    """Returns what became of an example whose prediction changed: gained, lost or still wrong, or how much nearer."""
+    words = _CHANGES_OF_VALUES if one.run.problem == _REGRESSION else _CHANGES
+    return words[bool(one.changes.improved[row]), bool(one.changes.worsened[row])]
 
 
 def _label_words(label: Any, names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
     from dist_eval.runs.task_samples import TaskRun
@@ -104,16 +105,21 @@ def compare_tasks(
         RunError: two runs have no task in common, or a task but none of its documents.
         ConfigError: there is no such metric, or there is nothing to compare.
     """
-    from dist_eval.statistics import holm
-
     first, *others = runs
     if not others:
         raise ConfigError("Nothing to compare with: name at least two runs.")
-    found = [_compare(first, other, set(metrics), confidence, resamples) for other in others]
+    found = [compare_two(first, other, metrics=metrics, confidence=confidence, resamples=resamples) for other in others]
     known = {one.metric for comparison in found for one in comparison.metrics}
     missing = [name for name in metrics if name not in known]
     if missing:
         raise ConfigError(f"--metric {missing[0]}: no such metric in all of the runs.")
+    return adjusted(found)
+
+
+def adjusted(found: Sequence[TaskComparison]) -> list[TaskComparison]:
+    """Returns comparisons with their p-values adjusted by Holm's procedure for all of them."""
+    from dist_eval.statistics import holm
+
     p_values = [one.difference.p_value for comparison in found for one in comparison.metrics]
     corrected = iter(holm([value for value in p_values if value is not None]))
     return [
@@ -128,9 +134,19 @@ def compare_tasks(
     ]
 
 
-def _compare(
-    first: TaskRun, other: TaskRun, wanted: set[str], confidence: float, resamples: int | None
+def compare_two(
+    first: TaskRun,
+    other: TaskRun,
+    *,
+    metrics: Sequence[str] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
 ) -> TaskComparison:
+    """Compares two runs as `compare_tasks` does, without adjusting p-values.
+
+    Raises:
+        RunError: they have no task in common, or a task but none of its documents.
+    """
     tasks = [name for name in first.results.tasks if name in other.results.tasks]
     if not tasks:
         raise RunError(f"{first.folder} and {other.folder} have no task in common.")
@@ -141,7 +157,7 @@ def _compare(
         for run, own, others in ((first, before, after), (other, after, before)):
             only[run.folder] += [f"{task}: {metric}" for metric, _ in own.keys() - others.keys()]
         for key in before:
-            if key in after and (not wanted or key[0] in wanted):
+            if key in after and (not metrics or key[0] in metrics):
                 compared.append(
                     _compare_metric(first, other, task, key, before[key], after[key], confidence, resamples)
                 )
@@ -222,10 +238,7 @@ def _difference(
 
 def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
     """Returns the comparisons as text tables."""
-    from dist_eval.compare.tables import p_words, short_names, signed_words
-    from dist_eval.report.footnotes import Footnotes
-    from dist_eval.report.table import metric_words
-    from dist_eval.tables import text_table
+    from dist_eval.compare.tables import short_names
 
     lines = [f"compared with {comparisons[0].first}"]
     names = short_names([comparisons[0].first, *(one.run for one in comparisons)])
@@ -233,25 +246,33 @@ def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
     for one, name in zip(comparisons, names[1:], strict=True):
         notes = Footnotes()
         head = ["task", "metric", names[0], name, "difference", "p", f"p (Holm, {family})", "documents"]
-        table = [head]
-        for metric in one.metrics:
-            figures = (
-                "-" if value is None else metric_words(metric.metric, value) for value in (metric.first, metric.second)
-            )
-            also = f" of {metric.documents + metric.unpaired}" if metric.unpaired else ""
-            table.append(
-                [
-                    metric.task,
-                    metric.metric if metric.filter == "none" else f"{metric.metric} ({metric.filter})",
-                    *figures,
-                    signed_words(metric.metric, metric.difference, notes),
-                    p_words(metric.difference.p_value, metric.difference),
-                    p_words(metric.corrected, metric.difference),
-                    f"{metric.documents}{also}",
-                ]
-            )
-        lines += ["", f"{one.run}:", *text_table(table), *notes.lines()]
+        lines += ["", f"{one.run}:", *text_table([head, *task_rows(one, notes)]), *notes.lines()]
         for folder, tasks in ((one.first, one.only_first), (one.run, one.only_second)):
             if tasks:
                 lines.append(f"only {folder} has {', '.join(tasks)}")
     return "\n".join(lines)
+
+
+def task_rows(one: TaskComparison, notes: Footnotes) -> list[list[str]]:
+    """Returns for each metric: task, name, values in both runs, difference, p-value, that by Holm, and documents."""
+    from dist_eval.compare.tables import p_words, signed_words
+    from dist_eval.metrics.words import metric_words
+
+    rows = []
+    for metric in one.metrics:
+        figures = (
+            "-" if value is None else metric_words(metric.metric, value) for value in (metric.first, metric.second)
+        )
+        also = f" of {metric.documents + metric.unpaired}" if metric.unpaired else ""
+        rows.append(
+            [
+                metric.task,
+                metric.metric if metric.filter == "none" else f"{metric.metric} ({metric.filter})",
+                *figures,
+                signed_words(metric.metric, metric.difference, notes),
+                p_words(metric.difference.p_value, metric.difference),
+                p_words(metric.corrected, metric.difference),
+                f"{metric.documents}{also}",
+            ]
+        )
+    return rows

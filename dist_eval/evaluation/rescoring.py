@@ -17,9 +17,10 @@ from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.words import metric_words
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
-from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metric_words, metrics_shown
+from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metrics_shown
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.report RUN`: a finished run as a page, a summary, a model card's metadata, or in a tracker."""
+"""`python -m dist_eval.report RUN ...`: a run as a page, a summary, metadata, or in a tracker; several as one page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason
+from dist_eval.report.layout import MOST_PAIRS, Contents
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import MetricValues
-from dist_eval.results.run import CompleteRun
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
 
 _EPILOG = """\
@@ -19,6 +20,7 @@ examples:
   dist-eval report runs/sst2 --markdown >> "$GITHUB_STEP_SUMMARY"
   dist-eval report runs/sst2 --model-index --model-name my/model
   dist-eval report runs/sst2 --tracker tensorboard
+  dist-eval report runs/*
 """
 
 
@@ -26,15 +28,19 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval report",
-        description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html.",
+        description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html. Of "
+        "several runs it writes one page to choose from, with tests of pairs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a complete run")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; of "
+                        "several, those that are not complete are named with the reason")  # fmt: skip
     page = parser.add_argument_group("the page")
-    page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN)")
-    page.add_argument("--texts", action="store_true", help="show the mistakes with their texts from the dataset")
+    page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN; of "
+                      "several runs, runs.html here)")  # fmt: skip
+    page.add_argument("--texts", action="store_true", help="show the mistakes, or the examples that changed, with "
+                      "their texts from the dataset")  # fmt: skip
     page.add_argument("--dataset", metavar="DATASET", help="current location of the dataset (default: as in the run)")
     page.add_argument(
         "--max-mistakes", type=int, default=1000, metavar="N", help="maximum number shown (default: 1000)"
@@ -42,6 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
     page.add_argument(
         "--max-characters", type=int, default=1000, metavar="N", help="longer texts are truncated (default: 1000)"
     )
+    several = parser.add_argument_group("the page of several runs")
+    several.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show (default: the usual)")
+    several.add_argument(
+        "--max-pairs", type=int, default=MOST_PAIRS, metavar="N", help="pairs of runs on the same data up to which all "
+        "are tested; of more, those with the first run (default: %(default)s)",
+    )  # fmt: skip
     other = parser.add_argument_group("instead of the page")
     ways = other.add_mutually_exclusive_group()
     ways.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
@@ -55,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1 on failure, 2 for wrong options."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if min(options.max_mistakes, options.max_characters) < 0:
-        parser.error("--max-mistakes and --max-characters must be at least 0")
+    if min(options.max_mistakes, options.max_characters, options.max_pairs) < 0:
+        parser.error("--max-mistakes, --max-characters and --max-pairs must be at least 0")
     if options.dataset and not options.texts:
         parser.error("--dataset is the source of the texts: give --texts, too")
     try:
@@ -71,28 +83,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from dist_eval.runs.reading import read_results
+    from dist_eval.runs.overview import folders_among
+    from dist_eval.runs.reading import read_run
 
-    if options.markdown:
+    folder, *others = folders_among(options.runs)
+    if others:
+        _show_several([folder, *others], options)
+    elif options.metric:
+        raise ConfigError("--metric chooses the metrics of a page of several runs: name several.")
+    elif options.markdown:
         from dist_eval.report.markdown import summary
 
-        print(summary(read_results(options.run), options.run.resolve().name), end="")
+        print(summary(read_run(folder), folder.resolve().name), end="")
     elif options.model_index:
         from dist_eval.report.model_card import model_index
 
-        print(model_index(read_results(options.run), options.model_name or options.run.resolve().name), end="")
+        print(model_index(read_run(folder), options.model_name or folder.resolve().name), end="")
     elif options.tracker:
         require_trackers(options.tracker)
-        _log(read_results(options.run), options.run, options.tracker)
+        _log(read_run(folder), folder, options.tracker)
     else:
-        from dist_eval.report.layout import Contents
         from dist_eval.report.page import write_report
 
-        contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
-        print(write_report(options.run, contents, options.output))
+        print(write_report(folder, _contents(options), options.output))
 
 
-def _log(results: CompleteRun, folder: Path, names: Sequence[str]) -> None:
+def _show_several(folders: Sequence[Path], options: argparse.Namespace) -> None:
+    from dist_eval.report.runs_page import write_runs
+
+    if options.markdown or options.model_index or options.tracker:
+        raise ConfigError(
+            "--markdown, --model-index and --tracker take one run: dist-eval summary RUN ... --write FILE.md writes a "
+            "table of several."
+        )
+    path = options.output or Path("runs.html")
+    print(write_runs(folders, path, _contents(options), metrics=options.metric, most_pairs=options.max_pairs))
+
+
+def _contents(options: argparse.Namespace) -> Contents:
+    return Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
+
+
+def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequence[str]) -> None:
     """Logs the metrics of a run and the limits of their intervals."""
     limits: MetricValues = {}
     for name, interval in results.intervals.items():

@@ -64,6 +64,33 @@ def interval_bar(value: float | None, interval: Interval | None) -> dict[str, fl
     return {"value": round(100 * value, 2), "low": round(100 * low, 2), "width": round(100 * (high - low), 2)}
 
 
+def interval_bars(
+    values: Sequence[float | None], intervals: Sequence[Interval | None]
+) -> tuple[tuple[float, float] | None, list[dict[str, float] | None]]:
+    """Returns the coordinates of the same metric of several runs on a common line from 0 to 100.
+
+    Args:
+        values: the metric of each run.
+        intervals: its intervals.
+
+    Returns:
+        The smallest and largest limit, which are at the ends of the line, None if there are no intervals; and the
+        coordinates as of `interval_bar`, None where there is no interval.
+    """
+    spans = [interval.limits if interval else None for interval in intervals]
+    known = [limit for span in spans if span for limit in span]
+    if not known:
+        return None, [None] * len(values)
+    x = Scale(min(known), max(known), 0, 100)
+    bars = [
+        {"value": x(value), "low": x(span[0]), "width": round(x(span[1]) - x(span[0]), 2)}
+        if span and value is not None
+        else None
+        for value, span in zip(values, spans, strict=True)
+    ]
+    return (x.low, x.high), bars
+
+
 def reliability(bins: Sequence[CalibrationBin]) -> dict[str, Any]:
     """Lays out a reliability diagram: accuracy against mean confidence, and a histogram of the confidences below it.
 

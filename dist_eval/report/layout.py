@@ -11,6 +11,9 @@ from typing import Any
 PAGE_SIZE = 25
 """Mistakes on a page of the list."""
 
+MOST_PAIRS = 45
+"""Pairs of ten runs; with many more tests, the resamples of a bootstrap allow no p-value small enough for Holm's."""
+
 _MOST_CHOICES = 200
 
 
@@ -31,15 +34,27 @@ class Contents:
     longest: int = 1000
 
 
-def render_page(
+def render_run(
     template: str, *, rows: Sequence[Sequence[str]], pairs: Sequence[Sequence[Any]] = (), **context: Any
 ) -> str:
-    """Renders a page.
+    """Renders the page of a run.
 
     Args:
         template: name of a template that extends `page.html.jinja`.
         rows: number, label, prediction, score and text of each mistake.
         pairs: label, prediction and number of mistakes of pairs of which `rows` may hold only a part.
+        **context: what the template shows.
+    """
+    data = {"rows": rows, "pairs": pairs, "page_size": PAGE_SIZE, "most_choices": _MOST_CHOICES}
+    return render_page(template, "report.js", rows=rows, page_size=PAGE_SIZE, data=data, **context)
+
+
+def render_page(template: str, script: str, **context: Any) -> str:
+    """Renders a page.
+
+    Args:
+        template: name of a template that extends `base.html.jinja`.
+        script: name of the page's script.
         **context: what the template shows.
     """
     import jinja2
@@ -49,15 +64,12 @@ def render_page(
         loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     # the source, not a template: the hash must be that of the text in the page
-    style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
+    style, source = (templates.get_source(environment, name)[0] for name in ("report.css", script))
     return environment.get_template(template).render(
         style=_trusted(style),
-        script=_trusted(script),
+        script=_trusted(source),
         style_hash=_hash(style),
-        script_hash=_hash(script),
-        rows=rows,
-        page_size=PAGE_SIZE,
-        data={"rows": rows, "pairs": pairs, "page_size": PAGE_SIZE, "most_choices": _MOST_CHOICES},
+        script_hash=_hash(source),
         **context,
     )
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from html import escape
 
-from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.naming import base_name, checkpoint_name, dataset_name
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of
 from dist_eval.report.sections import MetricCell, by_class, metric_cell, slices, top_confusions
 from dist_eval.report.table import caveats, metrics_shown
-from dist_eval.results.run import CompleteRun
-from dist_eval.tables import markdown_table
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.tables import Footnotes, markdown_table
 
 _CONFUSIONS, _CLASSES = 5, 30
 
 
-def summary(results: CompleteRun, name: str) -> str:
+def summary(results: CompleteRun | CompleteHarnessRun, name: str) -> str:
     """Writes the summary of a run.
 
     Args:
@@ -25,9 +24,38 @@ def summary(results: CompleteRun, name: str) -> str:
     Returns:
         Markdown. Names from the data are in code spans, so that they cannot contain markup or mentions.
     """
-    coverage, ranks, notes = results.coverage, len(results.ranks), Footnotes()
+    return _of_tasks(results, name) if isinstance(results, CompleteHarnessRun) else _of_dataset(results, name)
+
+
+def _of_tasks(results: CompleteHarnessRun, name: str) -> str:
+    coverage, notes = results.coverage, Footnotes()
+    model = name_of(results.model.base, results.model.base_is_path)
+    rows = [[code(one), *_metric_cells(metric_cell(one, results), notes)] for one in results.metrics]
+    lines = [
+        f"### {code(name)}",
+        "",
+        f"{code(model)} on tasks of the lm-evaluation-harness {results.harness_version}: {coverage.seen} of "
+        f"{coverage.expected} log-likelihoods, each exactly once; {_speed(results, 'log-likelihoods')}.",
+        "",
+        *_table(["metric", "value", _interval_head(results)], rows),
+        *_notes(notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _speed(results: CompleteRun | CompleteHarnessRun, unit: str) -> str:
+    ranks = len(results.ranks)
+    return f"{results.throughput.examples_per_second:.1f} {unit}/s on {ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def _interval_head(results: CompleteRun | CompleteHarnessRun) -> str:
+    return f"{100 * results.confidence:g}% interval"
+
+
+def _of_dataset(results: CompleteRun, name: str) -> str:
+    coverage, notes = results.coverage, Footnotes()
     what, data = checkpoint_name(results.model) or base_name(results.model), dataset_name(results.data)
-    interval = f"{100 * results.confidence:g}% interval"
+    interval = _interval_head(results)
     figures = [metric_cell(name, results) for name in metrics_shown(results)]
     lines = [
         f"### {code(name)}",
@@ -35,7 +63,7 @@ def summary(results: CompleteRun, name: str) -> str:
         f"{code(what)} on {code(data)}: "
         f"{coverage.seen} of {coverage.expected} examples, each exactly once"
         + (f"; {coverage.failed} failed and are in no metric" if coverage.failed else "")
-        + f"; {results.throughput.examples_per_second:.1f} examples/s on {ranks} rank{'s' if ranks > 1 else ''}.",
+        + f"; {_speed(results, 'examples')}.",
         "",
         *_table(["metric", "value", interval], [[code(one.name), *_metric_cells(one, notes)] for one in figures]),
         *_notes(notes),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.table import metrics_shown, selection_words
-from dist_eval.results.run import CompleteRun
+from dist_eval.report.tasks_page import metric_name
+from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 """Names of metrics on the hub that differ from those here."""
@@ -15,7 +22,7 @@ _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spe
 _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 
-def model_index(results: CompleteRun, model_name: str) -> str:
+def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> str:
     """Builds the metadata of a model card.
 
     Args:
@@ -29,12 +36,41 @@ def model_index(results: CompleteRun, model_name: str) -> str:
     Raises:
         RunError: all metrics are undefined.
     """
-    from huggingface_hub import EvalResult, ModelCardData
+    from huggingface_hub import ModelCardData
+
+    found = _of_tasks(results) if isinstance(results, CompleteHarnessRun) else _of_dataset(results)
+    if not found:
+        raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
+    return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
+
+
+def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
+    from huggingface_hub import EvalResult
+
+    found: list[tuple[str, TaskMetric | GroupMetric]] = []
+    found += [(name, one) for name, task in results.tasks.items() for one in task.metrics]
+    found += [(name, one) for name, group in results.groups.items() for one in group.metrics]
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=name,
+            dataset_name=name,
+            metric_type=one.metric,
+            metric_name=metric_name(one),
+            metric_value=one.value,
+        )
+        for name, one in found
+        if one.value is not None
+    ]
+
+
+def _of_dataset(results: CompleteRun) -> list[EvalResult]:
+    from huggingface_hub import EvalResult
 
     part_words = f"({selection_words(results.data)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
-    found = [
+    return [
         EvalResult(
             task_type="text-regression" if is_regression else "text-classification",
             dataset_type=dataset,
@@ -48,9 +84,6 @@ def model_index(results: CompleteRun, model_name: str) -> str:
         for name in metrics_shown(results)
         if results.metrics[name] is not None
     ]
-    if not found:
-        raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
-    return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
 
 
 def _type_of(name: str) -> str:

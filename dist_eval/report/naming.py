@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dist_eval.results.inputs import DatasetSummary, ModelSummary
-from dist_eval.results.run import CompleteRun
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
+_LISTS = ("metric", "tasks", "include_path")
+_DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
@@ -45,9 +48,24 @@ def checkpoint_name(model: ModelSummary) -> str | None:
     return name_of(model.checkpoint, is_path=True) if model.checkpoint else None
 
 
-def options_of(results: CompleteRun) -> dict[str, Any]:
+def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
     """Returns the options of a complete run without directories (see `without_folders`)."""
-    return without_folders(results.config, {"model": results.model.base_is_path, "dataset": results.data.is_path})
+    are_paths = {"model": results.model.base_is_path}
+    if isinstance(results, CompleteRun):
+        are_paths["dataset"] = results.data.is_path
+    return without_folders(results.config, are_paths)
+
+
+def without_directories(message: str, names: Mapping[Path, str]) -> str:
+    """Returns a message with the names of runs instead of their folders, and other absolute paths without directories.
+
+    Args:
+        message: for people.
+        names: name of each run by its folder.
+    """
+    for folder in sorted(names, key=lambda one: -len(str(one))):
+        message = message.replace(str(folder), names[folder])
+    return _DIRECTORIES.sub("", message)
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
@@ -59,5 +77,5 @@ def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | N
     """
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: name_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
-    metrics = {"metric": [Path(one).name for one in options["metric"]]} if "metric" in options else {}
-    return {**options, **shown, **metrics}
+    lists = {name: [Path(one).name for one in options[name]] for name in _LISTS if options.get(name)}
+    return {**options, **shown, **lists}

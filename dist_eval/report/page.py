@@ -17,8 +17,7 @@ from dist_eval.errors import first_line, print_error
 from dist_eval.process.files import write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
-from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.layout import Contents, confidence_words, cut, render_page
+from dist_eval.report.layout import Contents, confidence_words, cut, render_run
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
 from dist_eval.report.table import caveats, selection_words
 from dist_eval.report.tasks_page import render_tasks
@@ -28,6 +27,7 @@ from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
+from dist_eval.tables import Footnotes
 
 _LONG_TABLE = 40
 _SCATTER_POINTS, _SCATTERS = 500, 4
@@ -79,7 +79,7 @@ def render(run: FinishedRun, contents: Contents) -> str:
     confusions = sections.top_confusions(results)
     of_each_pair = contents.most // (2 * max(1, len(confusions)))
     found = worst_mistakes(run.predictions(), contents.most, [one.classes for one in confusions], of_each_pair)
-    return render_page(
+    return render_run(
         "report.html.jinja",
         title=run.folder.resolve().name,
         results=results,

@@ -11,19 +11,14 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL
 from dist_eval.metrics.catalogue import is_at_most_one, metric_names
+from dist_eval.metrics.words import interval_words, metric_words
 from dist_eval.report.charts import interval_bar, reliability
-from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.table import (
-    class_columns,
-    interval_words,
-    metric_words,
-    metrics_of_slices,
-    metrics_shown,
-    slice_name,
-)
+from dist_eval.report.table import class_columns, metrics_of_slices, metrics_shown, slice_name
+from dist_eval.results.harness import HarnessResults
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import CalibrationBin, ClassResults, Interval, OutputResults, Slice
 from dist_eval.results.work import RankWork, ServerTraffic
+from dist_eval.tables import Footnotes
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
@@ -54,7 +49,7 @@ class MetricCell:
     bar: dict[str, float] | None = None
 
 
-def metric_cell(name: str, results: EvaluationResults | Slice) -> MetricCell:
+def metric_cell(name: str, results: EvaluationResults | HarnessResults | Slice) -> MetricCell:
     """Returns a metric of a run, or of a slice, with its interval or the reason why there is none."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     is_custom = isinstance(results, EvaluationResults) and name in results.custom_metrics

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
-from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, is_unbounded, metric_names
-from dist_eval.report.footnotes import Footnotes
+from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
+from dist_eval.metrics.words import interval_words, limits_words, metric_words
 from dist_eval.results.inputs import DatasetSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
@@ -16,10 +16,9 @@ from dist_eval.results.work import Audit, BackendComparison, Spread, Swarm
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.units import FEW_UNITS
-from dist_eval.tables import text_table
+from dist_eval.tables import Footnotes, text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
-_LEAST, _MOST = 5e-5, 1e6
 _SLICES_IN_TABLE, _METRICS_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
 _AVERAGES = ("macro", "micro", "weighted")
 
@@ -81,13 +80,6 @@ def format_metrics(
     return text_table(rows, [f"<{max([_NAME_WIDTH, *map(len, values)])}", "<"])
 
 
-def metric_words(name: str, value: float) -> str:
-    """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
-    if is_unbounded(name) or (value and not _LEAST <= abs(value) < _MOST):
-        return f"{value:#.4g}".removesuffix(".")
-    return f"{value:.4f}"
-
-
 def metrics_shown(scores: Scores) -> list[str]:
     """Returns the names of the main metrics of the problem type, those that a run has, and of its custom metrics."""
     return [
@@ -121,19 +113,6 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
     if len(slices) > len(shown):
         lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
     return lines + notes.lines()
-
-
-def limits_words(name: str, interval: Interval | None) -> str:
-    """Returns the suffix of a metric that has its interval; empty if there is none."""
-    if interval is None or interval.limits is None:
-        return ""
-    low, high = interval.limits
-    return f" [{metric_words(name, low)}, {metric_words(name, high)}]"
-
-
-def interval_words(name: str, interval: Interval, notes: Footnotes, why_undefined: str | None = None) -> str:
-    """Returns the suffix of a metric in a table: its interval, or the number of the footnote with the reason."""
-    return limits_words(name, interval) or notes.mark(why_undefined or interval.reason)
 
 
 def metrics_of_slices(problem: str) -> Sequence[str]:

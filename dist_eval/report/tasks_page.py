@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dist_eval.compare.tasks import MetricComparison
+from dist_eval.metrics.words import metric_words
 from dist_eval.report.charts import interval_bar, strips
-from dist_eval.report.footnotes import Footnotes
-from dist_eval.report.layout import Contents, confidence_words, render_page
+from dist_eval.report.layout import Contents, confidence_words, render_run
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import MetricCell, limits_in_words, ranks
-from dist_eval.report.table import metric_words
-from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.results.harness import NO_FILTER, GroupMetric, TaskMetric
 from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
+from dist_eval.tables import Footnotes
 
-_NO_FILTER = "none"
 _LENGTHS: dict[str, Callable[[str], int]] = {
     "acc": lambda choice: 1,
     "acc_norm": lambda choice: max(1, len(choice)),
@@ -48,7 +48,7 @@ def render_tasks(run: TaskRun, contents: Contents) -> str:
     ]
     missed = [row for name in results.tasks for row in _missed(run, name, contents)]
     confidence = next((one.interval.confidence for task in results.tasks.values() for one in task.metrics), None)
-    return render_page(
+    return render_run(
         "tasks.html.jinja",
         title=run.folder.resolve().name,
         results=results,
@@ -86,9 +86,9 @@ def cell_of(metric: TaskMetric) -> MetricCell:
     )
 
 
-def metric_name(metric: TaskMetric | GroupMetric) -> str:
+def metric_name(metric: TaskMetric | GroupMetric | MetricComparison) -> str:
     """Returns a metric's name with that of its filter, if any."""
-    return metric.metric if metric.filter == _NO_FILTER else f"{metric.metric} ({metric.filter})"
+    return metric.metric if metric.filter == NO_FILTER else f"{metric.metric} ({metric.filter})"
 
 
 def _cards(run: TaskRun) -> list[MetricCell]:
@@ -111,15 +111,18 @@ def _missed(run: TaskRun, task: str, contents: Contents) -> list[list[str]]:
     found = []
     for _, sample in run.samples(task):
         if sample["filter"] == shares[0].filter and sample.get(shares[0].metric) == 0:
-            target, answer, score = _answer(sample, shares[0].metric, contents)
-            arguments = sample["arguments"].get("gen_args_0", {})
-            context = str(arguments.get("arg_0", "")) if contents.texts else ""
-            text = context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
-            found.append([f"{task} #{sample['doc_id']}", target, answer, score, text])
+            target, answer, score = answer_of(sample, shares[0].metric, contents)
+            found.append([f"{task} #{sample['doc_id']}", target, answer, score, context_of(sample, contents)])
     return found
 
 
-def _answer(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[str, str, str]:
+def context_of(sample: dict[str, Any], contents: Contents) -> str:
+    """Returns the end of the first context of a sample; nothing if no texts are shown."""
+    context = str(sample["arguments"].get("gen_args_0", {}).get("arg_0", "")) if contents.texts else ""
+    return context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
+
+
+def answer_of(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[str, str, str]:
     """Returns target, answer and score of a sample: of several choices the one that a metric takes is the answer."""
     arguments, answers = list(sample["arguments"].values()), sample["filtered_resps"]
     context = arguments[0].get("arg_0")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
-from dist_eval.results.record import Count, Record
+from dist_eval.results.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
 
 LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
 """In the place of a classifier's problem type."""
+
+NO_FILTER = "none"
+"""The harness' name of the filter that takes the model's answers as they are."""
 
 
 class TaskMetric(Record):
@@ -114,3 +117,36 @@ class HarnessResults(Record):
     """The speed of all ranks together."""
     swarm: Swarm | None
     """The servers, null without a swarm."""
+
+    @property
+    def metrics(self) -> MetricValues:
+        """The metrics of all tasks, and then of all groups, as TASK/METRIC, with a filter as TASK/METRIC/FILTER."""
+        of_tasks = {_name(task, one): one.value for task, one in self._of_tasks()}
+        return of_tasks | {_name(group, one): one.value for group, one in self._of_groups()}
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The interval of each metric of a task."""
+        return {_name(task, one): one.interval for task, one in self._of_tasks()}
+
+    @property
+    def undefined(self) -> Reasons:
+        """For each metric of a task that is undefined, why."""
+        return {_name(task, one): one.interval.reason or "" for task, one in self._of_tasks() if one.value is None}
+
+    @property
+    def main_metrics(self) -> list[str]:
+        """Names of the metrics of groups and tasks that belong to no group."""
+        inside = {name for group in self.groups.values() if group.metrics for name in group.tasks}
+        groups = [_name(group, one) for group, one in self._of_groups() if group not in inside]
+        return groups + [_name(task, one) for task, one in self._of_tasks() if task not in inside]
+
+    def _of_tasks(self) -> list[tuple[str, TaskMetric]]:
+        return [(name, one) for name, task in self.tasks.items() for one in task.metrics]
+
+    def _of_groups(self) -> list[tuple[str, GroupMetric]]:
+        return [(name, one) for name, group in self.groups.items() for one in group.metrics]
+
+
+def _name(task: str, one: TaskMetric | GroupMetric) -> str:
+    return f"{task}/{one.metric}" if one.filter == NO_FILTER else f"{task}/{one.metric}/{one.filter}"

@@ -101,6 +101,17 @@ class DatasetSummary(Record):
             return 0.0
         return self.selection.rows / self.selection.population
 
+    def has_texts_of(self, other: DatasetSummary) -> bool:
+        """Returns whether both have the same texts and labels, or texts of the same column, as prompts may.
+
+        Of a run on a part of a dataset, the columns of the whole dataset count.
+        """
+        if self.text_digest == other.text_digest:
+            return True
+        one, two = ((data.selection or data).column_digests or {} for data in (self, other))
+        common = one.keys() & two.keys()
+        return bool(common) and all(one[name] == two[name] for name in common)
+
 
 class PromptSummary(Record):
     """How a language model was asked for the classes."""

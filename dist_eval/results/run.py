@@ -61,6 +61,11 @@ class RunHeader(Record):
     environment: Environment
     """Software versions."""
 
+    @property
+    def confidence(self) -> float:
+        """Confidence level of the intervals of an evaluation."""
+        return cast(float, self.config["confidence"])
+
     def to_json(self) -> dict[str, Any]:
         """Returns the record as JSON values, without the sections that the run does not have."""
         return {name: value for name, value in super().to_json().items() if name in self.model_fields_set}
@@ -152,11 +157,6 @@ class CompleteRun(
     """There was none."""
     finished: Time
     """When it ended."""
-
-    @property
-    def confidence(self) -> float:
-        """Confidence level of the intervals."""
-        return cast(float, self.config["confidence"])
 
     @model_validator(mode="after")
     def _fits_the_problem_type(self) -> CompleteRun:

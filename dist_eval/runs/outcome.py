@@ -58,6 +58,15 @@ class Outcome:
         resumes = self.status in ("incomplete", "running") or (self.status == "failed" and self.transient)
         return STOPPED if resumes else FAILED
 
+    @property
+    def problem(self) -> str:
+        """Why there are no results to read: the status, the reason if it is known, and whether it resumes; or empty."""
+        if self.status == "complete":
+            return "" if self.results else "complete, but in another format than this version writes: run it again"
+        reason = f", {self.reason}" if self.reason else ""
+        advice = "; running the same command again resumes it" if self.exit_status == STOPPED else ""
+        return f"{self.status}{reason}{advice}"
+
 
 def read_outcome(folder: Path) -> Outcome:
     """Reads the outcome of a run from its folder; an unreadable folder is an outcome, too."""

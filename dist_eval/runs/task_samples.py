@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ class TaskRun:
 
     folder: Path
     results: CompleteHarnessRun
+    _values: dict[str, dict[tuple[str, str], dict[DocumentKey, Any]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def load(cls, folder: Path) -> TaskRun:
@@ -61,7 +64,12 @@ class TaskRun:
             raise RunError(f"{path} cannot be read: {error!r}.") from error
 
     def values(self, task: str) -> dict[tuple[str, str], dict[DocumentKey, Any]]:
-        """Returns the values of a task's documents, by metric and filter."""
+        """Returns the values of a task's documents, by metric and filter; the file is read once."""
+        if task not in self._values:
+            self._values[task] = self._read_values(task)
+        return self._values[task]
+
+    def _read_values(self, task: str) -> dict[tuple[str, str], dict[DocumentKey, Any]]:
         metrics = self.results.tasks[task].metrics
         found: dict[tuple[str, str], dict[DocumentKey, Any]] = {(one.metric, one.filter): {} for one in metrics}
         for key, sample in self.samples(task):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from compare_runs import predictions, run_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
-from dist_eval.compare.comparing import compare
+from dist_eval.compare.comparing import compare, compare_pairs
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
@@ -185,3 +186,13 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
         p_values.append((p_value(models, grouped, index // rows), p_value(models, alone, None)))
     of_groups, of_rows = (np.asarray(p_values) <= 0.05).mean(axis=0)
     assert of_groups <= 0.1 < 0.3 < of_rows, (of_groups, of_rows)
+
+
+def test_all_pairs_are_one_family(folders: list[Path]) -> None:
+    pairs = list(itertools.combinations([Run.load(folder) for folder in folders], 2))
+    found = compare_pairs(pairs, metrics=["accuracy", "loss"])
+    alone = [compare(pair, metrics=["accuracy", "loss"])[0] for pair in pairs]
+    assert [one.differences for one in found] == [one.differences for one in alone]
+    assert [one.test_corrected for one in found] == holm([one.test.p_value for one in alone])
+    p_values = [one.differences[name].p_value for one in alone for name in one.differences]
+    assert [one.corrected[name] for one in found for name in one.differences] == holm(p_values)

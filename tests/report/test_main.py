@@ -42,7 +42,25 @@ def test_failures_are_reported(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("options", [["--dataset", "x"], ["--max-mistakes", "-1"], ["--markdown", "--model-index"]])
+def test_several_runs_have_one_page(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs.html").touch()  # a pattern matches it, too
+    several = [str(runs["single"]), str(tmp_path / "runs.html"), str(runs["multi"])]
+    assert main([*several, "--metric", "f1_macro"]) == 0
+    assert capsys.readouterr().out == "runs.html\n"
+    page = (tmp_path / "runs.html").read_text()
+    assert "<h1>2 runs</h1>" in page and "f1_macro" in page and "accuracy" not in page
+    assert main([*several, "--markdown"]) == 2
+    assert "dist-eval summary RUN ... --write FILE.md writes a table" in capsys.readouterr().err
+    assert main([*several, "--metric", "speed"]) == 2
+    assert "There is no metric 'speed'; the runs have accuracy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--dataset", "x"], ["--max-mistakes", "-1"], ["--max-pairs", "-1"], ["--markdown", "--model-index"]]
+)
 def test_options_that_contradict_each_other_are_refused(runs: dict[str, Path], options: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([str(runs["single"]), *options])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import sections
 
-from dist_eval.report.naming import dataset_name, name_of, without_folders
+from dist_eval.report.naming import dataset_name, name_of, without_directories, without_folders
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,7 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "output": "/runs/one",
         "peers_file": None,
         "metric": ["own/metrics.py:worst", "package.module:best"],
+        "tasks": ["hellaswag", "/own/tasks/mine.yaml"],
         "split": "a/b",
     }
     assert without_folders(options, {"model": False, "dataset": True}) == {
@@ -52,4 +53,11 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "checkpoint": "tuned",
         "output": "one",
         "metric": ["metrics.py:worst", "package.module:best"],
+        "tasks": ["hellaswag", "mine.yaml"],
     }
+
+
+def test_a_message_loses_directories_and_nothing_else() -> None:
+    message = "'/home/me/data/x.csv' of runs/a and (/tmp/y.csv) differ, 3/4 of them; see https://host/path/page"
+    expected = "'x.csv' of first and (y.csv) differ, 3/4 of them; see https://host/path/page"
+    assert without_directories(message, {Path("runs/a"): "first"}) == expected

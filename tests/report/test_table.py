@@ -12,7 +12,7 @@ from dist_eval.errors import print_error
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.report.markdown import summary
 from dist_eval.report.model_card import model_index
-from dist_eval.report.table import format_results, metric_words
+from dist_eval.report.table import format_results
 from dist_eval.results.inputs import DatasetSummary
 from dist_eval.runs.reading import read_results
 from dist_eval.statistics import metric_intervals
@@ -205,22 +205,3 @@ def test_the_table_mentions_groups_and_warns_if_there_are_few(tmp_path: Path, co
     line = line_of(table, "intervals: ")
     assert line.startswith(f"intervals: {count} groups of 'doc' are resampled as clusters")
     assert ("with fewer than 20 there are none" in line) == warned
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("accuracy", 0.5, "0.5000"),
-        ("accuracy", 0.0, "0.0000"),
-        ("accuracy", 0.00001234, "1.234e-05"),
-        ("mae", 0.0, "0.000"),
-        ("mae", 0.000012345, "1.234e-05"),
-        ("mae", 12.345678, "12.35"),
-        ("rmse", 1234.56, "1235"),
-        ("mse", 123456.7, "1.235e+05"),
-        ("r2", -123.45678, "-123.4568"),
-        ("my_metric", 3.2e-9, "3.200e-09"),
-    ],
-)
-def test_metrics_without_a_natural_scale_have_four_significant_digits(name: str, value: float, words: str) -> None:
-    assert metric_words(name, value) == words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import results_of
 from task_runs import task_run
 
@@ -34,6 +35,26 @@ def test_it_lists_tasks_and_missed_documents(options: list[str], folder: Path) -
     assert ("choice 1" in page) == (not options)
 
 
-def test_other_forms_of_a_report_say_what_the_run_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder), "--markdown"]) == 1
-    assert "holds a run on tasks of the lm-evaluation-harness, which has no predictions" in capsys.readouterr().err
+def test_the_summary_and_a_model_card_have_the_metrics_of_all_tasks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(folder), "--markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("`base` on tasks of the lm-evaluation-harness 0.4.13: 240 of 240 log-likelihoods")
+    assert "| `words/acc` | 0.7500 | 0.5981 to 0.8581 |" in lines
+    assert "| `words/odd` | 0.1230 | – (1) |" in lines and "| `all/acc` | 0.5000 | – |" in lines
+    assert [line for line in lines if line.startswith("`(1) it is no mean over documents")]
+    assert main([str(folder), "--model-index", "--model-name", "me/base"]) == 0
+    [model] = yaml.safe_load(capsys.readouterr().out)["model-index"]
+    found = {one["dataset"]["type"]: {metric["type"] for metric in one["metrics"]} for one in model["results"]}
+    assert found == {"words": {"odd", "acc"}, "texts": {"perplexity"}, "all": {"acc"}}
+    assert {one["task"]["type"] for one in model["results"]} == {"text-generation"}
+
+
+def test_its_metrics_are_logged_to_a_tracker(folder: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main([str(folder), "--tracker", "tensorboard"]) == 0
+    tags = set()
+    for logs in {file.parent for file in (folder / "logs").rglob("events.*")}:
+        tags |= set(accumulator.EventAccumulator(str(logs)).Reload().Tags()["scalars"])
+    assert {"words/acc", "words/acc/low", "texts/perplexity"} <= tags

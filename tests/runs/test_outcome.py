@@ -56,6 +56,19 @@ def test_the_outcome_of_a_tuning_is_in_another_file(tmp_path: Path) -> None:
     assert outcome.results is None  # it lacks most of its keys
 
 
+def test_the_problem_says_why_there_are_no_results(tmp_path: Path) -> None:
+    begun(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here")
+    resumes = "running the same command again resumes it"
+    assert read_outcome(tmp_path / "stopped").problem == f"incomplete, this rank got SIGTERM; {resumes}"
+    begun(tmp_path / "killed")
+    assert read_outcome(tmp_path / "killed").problem == f"running; {resumes}"
+    (tmp_path / "results.json").write_text('{"status": "complete", "schema_version": 0}')
+    assert read_outcome(tmp_path).problem == "complete, but in another format than this version writes: run it again"
+    (tmp_path / "results.json").unlink()
+    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, sections())
+    assert read_outcome(tmp_path / "done").problem == ""
+
+
 def test_a_file_that_a_person_made_stops_for_good_and_a_signal_does_not(tmp_path: Path) -> None:
     begun(tmp_path / "a").stop(f"there is a file {tmp_path / 'STOP'}", rank=0, host="here")
     begun(tmp_path / "b").stop("this rank got SIGTERM", rank=0, host="here")
