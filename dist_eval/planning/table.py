@@ -1,0 +1,118 @@
+"""The text that `dist-eval plan` prints."""
+
+from __future__ import annotations
+
+from dist_eval.distributed.time_left import in_words
+from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.tables import text_table
+
+_LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
+_PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def format_plan(planned: PlannedRun) -> str:
+    """Formats a plan for the terminal."""
+    data, lengths, plan, ranks = planned.data, planned.lengths, planned.plan, planned.ranks
+    padding = plan.padded_tokens - plan.real_tokens
+    lines = [
+        f"data: {data.examples} examples of {data.source}",
+        f"texts: {lengths.shortest} to {lengths.longest} tokens, half of them at most {lengths.median:g}",
+        *_cut_lines(planned),
+        *_oddity_lines(planned),
+        f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
+        f"batches: {plan.batches}" + (f", about {plan.batches / ranks:.0f} for each of {ranks} ranks" * (ranks > 1)),
+        *_traffic_lines(planned),
+        "",
+        *_label_lines(planned.labels),
+        *_target_lines(planned),
+    ]
+    return "\n".join([*lines, "", *_time_lines(planned.time, ranks)])
+
+
+def _cut_lines(planned: PlannedRun) -> list[str]:
+    cut, limit = planned.cut, planned.data.max_length
+    if not cut.texts:
+        return [f"cut: none, at most {limit} tokens fit"]
+    return [
+        f"cut: {_counted(cut.texts, 'text')} to {limit} tokens; {cut.tokens} tokens would be lost ({cut.share:.1%} of all), "
+        f"half of these texts lose at most {cut.median:g}, the longest {cut.most} of {planned.data.longest}"
+    ]
+
+
+def _oddity_lines(planned: PlannedRun) -> list[str]:
+    data = planned.data
+    oddities = [
+        (data.multiline, "of several lines"),
+        (data.blank, "without a token of its own"),
+        (data.unknown, "without a token that the tokenizer knows"),
+    ]
+    found = [f"{_counted(count, 'text')} {what}" for count, what in oddities if count]
+    return [f"odd: {', '.join(found)}"] if found else []
+
+
+def _traffic_lines(planned: PlannedRun) -> list[str]:
+    if planned.hop is None:
+        return []
+    if not planned.traffic:
+        return [_hop_line(planned.hop)]
+    rows = [["blocks", "servers", "batches", "to them", "from them"]]
+    for one in planned.traffic:
+        sizes = byte_words(one.bytes_sent), byte_words(one.bytes_received)
+        rows.append([f"{one.start}:{one.end}", str(one.servers), str(one.requests), *sizes])
+    return ["", *text_table(rows, ["<", ">", ">", ">", ">"])]
+
+
+def _hop_line(hop: HopValues) -> str:
+    small, prompts = byte_words(2 * hop.activations), byte_words(2 * hop.prompts)
+    deep = f", and to it {prompts} of deep prompts for each block" if hop.prompts else ""
+    return f"bytes: {small} to and from each server on the way{deep} (twice that if it computes in float32)"
+
+
+def _label_lines(labels: list[LabelCount]) -> list[str]:
+    if not labels:
+        return []
+    found = [one for one in labels if one.examples]
+    shown = found if len(found) <= _LABELS_IN_TABLE else sorted(found, key=lambda one: -one.examples)[:_LABELS_IN_TABLE]
+    rows = [["label", "examples", "share"], *([one.label, str(one.examples), f"{one.share:.4f}"] for one in shown)]
+    lines = text_table(rows, ["<", ">", ">"])
+    if len(shown) < len(found):
+        lines.append(f"... and {len(found) - len(shown)} rarer ones")
+    missing = [one.label for one in labels if not one.examples]
+    if missing:
+        more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
+        lines.append(f"without any example: {', '.join(missing[:_NAMES_SHOWN])}{more}")
+    return lines
+
+
+def _target_lines(planned: PlannedRun) -> list[str]:
+    rows = [["target", "lowest", "mean", "highest"]] if planned.targets else []
+    for one in planned.targets:
+        rows.append([one.output, *(f"{value:.5g}" for value in (one.lowest, one.mean, one.highest))])
+    return text_table(rows, ["<", ">", ">", ">"])
+
+
+def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
+    if time is None:
+        return ["time: unknown without a probe"]
+    interval = f"too few answers for an interval; raise --probe-seconds above {time.probe_seconds:.0f}"
+    if time.low is not None and time.high is not None:
+        interval = f"{100 * time.confidence:g}% interval {in_words(time.low)} to {in_words(time.high)}"
+    return [
+        f"time: about {in_words(time.seconds)} ({interval}), after {in_words(time.start_up)} of start-up",
+        f"probe: {time.probe_batches} batches in {time.probe_seconds:.1f} s on {_counted(ranks, 'rank')}, the first in "
+        f"{time.first_answer:.2f} s, the later half at {time.tokens_per_second:.0f} tokens/s; a swarm that becomes "
+        "faster or slower is not in the interval",
+    ]
+
+
+def byte_words(count: float) -> str:
+    """Formats bytes with three digits, such as "1.25 MB"."""
+    for prefix in _PREFIXES[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {prefix}"
+        count /= 1000
+    return f"{count:.3g} {_PREFIXES[-1]}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
