@@ -17,11 +17,11 @@ from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.planning.estimate import RankAnswers
 from dist_eval.swarm.window import Window
 
-_ANSWERS = 96
-"""Answers to wait for, of all ranks together: the windows grow during the first half, and the second one is measured."""
+_MOST_ANSWERS, _FEWEST_ANSWERS, _FEWEST_OF_A_RANK = 96, 24, 8
+"""Answers to wait for, of all ranks together: in the first half the windows grow, and the second one is measured."""
 
-_FEWEST_ANSWERS = 16
-"""Answers that each rank waits for, unless time is up."""
+_SHARE_OF_PLAN = 0.25
+"""Of a short run's batches: for its time, fewer answers are enough."""
 
 _ANSWERS_FOR_A_SPEED = 2
 
@@ -69,7 +69,7 @@ def probe(
         EvaluationError: a batch got no answer (see `predict_batches`).
     """
     start, stopped = time.monotonic(), math.inf
-    enough = max(_FEWEST_ANSWERS, math.ceil(_ANSWERS / topology.world_size))
+    enough = answers_of_a_rank(len(plan), topology.world_size)
     moments: list[float] = []
     tokens: list[int] = []
     routes: Counter[RouteSegment] = Counter()
@@ -92,6 +92,12 @@ def probe(
     if len(moments) == len(shard):
         stopped = math.inf
     return Probed(RankAnswers(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped), routes)
+
+
+def answers_of_a_rank(batches: int, ranks: int) -> int:
+    """Returns how many answers each of some ranks waits for, unless time is up, by the number of batches of the run."""
+    together = min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, _SHARE_OF_PLAN * batches))
+    return max(_FEWEST_OF_A_RANK, math.ceil(together / ranks))
 
 
 def spread_order(count: int) -> Iterator[int]:

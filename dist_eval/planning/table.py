@@ -34,7 +34,7 @@ def _cut_lines(planned: PlannedRun) -> list[str]:
     if not cut.texts:
         return [f"cut: none, at most {limit} tokens fit"]
     return [
-        f"cut: {_counted(cut.texts, 'text')} to {limit} tokens; {cut.tokens} tokens would be lost ({cut.share:.1%} of all), "
+        f"cut: {_counted(cut.texts, 'text')} to {limit} tokens, which loses {cut.tokens} tokens ({cut.share:.1%}); "
         f"half of these texts lose at most {cut.median:g}, the longest {cut.most} of {planned.data.longest}"
     ]
 
