@@ -1,7 +1,7 @@
 """How long the rest of a run takes, from how much work was left at what time. Does no I/O.
 
 The work is counted in tokens, including padding: batches are sent longest first, so examples become cheaper all the
-time, while a token costs about the same. The speed is that of the second half of the time so far: the first one has
+time, while a token costs about the same. The first quarter of the time so far is left out of the speed, because it has
 the first passage of the pipeline and the growth of the windows in it. After a while only the last minutes count, so
 that a swarm that becomes slower is soon noticed.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 _LONGEST_MEMORY = 600.0
-_FORGOTTEN = 0.5
+_FORGOTTEN = 0.25
 _SECONDS_UP_TO, _MINUTES_WITH_SECONDS_UP_TO, _MINUTES_UP_TO, _HOURS_UP_TO = 100, 600, 6000, 48 * 3600
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +17,9 @@ from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.planning.estimate import RankAnswers
 from dist_eval.swarm.window import Window
 
-_MOST_ANSWERS, _FEWEST_ANSWERS, _FEWEST_OF_A_RANK = 96, 24, 8
-"""Answers to wait for, of all ranks together: in the first half the windows grow, and the second one is measured."""
+_MOST_ANSWERS, _FEWEST_ANSWERS, _ANSWERS_OF_A_RANK = 96, 24, 4
+"""Answers to wait for, of all ranks together, or for each of many: in the first half the windows grow, and the second
+one is measured."""
 
 _SHARE_OF_PLAN = 0.25
 """Of a short run's batches: for its time, fewer answers are enough."""
@@ -46,14 +47,15 @@ def probe(
     topology: Topology,
     window: Window,
     *,
+    count: Callable[[int], int],
     longest: float,
     skip_failed: bool = False,
     audited: Container[int] = (),
 ) -> Probed:
     """Sends batches of this rank's shard, spread over its lengths; all ranks call it at the same time.
 
-    It ends as soon as there are enough answers. Batches that are in flight then are dropped, so that all that count
-    were answered while the window was full.
+    It ends as soon as all ranks together have enough answers. Batches that are in flight then are dropped, so that all
+    that count were answered while the window was full.
 
     Args:
         model: the model.
@@ -61,6 +63,7 @@ def probe(
         plan: all batches of the run.
         topology: this process's place among the ranks.
         window: limits the batches in flight.
+        count: adds to the answers of all ranks, and returns how many they are.
         longest: seconds after which no further answers are waited for, unless there are too few for any speed.
         skip_failed: as in `predict_batches`.
         audited: numbers of the batches to audit.
@@ -68,17 +71,18 @@ def probe(
     Raises:
         EvaluationError: a batch got no answer (see `predict_batches`).
     """
-    start, stopped = time.monotonic(), math.inf
-    enough = answers_of_a_rank(len(plan), topology.world_size)
+    start, stopped, counted = time.monotonic(), math.inf, 0
+    enough = answers_wanted(len(plan), topology.world_size)
     moments: list[float] = []
     tokens: list[int] = []
     routes: Counter[RouteSegment] = Counter()
 
     def stopping() -> bool:
-        nonlocal stopped
-        late = time.monotonic() - start > longest and len(moments) >= _ANSWERS_FOR_A_SPEED
-        if len(moments) >= enough or late:
-            stopped = min(stopped, time.monotonic() - start)
+        nonlocal stopped, counted
+        answers, counted = count(len(moments) - counted), len(moments)
+        elapsed = time.monotonic() - start
+        if answers >= enough or (elapsed > longest and answers >= _ANSWERS_FOR_A_SPEED):
+            stopped = min(stopped, elapsed)
         return stopped < math.inf
 
     shard = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
@@ -94,10 +98,10 @@ def probe(
     return Probed(RankAnswers(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped), routes)
 
 
-def answers_of_a_rank(batches: int, ranks: int) -> int:
-    """Returns how many answers each of some ranks waits for, unless time is up, by the number of batches of the run."""
-    together = min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, _SHARE_OF_PLAN * batches))
-    return max(_FEWEST_OF_A_RANK, math.ceil(together / ranks))
+def answers_wanted(batches: int, ranks: int) -> int:
+    """Returns how many answers are enough, of all ranks together, for a run with so many batches."""
+    of_plan = math.ceil(_SHARE_OF_PLAN * batches)
+    return max(min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, of_plan)), _ANSWERS_OF_A_RANK * ranks)
 
 
 def spread_order(count: int) -> Iterator[int]:

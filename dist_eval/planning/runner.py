@@ -30,6 +30,8 @@ from dist_eval.planning.table import format_plan
 from dist_eval.planning.traffic import range_traffic
 from dist_eval.runs.run_folder import NoFolder
 
+_ANSWERS = "answers"
+
 PlanSession = Session[PlanConfig, NoFolder]
 
 
@@ -74,13 +76,15 @@ def probe_of(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan:
     config = session.config
     if session.topology.is_leader:
         print(f"probing for at most {config.probe_seconds:g} s ...", file=sys.stderr, flush=True)
-    return probe(
-        AuditedModel(cast(ModelOnBackbone, model), tolerance=config.audit_tolerance) if config.audit else model,
-        *(data, plan, session.topology, session.window(task.base)),
-        longest=config.probe_seconds,
-        skip_failed=config.on_error == "skip",
-        audited=audited_batches(len(plan), config.audit),
-    )
+    with session.rank_store.connect() as store:
+        return probe(
+            AuditedModel(cast(ModelOnBackbone, model), tolerance=config.audit_tolerance) if config.audit else model,
+            *(data, plan, session.topology, session.window(task.base)),
+            count=lambda answers: store.add(_ANSWERS, answers),
+            longest=config.probe_seconds,
+            skip_failed=config.on_error == "skip",
+            audited=audited_batches(len(plan), config.audit),
+        )
 
 
 def planned_run(

@@ -64,8 +64,8 @@ def _traffic_lines(planned: PlannedRun) -> list[str]:
 
 def _hop_line(hop: HopValues) -> str:
     small, prompts = byte_words(2 * hop.activations), byte_words(2 * hop.prompts)
-    deep = f", and to it {prompts} of deep prompts for each block" if hop.prompts else ""
-    return f"bytes: {small} to and from each server on the way{deep} (twice that if it computes in float32)"
+    deep = f", and {prompts} of deep prompts for each of its blocks" if hop.prompts else ""
+    return f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:
