@@ -96,7 +96,7 @@ class Watched:
             ContenderError: the display said nothing of the kind.
         """
         forwards = self.facts["throughput"]["seconds"]
-        end = max((moment for moment, left in self.shown if left == 0), default=0.0)
+        end = min((moment for moment, left in self.shown if left == 0), default=0.0)
         for moment, left in self.shown:
             if moment >= end - 0.9 * forwards and left:
                 return left, end - moment
@@ -150,7 +150,7 @@ def _measure_cell(report: harness.Report, pace: Pace, stage: Stage, ranks: int) 
     for name, estimate, truth, more in (
         (BEFORE, expected["seconds"], came, {**limits, "probe": expected["probe_seconds"]}),
         (WHOLE, expected["start_up"] + expected["seconds"], found.wall, {}),
-        (RUNNING, left, rest, {}),
+        (RUNNING, left, rest, {"shown": found.shown}),
     ):
         report.add(group, name, estimate / truth, {"estimate": estimate, "came": truth, **more})
     inside = limits["low"] is not None and limits["low"] <= came <= limits["high"]

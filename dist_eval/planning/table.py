@@ -20,7 +20,7 @@ def format_plan(planned: PlannedRun) -> str:
         *_cut_lines(planned),
         *_oddity_lines(planned),
         f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
-        f"batches: {plan.batches}" + (f", about {plan.batches / ranks:.0f} for each of {ranks} ranks" * (ranks > 1)),
+        f"batches: {plan.batches}" + (f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" * (ranks > 1)),
         *_traffic_lines(planned),
         "",
         *_label_lines(planned.labels),
@@ -94,14 +94,14 @@ def _target_lines(planned: PlannedRun) -> list[str]:
 def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
     if time is None:
         return ["time: unknown without a probe"]
-    interval = f"too few answers for an interval; raise --probe-seconds above {time.probe_seconds:.0f}"
+    interval = "too few answers for an interval"
     if time.low is not None and time.high is not None:
         interval = f"{100 * time.confidence:g}% interval {in_words(time.low)} to {in_words(time.high)}"
     return [
-        f"time: about {in_words(time.seconds)} ({interval}), after {in_words(time.start_up)} of start-up",
+        f"time: about {in_words(time.seconds)} ({interval}, if the swarm stays as it is), after "
+        f"{in_words(time.start_up)} of start-up",
         f"probe: {time.probe_batches} batches in {time.probe_seconds:.1f} s on {_counted(ranks, 'rank')}, the first in "
-        f"{time.first_answer:.2f} s, the later half at {time.tokens_per_second:.0f} tokens/s; a swarm that becomes "
-        "faster or slower is not in the interval",
+        f"{time.first_answer:.2f} s; {time.tokens_per_second:.0f} tokens/s in its later half",
     ]
 
 
