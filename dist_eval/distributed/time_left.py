@@ -33,8 +33,9 @@ class TimeLeft:
             self._seen, self._began = deque([(now, left)]), now
         elif left < self._seen[-1][1]:
             self._seen.append((now, left))
-        since = now - min(_LONGEST_MEMORY, _FORGOTTEN * (now - self._began))
-        while len(self._seen) > 2 and self._seen[1][0] <= since:
+        since = now - min(_LONGEST_MEMORY, (1 - _FORGOTTEN) * (now - self._began))
+        # the first passage is over with the first step
+        while len(self._seen) > 2 and (self._seen[0][0] == self._began or self._seen[1][0] <= since):
             self._seen.popleft()
 
     def seconds(self, now: float) -> float | None:

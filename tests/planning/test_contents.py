@@ -68,8 +68,7 @@ def test_the_text_has_time_and_traffic() -> None:
     assert "batches: 2, up to 1 for each of 3 ranks" in said
     assert "blocks  servers  batches  to them  from them\n0:40          2        2     5 MB       4 GB\n" in said
     assert (
-        "time: about 3 h 3 min (95% interval 2 h 47 min to 3 h 25 min, if the swarm stays as it is), after 14 s of start-up\n"
-        in said
+        "time: about 3 h 3 min (95% interval 2 h 47 min to 3 h 25 min, if the swarm stays as it is), after 14 s" in said
     )
     assert "probe: 96 batches in 31.0 s on 3 ranks, the first in 1.25 s; 3120 tokens/s in its later half" in said
     few = format_plan(planned(time=TIME.model_copy(update={"low": None, "high": None})))
