@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dist_eval.planning.record import TimeEstimate
+
 _GROUPS, _FEWEST_GROUPS = 8, 3
 
 
@@ -38,39 +40,16 @@ class RankAnswers:
     stopped: float = math.inf
 
 
-@dataclass(frozen=True)
-class Duration:
-    """An expected duration.
-
-    Attributes:
-        seconds: the estimate.
-        low: lower limit of its interval, None if there were too few answers.
-        high: upper limit of its interval.
-        tokens_per_second: speed in the second half of the probe.
-        first_answer: seconds until the first answer.
-        batches: answers that the estimate rests on.
-        probe_seconds: when the last one of them came.
-    """
-
-    seconds: float
-    low: float | None
-    high: float | None
-    tokens_per_second: float
-    first_answer: float
-    batches: int
-    probe_seconds: float
-
-
-def expected_duration(ranks: Sequence[RankAnswers], tokens: int, confidence: float = 0.95) -> Duration:
+def expected_time(
+    ranks: Sequence[RankAnswers], tokens: int, *, confidence: float = 0.95, start_up: float = 0.0
+) -> TimeEstimate:
     """Estimates how long all ranks together take for all batches of a run.
 
     Args:
         ranks: the answers of all ranks, whose probes began at the same time; at least one answer.
         tokens: of all batches of the run, with prompts and padding.
         confidence: confidence level of the interval.
-
-    Returns:
-        The duration from the first batch that is sent to the last answer.
+        start_up: seconds before the first batch.
     """
     # once a rank has stopped, the others have the servers to themselves
     end = min(rank.stopped for rank in ranks)
@@ -92,14 +71,16 @@ def expected_duration(ranks: Sequence[RankAnswers], tokens: int, confidence: flo
         margin = left * error[0] * float(t.ppf((1 + confidence) / 2, error[1]))
         low = start + max(0.0, left * per_token - margin)
         high = start + left * per_token + margin + float(seconds[0])  # ranks and replicas do not all end together
-    return Duration(
+    return TimeEstimate(
         seconds=start + left * float(per_token),
         low=low,
         high=high,
+        confidence=confidence,
+        start_up=start_up,
+        probe_batches=len(seconds),
+        probe_seconds=float(seconds[-1]),
         tokens_per_second=float(1 / per_token),
         first_answer=float(seconds[0]),
-        batches=len(seconds),
-        probe_seconds=float(seconds[-1]),
     )
 
 

@@ -23,9 +23,9 @@ from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.planning.config import PlanConfig
 from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
-from dist_eval.planning.estimate import expected_duration
+from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import Probed, probe
-from dist_eval.planning.record import HopValues, PlannedRun, TimeEstimate
+from dist_eval.planning.record import HopValues, PlannedRun
 from dist_eval.planning.table import format_plan
 from dist_eval.planning.traffic import range_traffic
 from dist_eval.runs.run_folder import NoFolder
@@ -108,20 +108,7 @@ def planned_run(
     config, target = session.config, task.target
     hop = hop_values(task, plan) if config.backend == "petals" else None
     routes: Counter[RouteSegment] = sum((one.routes for one in probes), start=Counter())
-    estimate = None
-    if probes:
-        found = expected_duration([one.answers for one in probes], int(plan.tokens.sum()), config.confidence)
-        estimate = TimeEstimate(
-            seconds=found.seconds,
-            low=found.low,
-            high=found.high,
-            confidence=config.confidence,
-            start_up=start_up,
-            probe_batches=found.batches,
-            probe_seconds=found.probe_seconds,
-            tokens_per_second=found.tokens_per_second,
-            first_answer=found.first_answer,
-        )
+    answers, tokens = [one.answers for one in probes], int(plan.tokens.sum())
     of_labels: tuple[Any, ...] = data.labels, target.label_names, target.problem
     return PlannedRun(
         ranks=session.topology.world_size,
@@ -133,7 +120,7 @@ def planned_run(
         plan=plan.summary(),
         hop=hop,
         traffic=range_traffic(routes, hop, len(plan), config.compression) if hop else [],
-        time=estimate,
+        time=expected_time(answers, tokens, confidence=config.confidence, start_up=start_up) if answers else None,
     )
 
 

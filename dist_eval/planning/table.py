@@ -18,7 +18,7 @@ def format_plan(planned: PlannedRun) -> str:
         f"data: {data.examples} examples of {data.source}",
         f"texts: {lengths.shortest} to {lengths.longest} tokens, half of them at most {lengths.median:g}",
         *_cut_lines(planned),
-        *_oddity_lines(planned),
+        *_unusual_lines(planned),
         f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
         f"batches: {plan.batches}" + (f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" * (ranks > 1)),
         *_traffic_lines(planned),
@@ -39,15 +39,15 @@ def _cut_lines(planned: PlannedRun) -> list[str]:
     ]
 
 
-def _oddity_lines(planned: PlannedRun) -> list[str]:
+def _unusual_lines(planned: PlannedRun) -> list[str]:
     data = planned.data
-    oddities = [
+    kinds = [
         (data.multiline, "of several lines"),
         (data.blank, "without a token of its own"),
         (data.unknown, "without a token that the tokenizer knows"),
     ]
-    found = [f"{_counted(count, 'text')} {what}" for count, what in oddities if count]
-    return [f"odd: {', '.join(found)}"] if found else []
+    found = [f"{_counted(count, 'text')} {what}" for count, what in kinds if count]
+    return [f"unusual: {', '.join(found)}"] if found else []
 
 
 def _traffic_lines(planned: PlannedRun) -> list[str]:

@@ -20,7 +20,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.planning.estimate import expected_duration
+from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import answers_wanted, probe, spread_order
 from dist_eval.planning.record import HopValues
 from dist_eval.planning.traffic import range_traffic
@@ -75,8 +75,7 @@ def test_a_probe_ends_with_enough_answers_and_tells_the_time_of_all(data: Tokeni
     assert enough <= len(found.answers.seconds) <= enough + 4
     assert found.answers.stopped == pytest.approx(found.answers.seconds[enough - 1], abs=0.1)
     assert found.routes == {RouteSegment("server", 0, 4, "float32"): found.answers.tokens.sum()}
-    tokens = int(plan.tokens.sum())
-    assert expected_duration([found.answers], tokens).seconds == pytest.approx(len(plan) * 0.01, rel=0.5)
+    assert expected_time([found.answers], int(plan.tokens.sum())).seconds > len(plan) * 0.009, "servers never hurry"
 
 
 def test_it_ends_when_the_ranks_together_have_enough(data: TokenizedDataset) -> None:
