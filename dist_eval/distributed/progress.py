@@ -77,8 +77,8 @@ class Progress:
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
-        self._tokens = self._tokens_reported = self._tokens_before = 0
-        self._tokens_left: int | None = None
+        self._tokens = self._tokens_reported = self._tokens_counted = 0
+        self._tokens_in_the_end: int | None = None
         self._time_left = TimeLeft()
         self._batch = -1
         self._report_seconds = max(_REPORT_SECONDS, topology.world_size * _REPORT_SECONDS_FOR_A_RANK)
@@ -89,7 +89,7 @@ class Progress:
         """Returns how many examples all ranks have reported so far."""
         with self._connect() as store:
             self._open_counts(store)
-            self._failed_total, self._tokens_before = store.add(_FAILED, 0), store.add(_TOKENS, 0)
+            self._failed_total, self._tokens_counted = store.add(_FAILED, 0), store.add(_TOKENS, 0)
             return sum(self._counts(store, _DONE))
 
     def begin(self, done: int, counted: int, tokens_left: int) -> None:
@@ -101,7 +101,7 @@ class Progress:
             tokens_left: of the batches that are not finished, counting padding.
         """
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
-        self._tokens_left = tokens_left
+        self._tokens_in_the_end = self._tokens_counted + tokens_left
 
     def add(self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1) -> None:
         """Counts examples that this rank has finished.
@@ -290,8 +290,8 @@ class Progress:
 
     def _seconds_left(self, store: Any) -> float | None:
         """Estimates the time for all batches that are left; called on the leader only."""
-        if self._tokens_left is None:
+        if self._tokens_in_the_end is None:
             return None
-        now, done = time.monotonic(), store.add(_TOKENS, 0) - self._tokens_before
-        self._time_left.update(self._tokens_left - done, now)
+        now = time.monotonic()
+        self._time_left.update(self._tokens_in_the_end - store.add(_TOKENS, 0), now)
         return self._time_left.seconds(now)

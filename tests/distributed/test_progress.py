@@ -95,7 +95,7 @@ def test_the_time_left_is_that_of_the_tokens_of_all_ranks(two_ranks: MakeProgres
     ranks = two_ranks(0, stream=stream), two_ranks(1)
     with shown(*ranks):
         ranks[0].begin(60, ranks[0].counted(), tokens_left=100_000)
-        for _ in range(4):  # an example an instant, but the tokens are only just begun
+        for _ in range(2):  # a tenth of the examples that are left, but hardly any of the tokens
             time.sleep(0.5)
             for rank in ranks:
                 rank.add(1, tokens=100)

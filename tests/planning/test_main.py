@@ -45,16 +45,21 @@ def test_ranks_probe_a_swarm_together_and_leave_nothing(
     assert not launcher.leftovers()
 
 
-def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options for a small file of several kinds of texts, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    rows = ["text,label", *(f"{'1234567890' * 4},{number}" for number in (3, 3, 7)), ",0", '"1\n2",0']
-    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
-    options = ["--checkpoint", str(demo.CHECKPOINT), "--model", str(demo.BASE_MODEL), "--dataset", "rows.csv"]
-    status, said, complaints = plan_here(capsys, *options, "--max-length", "30", "--no-probe")
+    lines = ["text,label", *(f"{'1234567890' * 4},{number}" for number in (3, 3, 7)), ",0", '"1\n2",0']
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    return ["--checkpoint", str(demo.CHECKPOINT), "--model", str(demo.BASE_MODEL), "--dataset", "rows.csv"]
+
+
+def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
+    rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said, complaints = plan_here(capsys, *rows, "--max-length", "30", "--no-probe")
     assert (status, complaints) == (0, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    assert [path.name for path in Path().iterdir()] == ["rows.csv"]
     for words in (
         "data: 5 examples of rows.csv",
         "cut: 3 texts to 30 tokens, which loses 33 tokens (25.8%)",
@@ -68,8 +73,10 @@ def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
     assert re.search(r"^3 +2  0\.4000$", said, re.MULTILINE)
 
 
-def test_a_model_in_this_process_is_probed_without_any_traffic(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said, _ = plan_here(capsys, *OPTIONS, "--backend", "local", "--json")
+def test_a_model_in_this_process_is_probed_without_any_traffic(
+    rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said, _ = plan_here(capsys, *rows, "--backend", "local", "--json")
     planned = json.loads(said)
     assert status == 0
     assert (planned["hop"], planned["traffic"]) == (None, [])
