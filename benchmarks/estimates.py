@@ -38,7 +38,7 @@ from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.process.lifetime import end_session
 
 QUESTION = "How far is the expected time of a run from the time that it takes?"
-RANKS, SECONDS = (1, 3), 60.0
+RANKS, SECONDS = (1, 3), 100.0
 BEFORE, WHOLE, RUNNING = "forwards, before the run", "whole command, before the run", "the rest, after a tenth"
 _BARS = {BEFORE: 0.25, WHOLE: 0.25, RUNNING: 0.15}
 _SENTENCES = 12
@@ -46,7 +46,7 @@ _SENTENCES = 12
 
 _TIMEOUT = 1800.0
 _COLUMNS = 120
-_BAR = re.compile(r"\[[\d:]+<([\d:]+), ")
+_BAR = re.compile(r"\| (\d+)/(\d+) \[[\d:]+<([\d:]+), ")
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,13 @@ class Watched:
 
     Attributes:
         wall: seconds of the whole command.
-        shown: seconds left, as the display said, with the moment in seconds since the command was started.
+        shown: what the display said: the moment in seconds since the command was started, whether all examples were
+            done, and the seconds left.
         facts: content of `results.json`.
     """
 
     wall: float
-    shown: list[tuple[float, float]]
+    shown: list[tuple[float, bool, float]]
     facts: dict[str, Any]
 
     def after_a_tenth(self) -> tuple[float, float]:
@@ -96,9 +97,9 @@ class Watched:
             ContenderError: the display said nothing of the kind.
         """
         forwards = self.facts["throughput"]["seconds"]
-        end = min((moment for moment, left in self.shown if left == 0), default=0.0)
-        for moment, left in self.shown:
-            if moment >= end - 0.9 * forwards and left:
+        end = next((moment for moment, complete, _ in self.shown if complete), 0.0)
+        for moment, _, left in self.shown:
+            if end - 0.9 * forwards <= moment < end:
                 return left, end - moment
         raise ContenderError("The display named no time that is left.")
 
@@ -202,7 +203,7 @@ def run_on_terminal(words: Sequence[str], folder: Path) -> Watched:
                 break
             said += text
             now = time.monotonic() - start
-            shown += [(now, _in_seconds(left)) for left in _BAR.findall(text)]
+            shown += [(now, done == total, _in_seconds(left)) for done, total, left in _BAR.findall(text)]
         status = process.wait(10.0)
     finally:
         end_session(process.pid)

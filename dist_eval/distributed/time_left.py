@@ -1,7 +1,7 @@
 """How long the rest of a run takes, from how much work was left at what time. Does no I/O.
 
 The work is counted in tokens, including padding: batches are sent longest first, so examples become cheaper all the
-time, while a token costs about the same. The first quarter of the time so far is left out of the speed, because it has
+time, while a token costs about the same. The speed is that of the second half of the time so far: the first one has
 the first passage of the pipeline and the growth of the windows in it. After a while only the last minutes count, so
 that a swarm that becomes slower is soon noticed.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-_LONGEST_MEMORY = 600.0
-_FORGOTTEN = 0.25
+_LONGEST_MEMORY, _SHARE_REMEMBERED = 600.0, 0.5
 _SECONDS_UP_TO, _MINUTES_WITH_SECONDS_UP_TO, _MINUTES_UP_TO, _HOURS_UP_TO = 100, 600, 6000, 48 * 3600
 
 
@@ -33,7 +32,7 @@ class TimeLeft:
             self._seen, self._began = deque([(now, left)]), now
         elif left < self._seen[-1][1]:
             self._seen.append((now, left))
-        since = now - min(_LONGEST_MEMORY, (1 - _FORGOTTEN) * (now - self._began))
+        since = now - min(_LONGEST_MEMORY, _SHARE_REMEMBERED * (now - self._began))
         # the first passage is over with the first step
         while len(self._seen) > 2 and (self._seen[0][0] == self._began or self._seen[1][0] <= since):
             self._seen.popleft()
