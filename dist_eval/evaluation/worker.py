@@ -63,17 +63,19 @@ class FailurePolicy:
             raise RunError(f"All {examples} examples failed. One of them: {reason}")
 
 
-def share_out(found: np.ndarray, topology: Topology) -> tuple[Assignment, np.ndarray]:
+def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
 
     Args:
         found: which batches this rank's journal has finished, bool of shape [batches].
+        plan: all batches.
         topology: this process's place among the ranks.
 
     Returns:
-        This rank's assignment, and which batches earlier starts have finished on any rank, bool of shape [batches].
+        This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
+        left.
     """
     owner = least_over_ranks(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -82,7 +84,7 @@ def share_out(found: np.ndarray, topology: Topology) -> tuple[Assignment, np.nda
         resumed=np.flatnonzero(owner == topology.rank),
         shard=left[shard_batches(len(left), rank=topology.rank, world_size=topology.world_size)],
     )
-    return share, done
+    return share, int(plan.sizes[done].sum()), int(plan.tokens[left].sum())
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
@@ -181,8 +183,7 @@ class BatchWorker:
             if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, finished = share_out(found, topology)
-            done, tokens_left = int(self._plan.sizes[finished].sum()), int(self._plan.tokens[~finished].sum())
+            share, done, tokens_left = share_out(found, self._plan, topology)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())

@@ -127,14 +127,16 @@ def test_too_many_failures_are_an_error_with_a_reason() -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=5))
 def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
     world_size = len(found_by_rank)
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)
     shares = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "least_over_ranks", lambda value: firsts)
         for rank, found in enumerate(found_by_rank):
-            share, done = share_out(np.array(found), Topology(rank=rank, world_size=world_size))
-            assert (done == np.any(found_by_rank, axis=0)).all()
+            share, done, left = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
+            assert done == np.any(found_by_rank, axis=0).sum()
+            assert left == 10 * (12 - done)
             assert all(found[batch] for batch in share.resumed), "a rank can bring only what it knows"
             shares.append(share)
     everything = [batch for share in shares for batch in (*share.resumed, *share.shard)]
