@@ -157,7 +157,7 @@ def _needs_of_ranks(options: argparse.Namespace, known: Measured) -> list[Need]:
     of_a_rank = collectives._rows_of_a_rank(count, row_bytes(Predictions.empty(len(LABELS)).columns))
     rounds = np.ceil(examples / count / of_a_rank)
     packed = examples * (known.row_bytes - 11)  # positions in 4 bytes, labels in 1
-    requests = 5 / max(progress._REPORT_SECONDS, count * progress._REPORT_SECONDS_FOR_A_RANK)
+    requests = 7 / max(progress._REPORT_SECONDS, count * progress._REPORT_SECONDS_FOR_A_RANK)
     waiting = 2 / max(rank_store._POLL_SECONDS, count * rank_store._SECONDS_FOR_A_RANK)
     per_second = count * (requests + waiting)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

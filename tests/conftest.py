@@ -368,7 +368,7 @@ class Launcher:
 
 
 def run_here(*command: str) -> int:
-    """Runs `-m dist_eval ...`, `.tuning` or `.harness` as one rank in this process, which has all imports already.
+    """Runs `-m dist_eval ...`, `.tuning`, `.harness` or `.planning` as one rank here, where all is imported already.
 
     Returns:
         The exit status.
@@ -377,6 +377,7 @@ def run_here(*command: str) -> int:
     from dist_eval.cli import program
     from dist_eval.harness import __main__ as harness
     from dist_eval.options.commandline import EVALUATION, parse_args
+    from dist_eval.planning import __main__ as planning
     from dist_eval.tuning import __main__ as tuning
 
     flag, module, *options = command
@@ -386,6 +387,7 @@ def run_here(*command: str) -> int:
         "dist_eval": (EVALUATION, evaluation._load),
         "dist_eval.tuning": (tuning.COMMAND, tuning.load),
         "dist_eval.harness": (harness.HARNESS, harness.load),
+        "dist_eval.planning": (planning.PLAN, planning.load),
     }[module]
     with tempfile.TemporaryDirectory(prefix="own-") as scratch_dir:
         return program.run(parse_args(options, command_line), Path(scratch_dir), None, load)

@@ -38,7 +38,12 @@ def folder_of(config: EvaluationConfig) -> EvaluationFolder:
 
 
 def tokenized_digits(
-    folder: Path, rows: int, classes: int, extra_columns: Mapping[str, Callable[[int], str]] | None = None
+    folder: Path,
+    rows: int,
+    classes: int,
+    extra_columns: Mapping[str, Callable[[int], str]] | None = None,
+    *,
+    max_length: int = 100,
 ) -> TokenizedDataset:
     """Texts of several lengths, all different, through the demo's tokenizer; further columns are made of the row."""
     from transformers import AutoTokenizer
@@ -57,7 +62,7 @@ def tokenized_digits(
         text_columns=["text"],
         label_column="label",
         label_names=[chr(ord("a") + number) for number in range(classes)],
-        max_length=100,
+        max_length=max_length,
         extra_columns=list(columns),
     )
 

@@ -45,6 +45,9 @@ COMMANDS = {
     "harness": Program(
         "evaluate on tasks of the lm-evaluation-harness", "dist_eval.harness", "dist_eval.options.harness:HARNESS"
     ),
+    "plan": Program(
+        "say beforehand what a run sends, and how long it takes", "dist_eval.planning", "dist_eval.planning.config:PLAN"
+    ),
     "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
     "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),

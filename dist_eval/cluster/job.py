@@ -28,8 +28,8 @@ from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIO
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
-_DOCTOR = "dist_eval.doctor"
-"""It evaluates nothing: its exit status is passed on."""
+_BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}
+"""They evaluate nothing: their exit status is passed on."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
         before = read_outcome(folder)
         command_status = job.run(options.patience if options.slurm else math.inf)
-        if _DOCTOR in options.command:
+        if _BEFORE_A_RUN.intersection(options.command):
             return FAILED if command_status is None else command_status
         verdict = judge(
             before,

@@ -27,7 +27,7 @@ from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
-_ROWS_FILE = "rows.npy"
+_ROWS_FILE, _CUT_FILE = "rows.npy", "cut.npy"
 
 
 Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
@@ -46,6 +46,7 @@ class TokenizedDataset:
         facts: summary of the dataset.
         rows: row of each example, ascending, int64 of shape [examples]; None if they are all rows.
         lengths: number of tokens of each example, int32 of shape [examples].
+        cut: tokens that each text that was too long has lost, int32 of shape [texts that were cut].
         labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`).
     """
 
@@ -53,6 +54,7 @@ class TokenizedDataset:
         self._folder = folder
         self.facts = DatasetSummary.model_validate_json((folder / _FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / _LENGTHS_FILE, mmap_mode="r")
+        self.cut: np.ndarray = np.load(folder / _CUT_FILE, mmap_mode="r")
         self.labels: np.ndarray = np.load(folder / _LABELS_FILE, mmap_mode="r")
         is_part = self.facts.selection is not None
         self.rows: np.ndarray | None = np.load(folder / _ROWS_FILE, mmap_mode="r") if is_part else None
@@ -150,7 +152,7 @@ def tokenize_dataset(
     source = only_rows(open_rows(dataset, columns, subset=subset, split=split), selected and selected.rows)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
-    lengths, codes = [], []
+    lengths, codes, lost = [], [], []
     row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
     with (
@@ -194,6 +196,7 @@ def tokenize_dataset(
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
+            lost.append((full - kept)[too_long])
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
             longest = max(longest, int(full.max(initial=0)))
@@ -208,6 +211,7 @@ def tokenize_dataset(
     for one in (digest, of_texts):
         one.update(label_ids.tobytes())
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
+    np.save(folder / _CUT_FILE, np.concatenate(lost))
     np.save(folder / _LABELS_FILE, label_ids)
     facts = DatasetSummary(
         source=source.name,

@@ -16,14 +16,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from dist_eval.distributed.display import Display, display_on
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
+from dist_eval.distributed.time_left import TimeLeft
 from dist_eval.errors import LostRankError, first_line
 
 _REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
-_PLAIN_LINE_SECONDS = 10.0
 _LATE_RANKS_NAMED = 5
-_DONE, _FAILED, _HOST, _BATCH, _BEAT = "examples_done", "failed", "host", "batch", "beat"
+_DONE, _FAILED, _TOKENS, _HOST, _BATCH, _BEAT = "examples_done", "failed", "tokens_done", "host", "batch", "beat"
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
@@ -76,6 +77,9 @@ class Progress:
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
+        self._tokens = self._tokens_reported = self._tokens_counted = 0
+        self._tokens_in_the_end: int | None = None
+        self._time_left = TimeLeft()
         self._batch = -1
         self._report_seconds = max(_REPORT_SECONDS, topology.world_size * _REPORT_SECONDS_FOR_A_RANK)
         self._look_seconds = max(_WAIT_SECONDS, topology.world_size * _LOOK_SECONDS_FOR_A_RANK)
@@ -85,23 +89,32 @@ class Progress:
         """Returns how many examples all ranks have reported so far."""
         with self._connect() as store:
             self._open_counts(store)
-            self._failed_total = store.add(_FAILED, 0)
+            self._failed_total, self._tokens_counted = store.add(_FAILED, 0), store.add(_TOKENS, 0)
             return sum(self._counts(store, _DONE))
 
-    def begin(self, done: int, counted: int) -> None:
-        """Starts a round: `done` examples are finished, and `counted` have been reported so far."""
-        self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
+    def begin(self, done: int, counted: int, tokens_left: int) -> None:
+        """Starts a round: `done` examples are finished, and `counted` have been reported so far.
 
-    def add(self, examples: int, failed: int = 0, *, batch: int = -1) -> None:
+        Args:
+            done: examples that are finished.
+            counted: examples that have been reported so far.
+            tokens_left: of the batches that are not finished, counting padding.
+        """
+        self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
+        self._tokens_in_the_end = self._tokens_counted + tokens_left
+
+    def add(self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1) -> None:
         """Counts examples that this rank has finished.
 
         Args:
             examples: number of examples with a prediction.
             failed: number of examples without one.
+            tokens: of all of them, counting padding.
             batch: the batch's number.
         """
         self._done += examples
         self._failed += failed
+        self._tokens += tokens
         self._batch = batch
 
     @contextmanager
@@ -194,6 +207,9 @@ class Progress:
             self._reported, self._failed_reported = self._reported + delta, self._failed_reported + failed
             if delta or failed:
                 store.set(f"{_BATCH}/{self._topology.rank}", f"batch {self._batch}")
+                tokens = self._tokens - self._tokens_reported
+                store.add(_TOKENS, tokens)
+                self._tokens_reported += tokens
 
     def _pass_on(self, store: Any) -> None:
         """Sends a heartbeat, and exchanges requests to stop and notices with the other ranks."""
@@ -214,7 +230,7 @@ class Progress:
         return self._rank_store.connect(min(self._stall_timeout, _ANSWER_SECONDS))
 
     def _run(self) -> None:
-        display = _display(self._total, self._done_before, self._stream) if self._topology.is_leader else None
+        display = display_on(self._stream, self._total) if self._topology.is_leader else None
         self._answered = time.monotonic()
         while not self._ended.is_set():
             try:
@@ -250,7 +266,7 @@ class Progress:
             counts = self._counts(store, _DONE)
             self._stop.request(self._describe_lost(store, gone, counts, self._stall_timeout, _NO_HEARTBEAT))
 
-    def _keep_reporting(self, display: _Bar | _Lines | None) -> None:
+    def _keep_reporting(self, display: Display | None) -> None:
         with self._connect() as store:
             store.set(f"{_HOST}/{self._topology.rank}", self._topology.host)
             self._open_counts(store)
@@ -264,55 +280,18 @@ class Progress:
                 if display:
                     self._stop_if_one_is_gone(store)
                     done = self._done_before + sum(self._counts(store, _DONE))
-                    display.show(self._total if self._complete else done)
+                    done = self._total if self._complete else done
+                    display.show(done, self._done_before, self._seconds_left(store))
                     if store.check([_NOTICE]):
                         display.note(store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)
                 if last:
                     return
 
-
-class _Bar:
-    def __init__(self, total: int, done: int, stream: TextIO) -> None:
-        from tqdm import tqdm
-
-        self._stream = stream
-        self._bar = tqdm(
-            total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating", initial=done
-        )
-
-    def show(self, done: int) -> None:
-        self._bar.update(done - self._bar.n)
-
-    def note(self, text: str) -> None:
-        self._bar.write(text, file=self._stream)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-class _Lines:
-    def __init__(self, total: int, done: int, stream: TextIO) -> None:
-        self._total, self._before, self._stream = total, done, stream
-        self._start = time.monotonic()
-        self._next, self._shown = self._start + _PLAIN_LINE_SECONDS / 5, -1
-
-    def show(self, done: int) -> None:
+    def _seconds_left(self, store: Any) -> float | None:
+        """Estimates the time for all batches that are left; called on the leader only."""
+        if self._tokens_in_the_end is None:
+            return None
         now = time.monotonic()
-        finished = done >= self._total
-        if done == self._shown or (now < self._next and not finished):
-            return
-        self._next, self._shown = now + _PLAIN_LINE_SECONDS, done
-        rate = (done - self._before) / max(now - self._start, 1e-9)
-        left = "" if finished or rate <= 0 else f", about {(self._total - done) / rate:.0f} s left"
-        print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
-
-    def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-def _display(total: int, done: int, stream: TextIO) -> _Bar | _Lines:
-    return _Bar(total, done, stream) if stream.isatty() else _Lines(total, done, stream)
+        self._time_left.update(self._tokens_in_the_end - store.add(_TOKENS, 0), now)
+        return self._time_left.seconds(now)

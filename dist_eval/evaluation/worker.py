@@ -63,7 +63,7 @@ class FailurePolicy:
             raise RunError(f"All {examples} examples failed. One of them: {reason}")
 
 
-def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int]:
+def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
@@ -74,7 +74,8 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assign
         topology: this process's place among the ranks.
 
     Returns:
-        This rank's assignment, and how many examples earlier starts have finished on all ranks.
+        This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
+        left.
     """
     owner = least_over_ranks(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -83,7 +84,7 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assign
         resumed=np.flatnonzero(owner == topology.rank),
         shard=left[shard_batches(len(left), rank=topology.rank, world_size=topology.world_size)],
     )
-    return share, int(plan.sizes[done].sum())
+    return share, int(plan.sizes[done].sum()), int(plan.tokens[left].sum())
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
@@ -182,11 +183,11 @@ class BatchWorker:
             if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done = share_out(found, self._plan, topology)
+            share, done, tokens_left = share_out(found, self._plan, topology)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
-            self._progress.begin(done, counted)
+            self._progress.begin(done, counted, tokens_left)
             count, self._failed = len(self._done), 0
             left = self.do(share.shard)
             self._progress.wait_for_all(stall_timeout)
@@ -222,7 +223,8 @@ class BatchWorker:
         ):
             self._journal.append(outcome)
             failed = len(outcome.failed)
-            self._progress.add(len(outcome.answers) - failed, failed, batch=outcome.batch)
+            tokens = int(self._plan.tokens[outcome.batch])
+            self._progress.add(len(outcome.answers) - failed, failed, tokens=tokens, batch=outcome.batch)
             self._failed += failed
             if failed:
                 reason = next(iter(outcome.failed.values()))

@@ -104,9 +104,8 @@ class OptionParser(argparse.ArgumentParser):
         """Raises a `ConfigError` where argparse would print and exit."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
-            message = f"There is no option {unknown[1]}." + _suggestion(
-                unknown[1], (name for name in self._option_string_actions if not name.startswith("--no-"))
-            )
+            shown = (name for name, act in self._option_string_actions.items() if act.help is not argparse.SUPPRESS)
+            message = f"There is no option {unknown[1]}." + _suggestion(unknown[1], shown)
         raise ConfigError(message if message.endswith((".", "?")) else message + ".")
 
 
@@ -146,9 +145,10 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         if scalar is bool:
             names = [flag(field.name), "-v"] if field.name == "verbose" else [flag(field.name)]
             group = groups[field.metadata["group"]]
-            group.add_argument(*names, action="store_true", help=help_text)
-            # so that the command line can also win over a YAML file that sets it
-            group.add_argument("--no-" + names[0][2:], dest=field.name, action="store_false", help=argparse.SUPPRESS)
+            # both, so that the command line can also win over a YAML file; shown is the one that changes the default
+            on, off = (argparse.SUPPRESS, help_text) if default else (help_text, argparse.SUPPRESS)
+            group.add_argument(*names, action="store_true", help=on)
+            group.add_argument("--no-" + names[0][2:], dest=field.name, action="store_false", help=off)
             continue
         if default not in (None, ""):
             help_text += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"

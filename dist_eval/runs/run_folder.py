@@ -278,3 +278,25 @@ class RunFolder(ABC):
     def _write(self, results: RunHeader) -> None:
         text = json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())
+
+
+class NoFolder(RunFolder):
+    """Stands for the folder of a command that leaves no files."""
+
+    results_name, resume_source, foreign_files = "", "", ()
+    is_resumable = is_running = False
+
+    def open(self, attempt: int = 0) -> None:
+        """Does nothing."""
+
+    def fail(self, message: str, **known: Any) -> bool:
+        """Does nothing: there is no file to mark."""
+        return False
+
+    stop = fail
+
+    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
+        return run
+
+    def _parse(self, content: bytes) -> RunHeader:
+        raise ValueError("there is no file with results")

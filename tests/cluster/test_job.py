@@ -168,9 +168,9 @@ def test_a_requeued_job_does_not_overwrite(in_slurm: dict[str, str], tmp_path: P
     assert parse_args(run, EVALUATION).overwrite is False
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_the_doctors_exit_status_is_passed_on(status: int, tmp_path: Path) -> None:
-    command = ("sh", "-c", f"exit {status}", "dist_eval.doctor")
+@pytest.mark.parametrize(("module", "status"), [("dist_eval.doctor", 1), ("dist_eval.planning", 0)])
+def test_the_exit_status_of_what_comes_before_a_run_is_passed_on(module: str, status: int, tmp_path: Path) -> None:
+    command = ("sh", "-c", f"exit {status}", module)
     job = start("--output", tmp_path / "run", "--", *command)
     assert job.communicate(timeout=TIMEOUT)[1] == ""
     assert job.returncode == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from conftest import wait_for
 
-from dist_eval.distributed import progress
+from dist_eval.distributed import display, progress
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import STOP_FILE, Stop
@@ -79,11 +80,28 @@ def test_what_a_rank_waits_for_is_shown_by_the_leader(two_ranks: MakeProgress) -
 def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> None:
     stream = io.StringIO()
     ranks = two_ranks(0, stream=stream), two_ranks(1)
-    ranks[0].begin(60, 0)
     with shown(*ranks):
-        ranks[0].add(15)
-        ranks[1].add(25)
+        ranks[0].begin(60, ranks[0].counted(), tokens_left=4000)
+        ranks[0].add(15, tokens=1500)
+        ranks[1].add(25, tokens=2500)
         assert wait_for(lambda: "100 of 100 examples" in stream.getvalue())
+    speed = re.search(r"100 of 100 examples, (\d+)/s", stream.getvalue())
+    assert speed and int(speed[1]) <= 40 / 0.5, "only this start's examples count for the speed"
+
+
+def test_the_time_left_is_that_of_the_tokens_of_all_ranks(two_ranks: MakeProgress, monkeypatch: Any) -> None:
+    monkeypatch.setattr(display, "_LINE_SECONDS", 0.0)
+    stream = io.StringIO()
+    ranks = two_ranks(0, stream=stream), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].begin(60, ranks[0].counted(), tokens_left=100_000)
+        for _ in range(2):  # a tenth of the examples that are left, but hardly any of the tokens
+            time.sleep(0.5)
+            for rank in ranks:
+                rank.add(1, tokens=100)
+        assert wait_for(
+            lambda: re.search(r"6\d of 100 examples, \d+/s, about \d+ min( \d+ s)? left", stream.getvalue())
+        )
 
 
 def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:

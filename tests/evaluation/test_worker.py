@@ -134,8 +134,9 @@ def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "least_over_ranks", lambda value: firsts)
         for rank, found in enumerate(found_by_rank):
-            share, done = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
+            share, done, left = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
             assert done == np.any(found_by_rank, axis=0).sum()
+            assert left == 10 * (12 - done)
             assert all(found[batch] for batch in share.resumed), "a rank can bring only what it knows"
             shares.append(share)
     everything = [batch for share in shares for batch in (*share.resumed, *share.shard)]

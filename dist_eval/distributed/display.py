@@ -1,0 +1,82 @@
+"""The leader's display of a run's progress: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, TextIO
+
+from dist_eval.distributed.time_left import in_words
+
+_LINE_SECONDS = 10.0
+
+
+class Display(Protocol):
+    """Shows the progress of all ranks."""
+
+    def show(self, done: int, before: int, seconds_left: float | None) -> None:
+        """Shows how far the run is.
+
+        Args:
+            done: examples that are done.
+            before: those of earlier starts among them.
+            seconds_left: estimated time for all others, None if unknown.
+        """
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows a notice."""
+        ...
+
+    def close(self) -> None:
+        """Ends the display."""
+        ...
+
+
+def display_on(stream: TextIO, total: int) -> Display:
+    """Returns the display of a run with a number of examples, for a stream."""
+    return _Bar(total, stream) if stream.isatty() else _Lines(total, stream)
+
+
+class _Bar:
+    def __init__(self, total: int, stream: TextIO) -> None:
+        from tqdm import tqdm
+
+        self._stream, self._in_digits = stream, tqdm.format_interval
+        self._bar = tqdm(total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating")
+
+    def show(self, done: int, before: int, seconds_left: float | None) -> None:
+        if before != self._bar.initial:
+            self._bar.initial = self._bar.n = before
+        left = "?" if seconds_left is None else self._in_digits(seconds_left)
+        # tqdm's own estimate counts examples, which take longer at first
+        self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}]"
+        self._bar.update(done - self._bar.n)
+
+    def note(self, text: str) -> None:
+        self._bar.write(text, file=self._stream)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Lines:
+    def __init__(self, total: int, stream: TextIO) -> None:
+        self._total, self._stream = total, stream
+        self._start = time.monotonic()
+        self._next, self._shown = self._start + _LINE_SECONDS / 5, -1
+
+    def show(self, done: int, before: int, seconds_left: float | None) -> None:
+        now = time.monotonic()
+        finished = done >= self._total
+        if done == self._shown or (now < self._next and not finished):
+            return
+        self._next, self._shown = now + _LINE_SECONDS, done
+        rate = (done - before) / max(now - self._start, 1e-9)
+        left = "" if finished or seconds_left is None else f", about {in_words(seconds_left)} left"
+        print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass

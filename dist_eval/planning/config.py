@@ -1,0 +1,57 @@
+"""The options of `dist-eval plan`: those of a run, and a few of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dist_eval.options.commandline import WHERE, Command
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import option
+
+PROGRAM = "dist-eval plan"
+
+
+@dataclass(kw_only=True)
+class PlanConfig(EvaluationConfig):
+    """The options of a plan.
+
+    Raises:
+        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
+    """
+
+    probe: bool = option(True, "send nothing: no estimate of the time, and no swarm is needed", group="plan")
+    probe_seconds: float = option(60.0, "longest time for the probe", group="plan", metavar="SECONDS")
+    json: bool = option(False, "print JSON instead of text", group="plan")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_seconds("probe_seconds")
+
+    def _check_where(self) -> None:
+        if self.probe or self.initial_peers or self.swarm or self.backend == "local":
+            super()._check_where()
+
+
+PLAN = Command(
+    program=PROGRAM,
+    config=PlanConfig,
+    description="Says what a run with these options would send, what would be cut, and which labels occur; and "
+    "estimates its time from a probe: a few batches, whose answers are thrown away. It takes the options of the run.",
+    examples=f"""\
+examples:
+  {PROGRAM} --nproc-per-node 4 --model MODEL --checkpoint TUNED --dataset test.csv \\
+      --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset test.csv --no-probe
+  {PROGRAM} --demo
+""",
+    usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
+    nothing_asked=f"""\
+A plan takes the options of the run that it is about:
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+Or, without a swarm and without the expected time: {PROGRAM} ... --no-probe   (all options: --help)""",
+    groups={
+        "what": ("what is to be evaluated", None),
+        "figures": ("which figures", None),
+        "plan": ("the plan itself", None),
+    },
+)

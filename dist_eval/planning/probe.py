@@ -1,0 +1,116 @@
+"""The probe: a few batches through the swarm, as the run would send them. Their answers are thrown away."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dist_eval.data.answers import RouteSegment
+from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.distributed.rank_store import Topology
+from dist_eval.inference.forward import TextModel, Texts, predict_batches
+from dist_eval.planning.estimate import RankAnswers
+from dist_eval.swarm.window import Window
+
+_MOST_ANSWERS, _FEWEST_ANSWERS, _ANSWERS_OF_A_RANK = 96, 24, 4
+"""Answers to wait for, of all ranks together, or for each of many: in the first half the windows grow, and the second
+one is measured."""
+
+_SHARE_OF_PLAN = 0.25
+"""Of a short run's batches: for its time, fewer answers are enough."""
+
+_ANSWERS_FOR_A_SPEED = 2
+
+
+@dataclass
+class Probed:
+    """What a rank found.
+
+    Attributes:
+        answers: when its batches were answered.
+        routes: tokens that took each segment of a route.
+    """
+
+    answers: RankAnswers
+    routes: Counter[RouteSegment] = field(default_factory=Counter)
+
+
+def probe(
+    model: TextModel,
+    data: Texts,
+    plan: Plan,
+    topology: Topology,
+    window: Window,
+    *,
+    count: Callable[[int], int],
+    longest: float,
+    skip_failed: bool = False,
+    audited: Container[int] = (),
+) -> Probed:
+    """Sends batches of this rank's shard, spread over its lengths; all ranks call it at the same time.
+
+    It ends as soon as all ranks together have enough answers. Batches that are in flight then are dropped, so that all
+    that count were answered while the window was full.
+
+    Args:
+        model: the model.
+        data: the tokenized texts.
+        plan: all batches of the run.
+        topology: this process's place among the ranks.
+        window: limits the batches in flight.
+        count: adds to the answers of all ranks, and returns how many they are.
+        longest: seconds after which no further answers are waited for, unless there are too few for any speed.
+        skip_failed: as in `predict_batches`.
+        audited: numbers of the batches to audit.
+
+    Raises:
+        EvaluationError: a batch got no answer (see `predict_batches`).
+    """
+    start, stopped, counted = time.monotonic(), math.inf, 0
+    enough = answers_wanted(len(plan), topology.world_size)
+    moments: list[float] = []
+    tokens: list[int] = []
+    routes: Counter[RouteSegment] = Counter()
+
+    def stopping() -> bool:
+        nonlocal stopped, counted
+        answers, counted = count(len(moments) - counted), len(moments)
+        elapsed = time.monotonic() - start
+        if answers >= enough or (elapsed > longest and answers >= _ANSWERS_FOR_A_SPEED):
+            stopped = min(stopped, elapsed)
+        return stopped < math.inf
+
+    shard = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
+    order = (shard[place] for place in spread_order(len(shard)))
+    for outcome in predict_batches(
+        model, data, plan, order, window=window, skip_failed=skip_failed, stopping=stopping, audited=audited
+    ):
+        moments.append(time.monotonic() - start)
+        tokens.append(int(plan.tokens[outcome.batch]))
+        routes.update(dict.fromkeys(outcome.route, tokens[-1]))
+    if len(moments) == len(shard):
+        stopped = math.inf
+    return Probed(RankAnswers(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped), routes)
+
+
+def answers_wanted(batches: int, ranks: int) -> int:
+    """Returns how many answers are enough, of all ranks together, for a run with so many batches."""
+    of_plan = math.ceil(_SHARE_OF_PLAN * batches)
+    return max(min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, of_plan)), _ANSWERS_OF_A_RANK * ranks)
+
+
+def spread_order(count: int) -> Iterator[int]:
+    """Orders 0 to count - 1 such that the first ones, however many, are spread evenly over all.
+
+    It is the sequence of J. G. van der Corput (1935): numbers whose bits are read from the other end.
+    """
+    bits = (count - 1).bit_length()
+    for number in range(1 << bits) if count else ():
+        reversed_bits = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0
+        if reversed_bits < count:
+            yield reversed_bits

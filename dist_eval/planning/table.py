@@ -1,0 +1,129 @@
+"""The text that `dist-eval plan` prints."""
+
+from __future__ import annotations
+
+from dist_eval.distributed.time_left import in_words
+from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.report.table import selection_words
+from dist_eval.tables import text_table
+
+_LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
+_PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def format_plan(planned: PlannedRun) -> str:
+    """Formats a plan for the terminal."""
+    data, lengths, plan, ranks = planned.data, planned.lengths, planned.plan, planned.ranks
+    padding = plan.padded_tokens - plan.real_tokens
+    lines = [
+        f"data: {data.examples} examples of {data.source}" + (f" ({part})" if (part := selection_words(data)) else ""),
+        *_precision_lines(planned),
+        f"texts: {lengths.shortest} to {lengths.longest} tokens, half of them at most {lengths.median:g}",
+        *_cut_lines(planned),
+        *_unusual_lines(planned),
+        f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
+        f"batches: {plan.batches}" + (f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" * (ranks > 1)),
+        *_traffic_lines(planned),
+        "",
+        *_label_lines(planned.labels),
+        *_target_lines(planned),
+    ]
+    return "\n".join([*lines, "", *_time_lines(planned.time, ranks)])
+
+
+def _precision_lines(planned: PlannedRun) -> list[str]:
+    if planned.half_width is None:
+        return []
+    return [
+        f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
+        f"{100 * planned.half_width:.2g} points, that of any other less"
+    ]
+
+
+def _cut_lines(planned: PlannedRun) -> list[str]:
+    cut, limit = planned.cut, planned.data.max_length
+    if not cut.texts:
+        return [f"cut: none, at most {limit} tokens fit"]
+    return [
+        f"cut: {_counted(cut.texts, 'text')} to {limit} tokens, which loses {cut.tokens} tokens ({cut.share:.1%}); "
+        f"half of these texts lose at most {cut.median:g}, the longest {cut.most} of {planned.data.longest}"
+    ]
+
+
+def _unusual_lines(planned: PlannedRun) -> list[str]:
+    data = planned.data
+    kinds = [
+        (data.multiline, "of several lines"),
+        (data.blank, "without a token of its own"),
+        (data.unknown, "without a token that the tokenizer knows"),
+    ]
+    found = [f"{_counted(count, 'text')} {what}" for count, what in kinds if count]
+    return [f"unusual: {', '.join(found)}"] if found else []
+
+
+def _traffic_lines(planned: PlannedRun) -> list[str]:
+    if planned.hop is None:
+        return []
+    if not planned.traffic:
+        return [_hop_line(planned.hop)]
+    rows = [["blocks", "servers", "batches", "to them", "from them"]]
+    for one in planned.traffic:
+        sizes = byte_words(one.bytes_sent), byte_words(one.bytes_received)
+        rows.append([f"{one.start}:{one.end}", str(one.servers), str(one.requests), *sizes])
+    return ["", *text_table(rows, ["<", ">", ">", ">", ">"])]
+
+
+def _hop_line(hop: HopValues) -> str:
+    small, prompts = byte_words(2 * hop.activations), byte_words(2 * hop.prompts)
+    deep = f", and {prompts} of deep prompts for each of its blocks" if hop.prompts else ""
+    return f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"
+
+
+def _label_lines(labels: list[LabelCount]) -> list[str]:
+    if not labels:
+        return []
+    found = [one for one in labels if one.examples]
+    shown = found if len(found) <= _LABELS_IN_TABLE else sorted(found, key=lambda one: -one.examples)[:_LABELS_IN_TABLE]
+    rows = [["label", "examples", "share"], *([one.label, str(one.examples), f"{one.share:.4f}"] for one in shown)]
+    lines = text_table(rows, ["<", ">", ">"])
+    if len(shown) < len(found):
+        lines.append(f"... and {len(found) - len(shown)} rarer ones")
+    missing = [one.label for one in labels if not one.examples]
+    if missing:
+        more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
+        lines.append(f"without any example: {', '.join(missing[:_NAMES_SHOWN])}{more}")
+    return lines
+
+
+def _target_lines(planned: PlannedRun) -> list[str]:
+    rows = [["target", "lowest", "mean", "highest"]] if planned.targets else []
+    for one in planned.targets:
+        rows.append([one.output, *(f"{value:.5g}" for value in (one.lowest, one.mean, one.highest))])
+    return text_table(rows, ["<", ">", ">", ">"])
+
+
+def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
+    if time is None:
+        return ["time: unknown without a probe"]
+    interval = "too few answers for an interval"
+    if time.low is not None and time.high is not None:
+        interval = f"{100 * time.confidence:g}% interval {in_words(time.low)} to {in_words(time.high)}"
+    return [
+        f"time: about {in_words(time.seconds)} ({interval}, if the swarm stays as it is), after "
+        f"{in_words(time.start_up)} of start-up",
+        f"probe: {time.probe_batches} batches in {time.probe_seconds:.1f} s on {_counted(ranks, 'rank')}, the first in "
+        f"{time.first_answer:.2f} s; {time.tokens_per_second:.0f} tokens/s in its later half",
+    ]
+
+
+def byte_words(count: float) -> str:
+    """Formats bytes with three digits, such as "1.25 MB"."""
+    for prefix in _PREFIXES[:-1]:
+        if count < 999.5:
+            return f"{count:.3g} {prefix}"
+        count /= 1000
+    return f"{count:.3g} {_PREFIXES[-1]}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

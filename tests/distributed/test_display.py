@@ -1,0 +1,43 @@
+"""The display: a bar on a terminal, lines elsewhere, both with the time left that they are told."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+
+from dist_eval.distributed import display
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_shows_the_time_left_and_counts_no_examples_of_earlier_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    terminal = Terminal()
+    bar = display.display_on(terminal, 100)
+    bar.show(60, 60, None)
+    bar.show(80, 60, 125.0)
+    bar.close()
+    last = terminal.getvalue().split("\r")[-1]
+    assert "evaluating:  80%" in last
+    assert "80/100 [00:00<02:05, " in last
+
+
+def test_lines_come_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    lines = display.display_on(stream, 100)
+    lines.show(70, 60, 5.0)
+    assert stream.getvalue() == "", "too soon"
+    later = time.monotonic() + 1000.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: later)
+    lines.show(80, 60, 725.0)
+    lines.show(90, 60, 10.0)
+    lines.show(100, 60, 0.0)
+    assert stream.getvalue().splitlines() == [
+        "evaluating: 80 of 100 examples, 0/s, about 12 min left",
+        "evaluating: 100 of 100 examples, 0/s",
+    ]

@@ -1,0 +1,157 @@
+"""The probe sends batches of all lengths, as many as are needed; its routes give the bytes that a run exchanges."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+from conftest import SwarmClient
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import tokenized_digits
+
+from dist_eval import demo
+from dist_eval.data.answers import RouteSegment, logits_columns
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import plan_batches
+from dist_eval.distributed.rank_store import Topology
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.planning.estimate import expected_time
+from dist_eval.planning.probe import answers_wanted, probe, spread_order
+from dist_eval.planning.record import HopValues
+from dist_eval.planning.traffic import range_traffic
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.router import Routing
+from dist_eval.swarm.window import Window
+
+CLASSES = 10
+
+
+class Server:
+    """One server that works on one batch at a time."""
+
+    columns = logits_columns(CLASSES)
+    retries = 0
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._free, self.batches = seconds, threading.Lock(), 0
+
+    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+        with self._free:
+            time.sleep(self._seconds)
+            self.batches += 1
+        routing.route.append(RouteSegment("server", 0, 4, "float32"))
+        return {"logits": torch.zeros(len(lengths), CLASSES)}
+
+    def exclude(self, servers: Iterable[str]) -> None:
+        pass
+
+
+def counting(others: int = 0) -> Callable[[int], int]:
+    """Counts the answers of this rank, and of others that have some already."""
+    total = [others]
+
+    def count(answers: int) -> int:
+        total[0] += answers
+        return total[0]
+
+    return count
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
+    return tokenized_digits(tmp_path_factory.mktemp("data"), 300, CLASSES)
+
+
+def test_a_probe_ends_with_enough_answers_and_tells_the_time_of_all(data: TokenizedDataset) -> None:
+    plan, server = plan_batches(data.lengths, token_budget=12), Server(0.01)
+    enough = answers_wanted(len(plan), 1)
+    assert len(plan) > 2 * enough
+    found = probe(server, data, plan, Topology(), Window(4), count=counting(), longest=60.0)
+    assert enough <= len(found.answers.seconds) <= enough + 4
+    assert found.answers.stopped == pytest.approx(found.answers.seconds[enough - 1], abs=0.1)
+    assert found.routes == {RouteSegment("server", 0, 4, "float32"): found.answers.tokens.sum()}
+    assert expected_time([found.answers], int(plan.tokens.sum())).seconds > len(plan) * 0.009, "servers never hurry"
+
+
+def test_it_ends_when_the_ranks_together_have_enough(data: TokenizedDataset) -> None:
+    plan = plan_batches(data.lengths, token_budget=12)
+    others = answers_wanted(len(plan), 2) - 5
+    world = Topology(world_size=2)
+    found = probe(Server(0.01), data, plan, world, Window(1), count=counting(others), longest=60.0)
+    assert 5 <= len(found.answers.seconds) <= 6
+
+
+def test_when_time_is_up_a_speed_is_known_all_the_same(data: TokenizedDataset) -> None:
+    plan = plan_batches(data.lengths, token_budget=12)
+    found = probe(Server(0.05), data, plan, Topology(), Window(1), count=counting(), longest=0.01)
+    assert len(found.answers.seconds) == 2
+    assert found.answers.stopped < np.inf
+
+
+def test_a_plan_with_fewer_batches_is_sent_as_a_whole(data: TokenizedDataset) -> None:
+    plan = plan_batches(data.lengths, token_budget=1024)
+    world = Topology(rank=len(plan), world_size=len(plan) + 1)
+    nothing = probe(Server(0.0), data, plan, world, Window(4), count=counting(), longest=60.0)
+    everything = probe(Server(0.0), data, plan, Topology(), Window(4), count=counting(), longest=60.0)
+    assert (len(nothing.answers.seconds), nothing.answers.stopped) == (0, np.inf)
+    assert (sorted(everything.answers.tokens), everything.answers.stopped) == (sorted(plan.tokens), np.inf)
+
+
+@given(st.integers(0, 3000), st.integers(1, 64))
+def test_however_many_come_first_they_are_spread_over_all(count: int, first: int) -> None:
+    order = list(spread_order(count))
+    assert sorted(order) == list(range(count))
+    if count > 0:
+        begun = np.sort(order[:first])
+        gaps = np.diff(begun, prepend=0, append=count)
+        assert gaps.max() <= 4 * count / len(begun) + 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "ranks", "answers"), [(10, 1, 24), (200, 3, 50), (10**6, 3, 96), (10**6, 100, 400), (10, 100, 400)]
+)
+def test_a_long_run_and_many_ranks_need_more_answers(batches: int, ranks: int, answers: int) -> None:
+    assert answers_wanted(batches, ranks) == answers
+
+
+def test_the_bytes_are_those_that_are_exchanged(
+    data: TokenizedDataset, demo_swarm: PrivateSwarm, swarm_client: SwarmClient
+) -> None:
+    tuned = TunedCheckpoint.load(str(demo.CHECKPOINT))
+    classifier = swarm_client.classifier(demo_swarm, tuned)
+    plan = plan_batches(data.lengths, token_budget=512, prefix=tuned.extra_tokens)
+    found = probe(classifier, data, plan, Topology(), Window(4), count=counting(), longest=60.0)
+    assert len(found.answers.seconds) == len(plan)
+    width = classifier.backbone.model.config.hidden_size
+    hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * tuned.pre_seq_len * width)
+    ranges = range_traffic(found.routes, hop, len(plan))
+    assert [(one.start, one.end, one.servers, one.share) for one in ranges] == [(0, 2, 1, 1.0), (2, 4, 1, 1.0)]
+    traffic = classifier.traffic()
+    assert traffic is not None
+    assert sum(one.requests for one in ranges) == traffic.round_trips
+    assert sum(one.bytes_sent for one in ranges) == traffic.bytes_sent
+    assert sum(one.bytes_received for one in ranges) == traffic.bytes_received
+
+
+def test_replicas_share_a_range_and_each_is_sent_what_it_computes_in() -> None:
+    routes = {
+        RouteSegment("a", 0, 3, "float32"): 600,
+        RouteSegment("b", 0, 3, "bfloat16 (nf4)"): 200,
+        RouteSegment("c", 0, 4, None): 200,
+        RouteSegment("d", 3, 4, "float16"): 800,
+    }
+    ranges = range_traffic(routes, HopValues(activations=1000, prompts=10), batches=50)
+    assert [(one.start, one.end, one.servers, one.requests) for one in ranges] == [
+        (0, 3, 2, 40),
+        (0, 4, 1, 10),
+        (3, 4, 1, 40),
+    ]
+    assert [one.bytes_received for one in ranges] == [600 * 4 + 200 * 2, 200 * 4, 800 * 2]
+    assert ranges[1].bytes_sent == 200 * 4 + 0.2 * 10 * 4 * 4
+    squeezed = range_traffic(routes, HopValues(activations=1000, prompts=0), batches=50, compression="float16")
+    assert [one.bytes_sent for one in squeezed] == [1600, 400, 1600]
