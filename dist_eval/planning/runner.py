@@ -116,9 +116,7 @@ def planned_run(
         ranks=session.topology.world_size,
         data=data.facts,
         confidence=config.confidence,
-        half_width=None
-        if target.problem is REGRESSION or config.group_column
-        else _half_width(data, config.confidence),
+        half_width=_half_width(data, config) if target.problem is not REGRESSION else None,
         lengths=text_lengths(data.lengths),
         cut=cut_texts(data),
         labels=label_counts(*of_labels),
