@@ -59,7 +59,7 @@ class AnalysisOptions:
         ]
         if group_column is None:
             return cls(confidence, slicings)
-        groups = group_numbers(data.column(group_column), group_column, data.facts.source)
+        groups = group_numbers(data.column(group_column), group_column, data.where)
         return cls(confidence, slicings, group_column, groups)
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:

@@ -62,13 +62,13 @@ def read_column(folder: Path, name: str) -> pa.Array:
         return pa.ipc.open_file(source).read_all().column(name).combine_chunks()
 
 
-def group_numbers(column: pa.Array, name: str, source: str) -> np.ndarray:
+def group_numbers(column: pa.Array, name: str, where: Callable[[int], str]) -> np.ndarray:
     """Returns the number of each row's group, int64 of shape [rows].
 
     Args:
         column: the name of each row's group.
         name: name of the column.
-        source: name of the dataset, for messages.
+        where: says where a row is, for messages.
 
     Raises:
         DataError: the group of a row is missing.
@@ -77,7 +77,7 @@ def group_numbers(column: pa.Array, name: str, source: str) -> np.ndarray:
     missing = is_missing.to_numpy(zero_copy_only=False)
     if missing.any():
         raise DataError(
-            f"{source}, row {int(missing.argmax())} (counted from 0): the group in column {name!r} is missing. Give "
+            f"{where(int(missing.argmax()))}: the group in column {name!r} is missing. Give "
             "each row a group; a row that belongs to no other is a group of its own."
         )
     return column.dictionary_encode().indices.to_numpy().astype(np.int64)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
-from dist_eval.data.readers import open_rows
+from dist_eval.data.readers import RowSource, open_rows, place_of
 from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
@@ -27,7 +27,7 @@ from dist_eval.results.inputs import DatasetSummary
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 
 
-Render = Callable[[Sequence[Sequence[str]], int], list[str]]
+Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
 
 
 class TokenizedDataset:
@@ -57,6 +57,14 @@ class TokenizedDataset:
     def __len__(self) -> int:
         return self.facts.examples
 
+    def where(self, row: int) -> str:
+        """Says in which file a row is, and its position there, for messages."""
+        return place_of(row, self.source, [(shard.file, shard.rows) for shard in self.facts.shards or ()])
+
+    def file_digests(self) -> dict[str, str]:
+        """Returns the hash of each of its files, by name; empty if they are not listed (see `DatasetSummary`)."""
+        return {shard.file: shard.digest for shard in self.facts.shards or ()}
+
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
         return read_column(self._folder, name)
@@ -79,7 +87,7 @@ class TokenizedDataset:
 
 
 def tokenize_dataset(
-    dataset: str,
+    dataset: str | Sequence[str],
     folder: Path,
     *,
     tokenizer: Any,
@@ -99,7 +107,7 @@ def tokenize_dataset(
     """Reads and tokenizes a dataset into a folder.
 
     Args:
-        dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
+        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
         folder: an existing folder to write to.
         tokenizer: a Hugging Face tokenizer.
         text_columns: one column, or two for a pair; any number with `render`.
@@ -111,7 +119,8 @@ def tokenize_dataset(
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
-        render: makes the text that is tokenized from the columns of some rows and the position of the first one.
+        render: makes the text that is tokenized from the columns of some rows, given the position of the first one and
+            a function that says where a row is.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a folder.
 
@@ -137,17 +146,17 @@ def tokenize_dataset(
     ):
         for batch in source.batches:
             numbers = render is not None
-            texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
+            texts = [texts_in(source, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
             of_texts.update(_bytes_of(texts))
             for name, column in zip(text_columns, texts, strict=True):
                 of_columns[name].update(_bytes_of([column]))
             multiline += sum(any("\n" in text for text in row_texts) for row_texts in zip(*texts, strict=True))
             if render is not None:
-                texts = [render(texts, row)]
+                texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
             ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
-            _check_lengths(source.name, row, full, max_length, strict)
+            _check_lengths(source, row, full, max_length, strict)
             too_long = np.flatnonzero(full > max_length)
             if len(too_long):
                 cut = [[column[i] for i in too_long] for column in texts]
@@ -197,13 +206,15 @@ def tokenize_dataset(
         text_digest=of_texts.hexdigest(),
         column_digests={name: of_column.hexdigest() for name, of_column in of_columns.items()},
         tokenizer_digest=tokenizer_digest(tokenizer),
+        mended_labels=reader.mended,
+        shards=source.summaries(),
     )
     (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
     return TokenizedDataset(folder)
 
 
 def read_texts(
-    dataset: str,
+    dataset: str | Sequence[str],
     wanted: Container[int],
     *,
     text_columns: Sequence[str],
@@ -218,7 +229,7 @@ def read_texts(
     """Reads some texts of a dataset, and hashes all of them.
 
     Args:
-        dataset: file, folder or hub name.
+        dataset: files, folders, patterns or a hub name.
         wanted: positions in the dataset of the texts to return.
         text_columns: as in `tokenize_dataset`, like all further arguments.
         label_column: see `tokenize_dataset`.
@@ -239,7 +250,7 @@ def read_texts(
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, codes, found, row = hashlib.sha256(), [], {}, 0
     for batch in source.batches:
-        texts = [texts_in(source.name, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
+        texts = [texts_in(source, name, batch.column(i), row, numbers) for i, name in enumerate(text_columns)]
         digest.update(_bytes_of(texts))
         codes.append(reader.codes(batch.column(len(text_columns)), row))
         found.update({row + i: of_row for i, of_row in enumerate(zip(*texts, strict=True)) if row + i in wanted})
@@ -285,11 +296,11 @@ def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> 
     return int((own_ones == 0).sum()), int(((own_ones > 0) & (known_ones == 0)).sum())
 
 
-def texts_in(source: str, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
+def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
     """Returns a chunk of a text column.
 
     Args:
-        source: name of the dataset, for messages.
+        source: the rows, for messages.
         column: name of the column.
         array: the chunk.
         first_row: position of its first row.
@@ -302,21 +313,21 @@ def texts_in(source: str, column: str, array: pa.Array, first_row: int, numbers:
         array = array.dictionary_decode()
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{source}, row {row} (counted from 0): the text in column {column!r} is missing (null).")
+        raise DataError(f"{source.where(row)}: the text in column {column!r} is missing (null).")
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        raise DataError(f"{source}: column {column!r} holds {array.type}, not text.")
+        raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text.")
     return array.to_pylist()
 
 
-def _check_lengths(source: str, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
+def _check_lengths(source: RowSource, first_row: int, lengths: np.ndarray, max_length: int, strict: bool) -> None:
     if len(lengths) and lengths.min() == 0:
         row = first_row + int(np.flatnonzero(lengths == 0)[0])
-        raise DataError(f"{source}, row {row} (counted from 0): the text is empty, it has no tokens to classify.")
+        raise DataError(f"{source.where(row)}: the text is empty, it has no tokens to classify.")
     if strict and len(lengths) and lengths.max() > max_length:
         row = first_row + int(np.flatnonzero(lengths > max_length)[0])
         raise DataError(
-            f"{source}, row {row} (counted from 0): the text has {lengths[row - first_row]} tokens, more than "
+            f"{source.where(row)}: the text has {lengths[row - first_row]} tokens, more than "
             f"--max-length {max_length}, and --strict forbids to cut it."
         )

@@ -39,6 +39,11 @@ class LabelColumn(Protocol):
         """Maps the codes of all chunks to labels, of the problem type's shape and dtype."""
         ...
 
+    @property
+    def mended(self) -> int:
+        """How many labels were written otherwise than a class's name or number, once `ids` has mapped them."""
+        ...
+
 
 def open_labels(
     problem: Problem, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto"
@@ -68,13 +73,18 @@ class _Column:
     """Common checks and messages of label columns."""
 
     def __init__(self, source: RowSource, column: str) -> None:
-        self._source, self._column = source.name, column
+        self._source, self._column = source, column
+
+    @property
+    def mended(self) -> int:
+        """See `LabelColumn`."""
+        return 0
 
     def _problem(self, row: int, what: str) -> DataError:
-        return DataError(f"{self._source}, row {row} (counted from 0): the label in column {self._column!r} {what}")
+        return DataError(f"{self._source.where(row)}: the label in column {self._column!r} {what}")
 
     def _kind(self, array: pa.Array, why: str) -> DataError:
-        return DataError(f"{self._source}: column {self._column!r} holds {array.type}; {why}")
+        return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
 
     def _whole(self, array: pa.Array, first_row: int) -> pa.Array:
         """Returns a chunk without dictionary encoding, after checking that no label is missing."""
@@ -169,6 +179,11 @@ class LabelSets(_Column):
         self._lists: list[tuple[np.ndarray, np.ndarray]] = []
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
 
+    @property
+    def mended(self) -> int:
+        """See `LabelColumn`."""
+        return self._classes.mended
+
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Collects a chunk of labels.
 
@@ -183,8 +198,8 @@ class LabelSets(_Column):
             raise self._kind(array, f"several labels are a list, or text with {SEPARATOR!r} between them.")
         if is_text(array.type) and self._names_with_separator:
             raise DataError(
-                f"{self._source}: the class {self._names_with_separator[0]!r} has a {SEPARATOR!r} in its name, which "
-                "stands between labels in text. Give lists, in JSON or Parquet."
+                f"{self._source.name}: the class {self._names_with_separator[0]!r} has a {SEPARATOR!r} in its name, "
+                "which stands between labels in text. Give lists, in JSON or Parquet."
             )
         flat, counts = self._parts(array, first_row)
         rows = np.repeat(np.arange(first_row, first_row + len(counts)), counts)

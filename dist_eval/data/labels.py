@@ -13,12 +13,21 @@ from dist_eval.data.readers import RowSource
 from dist_eval.errors import DataError
 
 _SHOWN = 60
+_LARGEST_WHOLE = 2**53
+"""Beyond it, 64-bit floats are no longer all integers."""
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
+_WHOLE = re.compile(r"([+-]?\d{1,18})\.0+")
 
 
 def integer_text(value: str) -> int | None:
     """Parses text as an integer; returns None if it is not one."""
     return int(value) if _INTEGER.fullmatch(value.strip()) else None
+
+
+def whole_number(value: str) -> int | None:
+    """Parses text as an integer that may be written as 5.0; returns None if it is not one."""
+    match = _WHOLE.fullmatch(value.strip())
+    return int(match[1]) if match else integer_text(value)
 
 
 class LabelReader:
@@ -31,19 +40,26 @@ class LabelReader:
       names `LABEL_0`, `LABEL_1`, ...
     - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
       two could differ for some value, the column is ambiguous, and `--labels` has to decide.
+    - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
+      around it, and 5.0 for 5, as pandas writes integers of a column in which a value was missing.
 
     Args:
         source: the rows.
         column: name of the label column.
         label_names: names of the head's classes.
         how: "names" or "numbers" for a fixed interpretation, "auto" for the rules above.
+
+    Attributes:
+        mended: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
-        self._source, self._column, self._names, self._how = source.name, column, list(label_names), how
+        self._source, self._column, self._names, self._how = source, column, list(label_names), how
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = False
+        self._decimals = 0
+        self.mended = 0
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
@@ -68,10 +84,12 @@ class LabelReader:
         if array.null_count:
             row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
             raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
-        if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
+        if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
             raise DataError(
-                f"{self._source}: column {self._column!r} holds {array.type}; labels are class numbers or names."
+                f"{self._source.file}: column {self._column!r} holds {array.type}; labels are class numbers or names."
             )
+        if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+            array = self._integers(array, rows)
         are_numbers = pa.types.is_integer(array.type)
         if self._code and are_numbers != self._are_numbers:
             raise DataError(
@@ -89,6 +107,20 @@ class LabelReader:
             local[position] = self._code[text]
         return local[positions]
 
+    def _integers(self, array: pa.Array, rows: np.ndarray) -> pa.Array:
+        """Returns whole numbers as integers, after checking that they are."""
+        values = array.cast(pa.float64()).to_numpy()
+        is_whole = (np.trunc(values) == values) & (np.abs(values) < _LARGEST_WHOLE)
+        if not is_whole.all():
+            first = int(np.argmin(is_whole))
+            what = "is missing (NaN)" if np.isnan(values[first]) else f"is {array[first].as_py()}"
+            raise DataError(
+                f"{self._where(int(rows[first]))}: the label in column {self._column!r} {what}; labels are class "
+                "numbers or names."
+            )
+        self._decimals += len(array)
+        return pa.array(values.astype(np.int64))
+
     def ids(self, codes: np.ndarray) -> np.ndarray:
         """Maps all codes to class ids.
 
@@ -102,7 +134,14 @@ class LabelReader:
             DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
         """
         mapping = {text: self._class_of(text) for text in self._code}
+        is_mended = np.asarray([not self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
+        self.mended = self._decimals + int(np.count_nonzero(is_mended[codes]))
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
+
+    def _is_written(self, text: str, number: int) -> bool:
+        """Whether a label is written as the name or the number of its class."""
+        name = self._names[number]
+        return text in (name, str(number)) or (bool(self._declared) and text.casefold() == name.casefold())
 
     @property
     def values(self) -> list[str]:
@@ -124,7 +163,8 @@ class LabelReader:
         return str(value)
 
     def _class_of(self, text: str) -> int:
-        number = integer_text(text)
+        may_be_decimal = self._how == "numbers" or not self._has_decimal_names
+        number = whole_number(text) if may_be_decimal else integer_text(text)
         number = number if number is not None and 0 <= number < len(self._names) else None
         if text in self._nameless:
             chosen = None
@@ -134,9 +174,9 @@ class LabelReader:
             chosen = number
         elif self._is_ambiguous:
             raise DataError(
-                f"{self._source}: column {self._column!r} is ambiguous, because the head's classes have numbers as "
-                f"names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with --labels "
-                "names or --labels numbers which are meant."
+                f"{self._source.name}: column {self._column!r} is ambiguous, because the head's classes have numbers "
+                f"as names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with "
+                "--labels names or --labels numbers which are meant."
             )
         else:
             name = self._by_name(text)
@@ -149,10 +189,19 @@ class LabelReader:
     def _is_ambiguous(self) -> bool:
         return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
 
+    @property
+    def _has_decimal_names(self) -> bool:
+        """Whether a class has a number such as 5.0 as its name, which is not its own."""
+        return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))
+
     def _by_name(self, text: str) -> int | None:
         matches = [number for number, name in enumerate(self._names) if name == text]
         if not matches and self._declared:  # names declared by the dataset may differ in case
             matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
+        if not matches and text.strip():
+            whole = _WHOLE.fullmatch(text.strip())
+            meant = (text.strip(), whole[1] if whole else text.strip())
+            matches = [n for n, name in enumerate(self._names) if name.strip() in meant]
         if len(matches) > 1:
             raise DataError(
                 f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
@@ -162,7 +211,7 @@ class LabelReader:
         return matches[0] if matches else None
 
     def _where(self, row: int) -> str:
-        return f"{self._source}, row {row} (counted from 0)"
+        return self._source.where(row)
 
     def _unknown(self, text: str) -> str:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
@@ -173,6 +222,9 @@ class LabelReader:
         )
         if self._are_numbers and text in self._names:
             message += f" If {text} is meant as a name, say --labels names."
+        alike = [name for name in self._names if name.casefold() == text.strip().casefold()]
+        if alike:
+            message += f" If {alike[0]!r} is meant, write it so."
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
         return message
@@ -205,11 +257,11 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
     if not row:
         raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
     texts = reader.values
-    numbers = [number for number in map(integer_text, texts) if number is not None and number >= 0]
+    numbers = [number for number in map(whole_number, texts) if number is not None and number >= 0]
     if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
-        return _counted(sorted(texts), source, column, count)
+        return _counted(sorted({text.strip() or text for text in texts}), source, column, count)
     if len(numbers) < len(texts):
-        invalid = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
+        invalid = next(text for text in texts if (whole_number(text) or 0) < 0 or whole_number(text) is None)
         raise DataError(
             f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number."
         )
@@ -235,6 +287,10 @@ def _counted(names: list[str], source: RowSource, column: str, count: int | None
     if len(names) < 2:
         raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
     return names
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _short(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_eval.errors import ConfigError, DataError
@@ -127,12 +127,13 @@ class PromptedWords:
             for prompt, number in zip(self.template.fill(columns), classes, strict=True)
         ]
 
-    def render(self, columns: Sequence[Sequence[str]], first_row: int) -> list[str]:
+    def render(self, columns: Sequence[Sequence[str]], first_row: int, where: Callable[[int], str]) -> list[str]:
         """Makes the prompts of some rows.
 
         Args:
             columns: the texts of the rows, by column of the template.
-            first_row: position of the first row, for messages.
+            first_row: position of the first row.
+            where: says where a row is, for messages.
 
         Raises:
             DataError: the tokenizer splits a word differently behind a prompt; the message names the row.
@@ -142,12 +143,11 @@ class PromptedWords:
             for row, text in enumerate(texts):
                 end = _end_of(text)
                 if end not in self._known:
-                    self._require_same(end, first_row + row)
+                    self._require_same(end, f"the prompt of {where(first_row + row)}")
                     self._known.add(end)
         return texts
 
-    def _require_same(self, end: str, row: int) -> None:
-        where = f"the prompt of row {row} (counted from 0)"
+    def _require_same(self, end: str, where: str) -> None:
         try:
             tokens = self._tokens_behind(end, where)
         except ConfigError as error:

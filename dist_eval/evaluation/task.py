@@ -85,7 +85,8 @@ class EvalTask:
                 "--backend": config.backend,
                 "token ids": data.facts.digest,
                 "plan": plan.digest(),
-            }
+            },
+            {"dataset": data.file_digests()},
         )
 
 
@@ -149,7 +150,7 @@ def write_dataset(
     advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
     with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):
         tokenize_dataset(
-            str(options.dataset),
+            options.dataset or (),
             folder,
             tokenizer=tokenizer,
             text_columns=options.text_column,

@@ -8,10 +8,13 @@ Everything that can be checked without reading data or contacting the swarm is c
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.files import is_pattern, names_of
 from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
@@ -97,8 +100,13 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     @property
     def run_name(self) -> str:
-        """The dataset's name."""
-        return Path(str(self.dataset)).stem
+        """The dataset's name: that of its file or folder, or what the names of its files begin with."""
+        names = names_of(self.dataset or "")
+        if len(names) == 1 and not is_pattern(names[0]):
+            return Path(names[0]).stem
+        beginnings = [re.split(r"[*?[]", Path(name).name)[0] for name in names]
+        alike = os.path.commonprefix(beginnings)  # noqa: RUF071 (characters are meant, not folders)
+        return alike.strip("-_. ") or Path(os.path.abspath(names[0])).parent.name or "data"
 
 
 @dataclass(kw_only=True)
@@ -223,10 +231,12 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
             raise ConfigError("--prompt names the columns of the texts itself: leave out --text-column.")
         if self.label_column in columns:
             raise ConfigError(f"--prompt shows the model the labels, the column {self.label_column!r}.")
-        if self.few_shot_from is not None and Path(self.few_shot_from).resolve() == Path(str(self.dataset)).resolve():
-            raise ConfigError(
-                f"--few-shot-from {self.few_shot_from} is the dataset that is evaluated: draw examples from other data."
-            )
+        evaluated = {Path(name).resolve() for name in names_of(self.dataset or "")}
+        for name in names_of(self.few_shot_from or ()):
+            if Path(name).resolve() in evaluated:
+                raise ConfigError(
+                    f"--few-shot-from {name} is the dataset that is evaluated: draw examples from other data."
+                )
         self.text_column = columns
 
     def _become_demo(self) -> None:

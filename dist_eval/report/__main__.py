@@ -35,7 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     page = parser.add_argument_group("the page")
     page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN)")
     page.add_argument("--texts", action="store_true", help="show the mistakes with their texts from the dataset")
-    page.add_argument("--dataset", metavar="DATASET", help="current location of the dataset (default: as in the run)")
+    page.add_argument(
+        "--dataset", nargs="+", metavar="DATASET", help="current location of the dataset (default: as in the run)"
+    )
     page.add_argument(
         "--max-mistakes", type=int, default=1000, metavar="N", help="maximum number shown (default: 1000)"
     )

@@ -150,7 +150,7 @@ def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path
 def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
     name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
     rows = [(f"{number:0100}", "a") for number in range(1000)]
     rows.insert(position, ("x" * 10_000, "long"))
     assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
@@ -287,7 +287,7 @@ def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
 
 
 def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
     assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
 
@@ -334,7 +334,7 @@ def test_a_json_column_of_mixed_types_is_named(name: str, labels: tuple[Any, Any
 def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
     first: Any, last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = [json.dumps({"text": "a", "label": label}) for label in [first] * 500 + [last]]
     assert "label" in error_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
 
@@ -377,7 +377,7 @@ ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
 
 
 def limit_arrays(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._LARGEST_ARRAY_BYTES", size)
+    monkeypatch.setattr("dist_eval.data.formats._LARGEST_ARRAY_BYTES", size)
 
 
 def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
