@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
+from dist_eval.data.labels import FILL_IN
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows, place_of
 from dist_eval.data.token_file import TokenFile, token_writer
@@ -313,11 +314,11 @@ def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, nu
         array = array.dictionary_decode()
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{source.where(row)}: the text in column {column!r} is missing (null).")
+        raise DataError(f"{source.where(row)}: the text in column {column!r} is missing (null). {FILL_IN}")
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text.")
+        raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text. Convert it, or name another.")
     return array.to_pylist()
 
 

@@ -18,8 +18,10 @@ from dist_eval.errors import DataError, translating_os_errors
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Suffixes of the known formats."""
 
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+"""Suffixes of compressed text files, behind that of the format."""
+
 _JSON = (".json", ".jsonl", ".ndjson")
-_COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
 _KNOWN = "Known are .csv, .tsv, .json, .jsonl and .parquet."
 _SAVED_BY_DATASETS = ("state.json", "dataset_dict.json")
 _DOCUMENTS = ("readme", "license")
@@ -28,7 +30,7 @@ _SPLIT = re.compile(r"(train|test|valid|validation|val|dev|eval)(?![a-z])")
 
 def format_of(path: Path) -> str:
     """Returns the suffix of a file that tells its format, in lower case; empty if it has none."""
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in _COMPRESSIONS]
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSIONS]
     return suffixes[-1] if suffixes else ""
 
 

@@ -16,8 +16,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.files import format_of
-from dist_eval.errors import DataError
+from dist_eval.data.files import COMPRESSIONS, format_of
+from dist_eval.data.text_files import (
+    has_quote_and_backslash,
+    not_utf8,
+    require_content_of_name,
+    require_doubled_quotes,
+    require_no_header,
+    require_no_nul,
+    require_no_swallowed_rows,
+)
+from dist_eval.errors import DataError, translating_os_errors
 
 ROWS_PER_BATCH = 2048
 """Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
@@ -26,7 +35,24 @@ _BLOCK_BYTES = (1 << 20, 1 << 28)
 """Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
+_INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
+_ROW_LENGTH = re.compile(r"Expected \d+ columns, got \d+")
 _LARGEST_ARRAY_BYTES = 64 << 20
+
+
+def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
+    """Rejects columns with bytes that are not valid text, which files can hold."""
+    for column, array in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            index = _INVALID_TEXT.search(str(error))
+            if index is None:
+                raise
+            raise DataError(
+                f"{name}, row {first_row + int(index[1])} (counted from 0): the text in column {column!r} is not UTF-8: "
+                "convert it."
+            ) from error
 
 
 class MissingColumnError(DataError):
@@ -55,20 +81,30 @@ def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     Raises:
         DataError: the file lacks a column, or cannot be read.
     """
-    yield from translating_errors(str(path), _READERS[format_of(path)](path, list(columns)))
+    with translating_os_errors(DataError, f"{path} cannot be read"):
+        require_content_of_name(path)
+    try:
+        yield from translating_errors(str(path), _READERS[format_of(path)](path, list(columns)))
+    except DataError as error:
+        is_encoding = format_of(path) != ".parquet" and "utf8" in str(error).lower()
+        raise (not_utf8(path) if is_encoding else None) or error from error.__cause__
 
 
 def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields batches in small pieces, and raises what libraries refuse as a `DataError` that names the dataset."""
+    row = 0
     try:
         for batch in batches:
-            batch.validate(full=True)  # files can hold bytes that are not valid text
+            _require_valid(name, batch, row)
+            row += batch.num_rows
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
-        raise DataError(f"{name} cannot be read: {plain(error)}") from error
+        advice = ". Put texts with a comma, quote or line break in quotes." if _ROW_LENGTH.search(str(error)) else ""
+        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"{name} cannot be read: {error}") from error
+        advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
+        raise DataError(f"{name} cannot be read: {error}{advice}") from error
 
 
 def plain(error: Exception) -> str:
@@ -138,7 +174,9 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
     with pa.input_stream(path, compression="detect") as stream:
         header = _csv_header(path, stream, parse)
-    require_columns(str(path), columns, header)
+    if not header:
+        return
+    require_columns(str(path), columns, header, _hint_at_header(header, columns))
     wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
@@ -149,38 +187,24 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
             options = csv.ReadOptions(block_size=block_size, use_threads=False)
             yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
 
-    row = 0
+    row, are_quotes_doubled = 0, False
     for batch in _with_growing_blocks(read):
         if is_tsv:
-            _require_no_swallowed_rows(path, batch, row)
+            require_no_swallowed_rows(path, batch, row)
         batch = batch.select(columns)
-        _require_no_nul(path, batch, row)
+        require_no_nul(path, batch, row)
+        require_no_header(path, batch, row)
+        if not are_quotes_doubled and has_quote_and_backslash(batch):
+            require_doubled_quotes(path, parse.delimiter)
+            are_quotes_doubled = True
         row += batch.num_rows
         yield batch
 
 
-def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects NUL bytes, which indicate a file that was damaged by a crash or has another encoding."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        found = pc.match_substring(column, "\0")
-        if pc.any(found).as_py():
-            row = first_row + found.to_pylist().index(True)
-            raise DataError(
-                f"{path}, row {row} (counted from 0): column {name!r} holds a NUL byte. Is the file damaged, or of "
-                "another encoding than UTF-8?"
-            )
-
-
-def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects rows merged by a quote: in many TSV files quotes are plain characters, and may be unbalanced."""
-    for column in batch.columns:
-        suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
-        if pc.any(suspicious).as_py():
-            row = first_row + suspicious.to_pylist().index(True)
-            raise DataError(
-                f"{path}, row {row} (counted from 0): a text in quotes spans several lines and columns. An odd quote "
-                "seems to have swallowed rows. Double the quotes that are meant as characters, or convert to JSONL."
-            )
+def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
+    if len(header) == 1 and re.search(r"[,;\t|]", header[0]):
+        return " Columns are separated by commas in .csv, and by tabs in .tsv."
+    return "" if set(header) & set(columns) else " Does its first line name the columns?"
 
 
 def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
@@ -188,13 +212,14 @@ def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
 
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
-        return next(reader(text, delimiter=parse.delimiter), [])
+        header = next((line for line in reader(text, delimiter=parse.delimiter) if line), [])
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it to UTF-8."
-        ) from error
+        raise not_utf8(path) or error from error
     except Error as error:
         raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
+    if any("\0" in name for name in header):
+        raise DataError(f"{path}: the header holds NUL bytes. Is the file damaged, or of another encoding than UTF-8?")
+    return header
 
 
 def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -224,6 +249,8 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head:
+        return
     if not head.startswith(b"["):  # one object per line, whatever the suffix
         yield from _read_json_lines(path, columns)
         return
@@ -260,8 +287,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _first_object(path: Path) -> dict[str, Any]:
     with pa.input_stream(path, compression="detect") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
-        line = next((line for line in text if line.strip()), "{}")
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+        try:
+            line = next((line for line in text if line.strip()), "{}")
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) or error from error
     try:
         first = json.loads(line)
     except ValueError:  # the actual reader reports what is wrong
@@ -296,8 +326,8 @@ def class_names_of(path: Path, column: str) -> list[str] | None:
 _READERS = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.labels import LabelReader
+from dist_eval.data.labels import FILL_IN, LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
@@ -92,7 +92,7 @@ class _Column:
             array = array.dictionary_decode()
         if array.null_count:
             row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise self._problem(first_row + row, "is missing (null).")
+            raise self._problem(first_row + row, f"is missing (null). {FILL_IN}")
         return array
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,11 @@ import pyarrow as pa
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import DataError
 
+FILL_IN = "Fill it in, or remove the row."
+"""What to do about a missing text or label."""
+
 _SHOWN = 60
+_LABELS_ARE = "labels are class numbers or names."
 _LARGEST_WHOLE = 2**53
 """Beyond it, 64-bit floats are no longer all integers."""
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
@@ -41,7 +46,8 @@ class LabelReader:
     - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
       two could differ for some value, the column is ambiguous, and `--labels` has to decide.
     - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
-      around it, and 5.0 for 5, as pandas writes integers of a column in which a value was missing.
+      around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
+      which a value was missing.
 
     Args:
         source: the rows.
@@ -57,7 +63,7 @@ class LabelReader:
         self._source, self._column, self._names, self._how = source, column, list(label_names), how
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
-        self._are_numbers = False
+        self._are_numbers = self._are_truths = False
         self._decimals = 0
         self.mended = 0
         self._nameless: set[str] = set()
@@ -83,11 +89,9 @@ class LabelReader:
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if array.null_count:
             row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
-            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
+            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null). {FILL_IN}")
         if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
-            raise DataError(
-                f"{self._source.file}: column {self._column!r} holds {array.type}; labels are class numbers or names."
-            )
+            raise DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {_LABELS_ARE}")
         if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
             array = self._integers(array, rows)
         are_numbers = pa.types.is_integer(array.type)
@@ -95,7 +99,7 @@ class LabelReader:
             raise DataError(
                 f"{self._where(first_row)}: column {self._column!r} holds text in some rows, numbers in others."
             )
-        self._are_numbers = are_numbers
+        self._are_numbers, self._are_truths = are_numbers, pa.types.is_boolean(array.type)
         encoded = array.dictionary_encode()
         positions = encoded.indices.to_numpy()
         local = np.empty(len(encoded.dictionary), dtype=np.int32)
@@ -113,11 +117,9 @@ class LabelReader:
         is_whole = (np.trunc(values) == values) & (np.abs(values) < _LARGEST_WHOLE)
         if not is_whole.all():
             first = int(np.argmin(is_whole))
-            what = "is missing (NaN)" if np.isnan(values[first]) else f"is {array[first].as_py()}"
-            raise DataError(
-                f"{self._where(int(rows[first]))}: the label in column {self._column!r} {what}; labels are class "
-                "numbers or names."
-            )
+            is_missing = np.isnan(values[first])
+            what = f"is missing (NaN). {FILL_IN}" if is_missing else f"is {array[first].as_py()}; {_LABELS_ARE}"
+            raise DataError(f"{self._where(int(rows[first]))}: the label in column {self._column!r} {what}")
         self._decimals += len(array)
         return pa.array(values.astype(np.int64))
 
@@ -141,7 +143,8 @@ class LabelReader:
     def _is_written(self, text: str, number: int) -> bool:
         """Whether a label is written as the name or the number of its class."""
         name = self._names[number]
-        return text in (name, str(number)) or (bool(self._declared) and text.casefold() == name.casefold())
+        may_differ_in_case = bool(self._declared) or self._are_truths
+        return text in (name, str(number)) or (may_differ_in_case and text.casefold() == name.casefold())
 
     @property
     def values(self) -> list[str]:
@@ -196,12 +199,12 @@ class LabelReader:
 
     def _by_name(self, text: str) -> int | None:
         matches = [number for number, name in enumerate(self._names) if name == text]
-        if not matches and self._declared:  # names declared by the dataset may differ in case
+        if not matches and (self._declared or self._are_truths):  # whose names may differ in case
             matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
         if not matches and text.strip():
             whole = _WHOLE.fullmatch(text.strip())
-            meant = (text.strip(), whole[1] if whole else text.strip())
-            matches = [n for n, name in enumerate(self._names) if name.strip() in meant]
+            meant = (_bare(text), whole[1] if whole else _bare(text))
+            matches = [n for n, name in enumerate(self._names) if _bare(name) in meant]
         if len(matches) > 1:
             raise DataError(
                 f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
@@ -287,6 +290,11 @@ def _counted(names: list[str], source: RowSource, column: str, count: int | None
     if len(names) < 2:
         raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
     return names
+
+
+def _bare(name: str) -> str:
+    """Returns a name without blanks around it, each letter with its accents as one character."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -25,6 +25,7 @@ from dist_eval.options.groups import (
     RankOptions,
     SwarmOptions,
     flag,
+    one_name,
     option,
 )
 
@@ -246,7 +247,7 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
             raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if getattr(self, name) not in (default, value):
+            if one_name(getattr(self, name)) not in (default, value):
                 raise ConfigError(
                     f"--demo evaluates the embedded example: leave out {flag(name)}, or leave out --demo."
                 )

@@ -75,7 +75,7 @@ class DatasetSummary(Record):
     tokenizer_digest: str
     """Hash of the tokenizer."""
     mended_labels: Count = 0
-    """Labels that are written otherwise than a class's name or number and can mean only one class: with blanks around
+    """Labels that are written otherwise than a class's name or number, but can mean only one class: with blanks around
     them, or as 5.0 for 5."""
     shards: list[ShardSummary] | None = None
     """Files of the dataset in the order of its rows; null if it is one file, a folder saved by `datasets`, or on the

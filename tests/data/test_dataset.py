@@ -216,6 +216,8 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "blank": 0,
         "unknown": 0,
         "max_length": 100,
+        "mended_labels": 0,
+        "shards": None,
     }
 
 

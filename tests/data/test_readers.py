@@ -497,8 +497,9 @@ def test_a_folder_names_a_missing_column(tmp_path: Path) -> None:
     assert "has no column 'sentence'. It has: label, text." in error_of(saved_folder(tmp_path), ("sentence", "label"))
 
 
-def test_a_folder_that_datasets_did_not_save_is_named(tmp_path: Path) -> None:
-    assert error_of(str(tmp_path)).startswith(f"{tmp_path} is no folder saved by datasets")
+def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    assert error_of(str(tmp_path)).startswith(f"{tmp_path} holds no data: it was not saved by datasets")
 
 
 @pytest.mark.parametrize("name", ["glue", "teknium/some-data", "teknium/OpenHermes-2.5"])
@@ -509,15 +510,15 @@ def test_a_hub_name_is_left_to_datasets_without_its_code(
 
     asked: list[Any] = []
 
-    def load_dataset(*arguments: Any, **options: Any) -> datasets.Dataset:
+    def load_dataset(*arguments: Any, **options: Any) -> datasets.IterableDataset:
         asked.append((arguments, options))
-        return datasets.Dataset.from_dict({"text": ["a"], "label": ["x"]})
+        return datasets.Dataset.from_dict({"text": ["a"], "label": ["x"]}).to_iterable_dataset()
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
     assert read(name, subset="sst2", split="test") == [("a", "x")]
-    assert asked == [((name, "sst2"), {"split": "test", "trust_remote_code": False})]
+    assert asked == [((name, "sst2"), {"split": "test", "streaming": True, "trust_remote_code": False})]
 
 
 def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
