@@ -172,8 +172,11 @@ KINDS = (
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
     Kind(
         "a folder that is no dataset",
-        "is no folder saved by datasets, or it cannot be read",
-        lambda s: ["--dataset", str(s.folder)],
+        "holds no data: it was not saved by datasets, and has no files.",
+        lambda s: [
+            "--dataset",
+            str(shutil.copytree(demo.CHECKPOINT, s.folder / "tuned", ignore=lambda *_: ["config.json"])),
+        ],
     ),
     Kind(
         "a file of no known kind",
@@ -252,7 +255,7 @@ KINDS = (
     ),
     Kind(
         "a label that is a fraction",
-        "column 'label' holds double; labels are class numbers or names.",
+        "row 1 (counted from 0): the label in column 'label' is 1.5; labels are class numbers or names.",
         lambda s: s.labels(1, 1.5),
     ),
     Kind(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dist_eval.data.files import COMPRESSIONS, format_of
 from dist_eval.data.text_files import (
@@ -38,21 +37,6 @@ _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
 _ROW_LENGTH = re.compile(r"Expected \d+ columns, got \d+")
 _LARGEST_ARRAY_BYTES = 64 << 20
-
-
-def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects columns with bytes that are not valid text, which files can hold."""
-    for column, array in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid as error:
-            index = _INVALID_TEXT.search(str(error))
-            if index is None:
-                raise
-            raise DataError(
-                f"{name}, row {first_row + int(index[1])} (counted from 0): the text in column {column!r} is not UTF-8: "
-                "convert it."
-            ) from error
 
 
 class MissingColumnError(DataError):
@@ -105,6 +89,19 @@ def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
         raise DataError(f"{name} cannot be read: {error}{advice}") from error
+
+
+def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
+    """Rejects columns with bytes that are not valid text, which files can hold."""
+    for column, array in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            index = _INVALID_TEXT.search(str(error))
+            if index is None or not pa.types.is_string(array.type):
+                raise
+            where = f"{name}, row {first_row + int(index[1])} (counted from 0)"
+            raise DataError(f"{where}: column {column!r} holds text that is not UTF-8. Convert it.") from error
 
 
 def plain(error: Exception) -> str:

@@ -54,7 +54,7 @@ def not_utf8(path: Path) -> DataError | None:
 
 
 def require_doubled_quotes(path: Path, delimiter: str) -> None:
-    r"""Rejects a CSV file in which quotes within texts are written as `\"`, which readers of CSV take as ends of texts."""
+    r"""Rejects a CSV file in which quotes within texts are written as `\"`, which ends a text for readers of CSV."""
     escaped = re.compile(rb'\\"[^"\r\n' + re.escape(delimiter.encode()) + rb"]")
     line, end = 1, b""
     for piece in _pieces(path):
@@ -99,8 +99,8 @@ def require_no_header(path: Path, batch: pa.RecordBatch, first_row: int) -> None
     if len(equal) > 1 and pc.any(repeated).as_py():
         row = first_row + repeated.to_pylist().index(True)
         raise DataError(
-            f"{path}, row {row} (counted from 0): repeats the header, as if several files had been put together. Remove "
-            "this row, or give the files themselves."
+            f"{path}, row {row} (counted from 0): repeats the header, as if several files had been put together. "
+            "Remove this row, or give the files themselves."
         )
 
 
