@@ -172,11 +172,8 @@ KINDS = (
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
     Kind(
         "a folder that is no dataset",
-        "holds no data: it was not saved by datasets, and has no files.",
-        lambda s: [
-            "--dataset",
-            str(shutil.copytree(demo.CHECKPOINT, s.folder / "tuned", ignore=lambda *_: ["config.json"])),
-        ],
+        "holds model.safetensors, which is no data: name the files that are meant",
+        lambda s: ["--dataset", str(demo.CHECKPOINT)],
     ),
     Kind(
         "a file of no known kind",
