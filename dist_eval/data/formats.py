@@ -88,7 +88,7 @@ def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator
         raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
-        raise DataError(f"{name} cannot be read: {error}{advice}") from error
+        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
 
 
 def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:

@@ -256,7 +256,7 @@ class Fingerprint:
     Args:
         values: text by name; the names appear in error messages.
         parts: what a value was made of, such as the hash of each file of a dataset, by the value's name. Only messages
-            use them: equal values with other parts, such as the same rows in other files, are the same run.
+            use them: equal values with other parts, such as the same rows in renamed files, are the same run.
     """
 
     def __init__(self, values: Mapping[str, str], parts: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -289,7 +289,10 @@ class Fingerprint:
         Names that follow from others are returned only if no other value differs.
         """
         changed = _differing(self.values, earlier.values)
-        return [self._with_parts(name, earlier) for name in changed if name not in FOLLOWS] or changed
+        causes = [name for name in changed if name not in FOLLOWS]
+        if changed and not causes:
+            causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
+        return [self._with_parts(name, earlier) for name in causes] or changed
 
     def _with_parts(self, name: str, earlier: Fingerprint) -> str:
         now, before = self.parts.get(name, {}), earlier.parts.get(name, {})
@@ -297,7 +300,7 @@ class Fingerprint:
             return name
         found = [
             f"{part} is {'new' if part not in before else 'missing' if part not in now else 'another'}"
-            for part in _differing(now, before)
+            for part in _differing(before, now)
         ]
         more = [f"{len(found) - _NAMED_AT_MOST} more"] if len(found) > _NAMED_AT_MOST else []
         return f"{name} ({', '.join(found[:_NAMED_AT_MOST] + more)})" if found else name

@@ -53,3 +53,11 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "output": "one",
         "metric": ["metrics.py:worst", "package.module:best"],
     }
+
+
+def test_each_of_several_files_loses_its_folder() -> None:
+    options = {"dataset": ["data/a.csv", "data/b.csv"], "few_shot_from": ["train/a.csv", "train/b.csv"]}
+    assert without_folders(options, {"dataset": True}) == {
+        "dataset": ["a.csv", "b.csv"],
+        "few_shot_from": ["a.csv", "b.csv"],
+    }
