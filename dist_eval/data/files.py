@@ -82,10 +82,25 @@ def find_files(names: Sequence[str]) -> list[Path]:
             raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
         if _family(path) != _family(files[0]):
             raise DataError(
-                f"{files[0]} and {path} are files of different kinds: name those that are meant, with a pattern such "
-                f"as '{path.parent / '*'}{format_of(path)}'."
+                f"{files[0]} and {path} are files of different kinds: name those that are meant, such as "
+                f"'{path.parent / '*'}{format_of(path)}'."
             )
     return files
+
+
+def shared_file(dataset: str | Sequence[str], other: str | Sequence[str]) -> str | None:
+    """Returns a file, or another name, that two datasets have in common; None if there is none."""
+    files = [_resolved(dataset), _resolved(other)]
+    return next((str(path) for real, path in files[0].items() if real in files[1]), None)
+
+
+def _resolved(dataset: str | Sequence[str]) -> dict[Path, Path]:
+    names = names_of(dataset)
+    try:
+        files = find_files(names)
+    except DataError:  # a hub name, or what is wrong is said where the dataset is read
+        files = list(map(Path, names))
+    return {path.resolve(): path for path in files}
 
 
 def _files_of(name: str) -> list[Path]:
@@ -118,16 +133,18 @@ def _files_in(folder: Path) -> list[Path]:
     files = [path for path in found if path.is_file() and format_of(path) in FORMATS]
     if not files:
         raise DataError(f"{folder} holds no data: it was not saved by datasets, and has no files. {_KNOWN}")
-    advice = "name the files that are meant, with a pattern such as"
+    ending = "".join(files[0].suffixes[-2 if files[0].suffix.lower() in COMPRESSIONS else -1 :])
+    advice = f"name the files that are meant, such as '{folder}/*{ending}'."
     for path in found:
         if path not in files:
             what = "a folder" if path.is_dir() else "no data"
-            raise DataError(f"{folder} holds {path.name}, which is {what}: {advice} '{folder}/*{files[0].suffix}'.")
+            raise DataError(f"{folder} holds {path.name}, which is {what}: {advice}")
     splits = {match[1]: path for path in files if (match := _SPLIT.match(path.name.lower()))}
     if len(splits) > 1:
         one, other = list(splits.values())[:2]
         raise DataError(
-            f"{folder} holds {one.name} and {other.name}, which look like different splits: {advice} {one}."
+            f"{folder} holds {one.name} and {other.name}, which look like different splits: name the files that are "
+            f"meant, such as '{one}'."
         )
     return files
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.data.files import is_pattern, names_of
+from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
@@ -232,12 +232,11 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
             raise ConfigError("--prompt names the columns of the texts itself: leave out --text-column.")
         if self.label_column in columns:
             raise ConfigError(f"--prompt shows the model the labels, the column {self.label_column!r}.")
-        evaluated = {Path(name).resolve() for name in names_of(self.dataset or "")}
-        for name in names_of(self.few_shot_from or ()):
-            if Path(name).resolve() in evaluated:
-                raise ConfigError(
-                    f"--few-shot-from {name} is the dataset that is evaluated: draw examples from other data."
-                )
+        shared = shared_file(self.few_shot_from, self.dataset or ()) if self.few_shot_from else None
+        if shared:
+            raise ConfigError(
+                f"--few-shot-from {shared} is the dataset that is evaluated: draw examples from other data."
+            )
         self.text_column = columns
 
     def _become_demo(self) -> None:

@@ -325,7 +325,7 @@ KINDS = (
     Kind("an empty folder", "holds no data: it was not saved by datasets, and has no files.", {"data": None}, "data"),
     Kind(
         "a folder of several formats",
-        "files of different kinds: name those that are meant, with a pattern",
+        "files of different kinds: name those that are meant, such as",
         {"a.csv": ROWS, "b.parquet": table(["good"], ["pos"])},
     ),
     Kind(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.data.files import dataset_name, find_files, format_of, is_pattern
+from dist_eval.data.files import dataset_name, find_files, format_of, is_pattern, shared_file
 
 NAMES = ["part-1.csv", "part-2.csv.gz", "part-10.csv", "part-010.csv", "part-11.csv.zst"]
 
@@ -64,3 +64,11 @@ def test_the_format_is_the_last_suffix_but_that_of_the_compression(name: str, ex
 def test_a_dataset_of_several_names_is_called_by_the_first() -> None:
     assert dataset_name("a.csv") == dataset_name(["a.csv"]) == "a.csv"
     assert dataset_name(["a.csv", "b.csv", "c.csv"]) == "a.csv and 2 more"
+
+
+def test_datasets_that_share_a_file_are_found(tmp_path: Path) -> None:
+    folder = str(folder_of(tmp_path, NAMES))
+    assert shared_file(f"{folder}/part-2*", folder) == f"{folder}/part-2.csv.gz"
+    assert shared_file([f"{folder}/part-1.csv"], [f"{folder}/part-2*", f"{folder}/part-10*"]) is None
+    assert shared_file("glue", "glue") == "glue", "a hub name"
+    assert shared_file("glue", folder) is None
