@@ -150,7 +150,7 @@ def resume(seconds: harness.Report, group: str, model: Model, dataset: Path, scr
     try:
         ranks.run(command, scratch_dir)
     except BenchmarkError as error:
-        if f"{part.name} is another" not in str(error):
+        if f"{part.name} has changed" not in str(error):
             raise
     else:
         raise BenchmarkError(f"A run was resumed although {part} had changed.")

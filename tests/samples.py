@@ -115,6 +115,8 @@ FACTS: dict[str, Any] = {
         "text_digest": "t",
         "column_digests": {"text": "c"},
         "tokenizer_digest": "k",
+        "mended_labels": 0,
+        "shards": None,
     },
     "model": {
         "base": "some/base",

@@ -171,7 +171,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "backend": _backend(options),
         "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
         "texts": ", ".join(f"{count} {what}" for what, count in counts.items() if count),
-        "labels written otherwise than their class": str(data.mended_labels or ""),
+        "labels mended, such as 5.0 for 5": str(data.mended_labels or ""),
         "custom metrics": ", ".join(options.get("metric") or ()),
         "--confidence": options.get("confidence"),
         "--group-column": options.get("group_column"),

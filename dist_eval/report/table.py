@@ -50,8 +50,8 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         + (f"; {data.multiline} texts have several lines" if data.multiline else "")
         + (f"; {data.blank} texts have no token of their own" if data.blank else "")
         + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else "")
-        + (f"; {data.mended_labels} labels are written otherwise than their class" if data.mended_labels else "")
-        + (f"; the data are {len(data.shards)} files" if data.shards else ""),
+        + (f"; {data.mended_labels} labels mended, such as 5.0 for 5" if data.mended_labels else "")
+        + (f"; read from {len(data.shards)} files" if data.shards else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
         *group_lines(results.groups),

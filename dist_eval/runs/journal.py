@@ -299,7 +299,7 @@ class Fingerprint:
         if not now or not before:
             return name
         found = [
-            f"{part} is {'new' if part not in before else 'missing' if part not in now else 'another'}"
+            f"{part} {'is new' if part not in before else 'is missing' if part not in now else 'has changed'}"
             for part in _differing(before, now)
         ]
         more = [f"{len(found) - _NAMED_AT_MOST} more"] if len(found) > _NAMED_AT_MOST else []

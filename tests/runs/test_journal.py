@@ -313,7 +313,7 @@ def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
     earlier = Fingerprint.load(tmp_path)
     assert earlier is not None
     others = {"part-0.csv": "0", "part-1.csv": "x", "part-2.csv": "2", "part-4.csv": "4"}
-    said = "dataset (part-1.csv is another, part-3.csv is missing, part-4.csv is new)"
+    said = "dataset (part-1.csv has changed, part-3.csv is missing, part-4.csv is new)"
     assert Fingerprint({"dataset": "b"}, {"dataset": others}).changed(earlier) == [said]
     assert Fingerprint({"dataset": "a"}, {"dataset": others}).changed(earlier) == [], "the same rows in renamed files"
     follows = Fingerprint({"dataset": "a", "token ids": "x"}, {"dataset": others})
