@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -188,11 +189,11 @@ class LabelReader:
             raise DataError(self._unknown(text))
         return chosen
 
-    @property
+    @cached_property
     def _is_ambiguous(self) -> bool:
         return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
 
-    @property
+    @cached_property
     def _has_decimal_names(self) -> bool:
         """Whether a class has a number such as 5.0 as its name, which is not its own."""
         return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))

@@ -193,7 +193,7 @@ class EvaluationConfig(DatasetRunConfig, PromptOptions):
         if self.demo:
             self._become_demo()
         else:
-            self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
+            self._require(one_name(self.dataset), "--dataset", "the data to evaluate on", _DEMO_HINT)
             if self.prompt_file or self.prompt:
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:

@@ -113,7 +113,7 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     def __post_init__(self) -> None:
         self._require(self.model, "--model", "the base model to tune")
-        self._require(self.dataset, "--dataset", "the data to learn from")
+        self._require(one_name(self.dataset), "--dataset", "the data to learn from")
         super().__post_init__()
         self.eval_dataset = one_name(self.eval_dataset)
         self._check_range("num_labels", 2)
