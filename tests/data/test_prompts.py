@@ -96,9 +96,7 @@ def test_a_word_that_the_tokenizer_joins_with_the_prompt_is_an_error() -> None:
 def test_a_row_whose_prompt_splits_a_word_differently_is_an_error() -> None:
     prompted = PromptedWords(Template("{text}x{other}"), ["b", "c"], joining_tokenizer(), "")
     assert prompted.render([["a"], ["c"]], 0, str) == ["axc"]
-    with pytest.raises(
-        DataError, match=r"joins the label word 'b' with the prompt of test.csv, row 8 \(counted from 0\)"
-    ):
+    with pytest.raises(DataError, match=r"the label word 'b' with the prompt of test.csv, row 8 \(counted"):
         prompted.render([["a", "a"], ["c", "a"]], 7, "test.csv, row {} (counted from 0)".format)
 
 
