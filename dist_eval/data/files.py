@@ -72,12 +72,16 @@ def find_files(names: Sequence[str]) -> list[Path]:
         with translating_os_errors(DataError, f"{name} cannot be read"):
             files += _files_of(name)
     files.sort(key=_natural_order)
-    with translating_os_errors(DataError, f"{files[0]} or another file of the dataset cannot be read"):
-        _require_distinct(files)
-        for path in files:
-            if path.stat().st_size == 0:
-                raise DataError(f"{path} is empty.")
+    known: dict[tuple[int, int], Path] = {}
     for path in files:
+        with translating_os_errors(DataError, f"{path} cannot be read"):
+            status = path.stat()
+        other = known.setdefault((status.st_dev, status.st_ino), path)
+        if other is not path:
+            what = f"{path} is named twice" if other == path else f"{other} and {path} are the same file"
+            raise DataError(f"{what}: each of its rows would count twice.")
+        if status.st_size == 0:
+            raise DataError(f"{path} is empty.")
         if format_of(path) not in FORMATS:
             raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
         if _family(path) != _family(files[0]):
@@ -158,16 +162,6 @@ def _is_mark(path: Path) -> bool:
 def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
     pieces = (re.split(r"([0-9]+)", part) for part in path.parts)
     return [[int(piece) if i % 2 else piece for i, piece in enumerate(part)] for part in pieces], str(path)
-
-
-def _require_distinct(files: Sequence[Path]) -> None:
-    known: dict[tuple[int, int], Path] = {}
-    for path in files:
-        status = path.stat()
-        other = known.setdefault((status.st_dev, status.st_ino), path)
-        if other is not path:
-            what = f"{path} is named twice" if other == path else f"{other} and {path} are the same file"
-            raise DataError(f"{what}: each of its rows would count twice.")
 
 
 def _family(path: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from dist_eval.errors import DataError
 
-_PIECE = 1 << 20
+_PIECE, _OVERLAP = 1 << 20, 1 << 16
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
     (rb"BZh[1-9]1AY&SY", ".bz2", "is compressed by bzip2: give it a name that ends with .bz2."),
@@ -42,7 +43,7 @@ def require_content_of_name(path: Path) -> None:
 def not_utf8(path: Path) -> DataError | None:
     """Returns an error that names the first bytes of a text file that are not UTF-8; None if all are."""
     decoder, begin = codecs.getincrementaldecoder("utf-8")(), 0
-    for piece in (*_pieces(path), b""):
+    for piece in itertools.chain(_pieces(path), [b""]):
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, final=not piece)
@@ -55,17 +56,19 @@ def not_utf8(path: Path) -> DataError | None:
 
 def require_doubled_quotes(path: Path, delimiter: str) -> None:
     r"""Rejects a CSV file in which quotes within texts are written as `\"`, which ends a text for readers of CSV."""
-    escaped = re.compile(rb'\\"[^"\r\n' + re.escape(delimiter.encode()) + rb"]")
+    ends = rb"\r\n" + re.escape(delimiter.encode())
+    escaped = re.compile(rb'(?<![^%b])"(?:[^"]|"")*?\\"[^"%b]' % (ends, ends))
     line, end = 1, b""
     for piece in _pieces(path):
-        found = escaped.search(end + piece)
+        piece = end + piece
+        found = escaped.search(piece)
         if found:
-            line += (end + piece).count(b"\n", 0, found.start())
+            line += piece.count(b"\n", 0, found.end() - 1)
             raise DataError(
                 f'{path}, line {line}: a quote within a text is written as \\" and would be read as its end. Double it '
                 '(""), or convert the file to JSONL.'
             )
-        line, end = line + (end + piece)[:-2].count(b"\n"), (end + piece)[-2:]
+        line, end = line + piece[:-_OVERLAP].count(b"\n"), piece[-_OVERLAP:]
 
 
 def require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.data.files import dataset_name, find_files, format_of, is_pattern, shared_file
@@ -37,6 +37,7 @@ def test_files_of_several_folders_are_ordered_by_folder(tmp_path: Path) -> None:
     assert find_files([str(tmp_path / "day-10"), str(tmp_path / "day-9")]) == [tmp_path / name for name in names]
 
 
+@settings(max_examples=20, deadline=None)
 @given(names=st.permutations(NAMES))
 def test_the_order_in_which_files_are_named_does_not_matter(
     names: list[str], tmp_path_factory: pytest.TempPathFactory
