@@ -124,7 +124,20 @@ def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
     Raises:
         BenchmarkError: the program failed; the message contains the end of its stderr.
     """
-    process = subprocess.Popen(
+    process = start(command, scratch_dir, **variables)
+    try:
+        out, err = process.communicate()
+    finally:
+        end_session(process.pid)  # also after Ctrl-C; ranks die with torchrun
+    if process.returncode:
+        last = "\n".join(err.splitlines()[-_LINES_SHOWN:])
+        raise BenchmarkError(f"{' '.join(command)} ended with status {process.returncode}. Its last lines:\n{last}")
+    return out
+
+
+def start(command: Sequence[str], scratch_dir: Path, **variables: str) -> subprocess.Popen[str]:
+    """Starts a Python program in a session of its own, as `run` does."""
+    return subprocess.Popen(
         [sys.executable, *command],
         cwd=_ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch_dir), **variables},
@@ -134,14 +147,6 @@ def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
         text=True,
         start_new_session=True,
     )
-    try:
-        out, err = process.communicate()
-    finally:
-        end_session(process.pid)  # also after Ctrl-C; ranks die with torchrun
-    if process.returncode:
-        last = "\n".join(err.splitlines()[-_LINES_SHOWN:])
-        raise BenchmarkError(f"{' '.join(command)} ended with status {process.returncode}. Its last lines:\n{last}")
-    return out
 
 
 def torchrun(ranks: int) -> list[str]:

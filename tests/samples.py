@@ -121,6 +121,8 @@ FACTS: dict[str, Any] = {
         "column_digests": {"text": "c"},
         "tokenizer_digest": "k",
         "selection": None,
+        "mended_labels": 0,
+        "shards": None,
     },
     "model": {
         "base": "some/base",

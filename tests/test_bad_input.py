@@ -172,8 +172,8 @@ KINDS = (
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
     Kind(
         "a folder that is no dataset",
-        "is no folder saved by datasets, or it cannot be read",
-        lambda s: ["--dataset", str(s.folder)],
+        "holds model.safetensors, which is no data: name the files that are meant",
+        lambda s: ["--dataset", str(demo.CHECKPOINT)],
     ),
     Kind(
         "a file of no known kind",
@@ -252,7 +252,7 @@ KINDS = (
     ),
     Kind(
         "a label that is a fraction",
-        "column 'label' holds double; labels are class numbers or names.",
+        "row 1 (counted from 0): the label in column 'label' is 1.5; labels are class numbers or names.",
         lambda s: s.labels(1, 1.5),
     ),
     Kind(

@@ -1,6 +1,7 @@
 """The dataset: read, validated row by row, tokenized once per host, and split into batches.
 
-`readers` opens files and hub datasets; `labels` and `label_columns` convert the label column to classes or numbers, as
+`files` finds the files of a dataset, `formats` reads one of them, with the checks of `text_files`, and `readers` all of
+them, or a hub dataset; `labels` and `label_columns` convert the label column to classes or numbers, as
 `problem_types` requires; `columns` keeps further columns. `selection` chooses rows, if not all are wanted. `prompts`
 are filled in, with examples (`few_shot`), `dataset` tokenizes the `texts` with what `tokenizer_files` loads, and `plan`
 forms batches, whose `answers` have the columns that a model declares; `collector` puts columns together.

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
-from dist_eval.data.readers import RowSource, open_rows
+from dist_eval.data.readers import RowSource, open_rows, place_of
 from dist_eval.data.selection import SelectedRows, only_rows, places_of
 from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
@@ -69,9 +69,13 @@ class TokenizedDataset:
         return self.facts.examples
 
     def where(self, position: int) -> str:
-        """Says where an example is in the dataset, by its position among them, for messages."""
-        row = position if self.rows is None else self.rows[position]
-        return f"{self.source}, row {row} (counted from 0)"
+        """Says in which file an example is, given by its position among them, and its row there, for messages."""
+        row = position if self.rows is None else int(self.rows[position])
+        return place_of(row, self.source, [(shard.file, shard.rows) for shard in self.facts.shards or ()])
+
+    def file_digests(self) -> dict[str, str]:
+        """Returns the hash of each of its files, by name; empty if they are not listed (see `DatasetSummary`)."""
+        return {shard.file: shard.digest for shard in self.facts.shards or ()}
 
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
@@ -100,7 +104,7 @@ class TokenizedDataset:
 
 
 def tokenize_dataset(
-    dataset: str,
+    dataset: str | Sequence[str],
     folder: Path,
     *,
     tokenizer: Any,
@@ -121,7 +125,7 @@ def tokenize_dataset(
     """Reads and tokenizes a dataset into a folder.
 
     Args:
-        dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
+        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
         folder: an existing folder to write to.
         tokenizer: a Hugging Face tokenizer.
         text_columns: one column, or two for a pair; any number with `render`.
@@ -228,13 +232,15 @@ def tokenize_dataset(
         column_digests={name: of_column.hexdigest() for name, of_column in of_columns.items()},
         tokenizer_digest=tokenizer_digest(tokenizer),
         selection=selected and selected.summary,
+        mended_labels=reader.mended,
+        shards=source.summaries(),
     )
     (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
     return TokenizedDataset(folder)
 
 
 def read_texts(
-    dataset: str,
+    dataset: str | Sequence[str],
     wanted: Container[int],
     *,
     text_columns: Sequence[str],
@@ -250,7 +256,7 @@ def read_texts(
     """Reads some texts of a dataset, and hashes all of them.
 
     Args:
-        dataset: file, folder or hub name.
+        dataset: files, folders, patterns or a hub name.
         wanted: rows of the dataset whose texts to return.
         text_columns: as in `tokenize_dataset`, like all further arguments.
         label_column: see `tokenize_dataset`.

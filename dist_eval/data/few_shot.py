@@ -13,7 +13,7 @@ from dist_eval.errors import DataError
 
 
 def draw_examples(
-    file: str,
+    file: str | Sequence[str],
     count: int,
     seed: int,
     *,
@@ -25,7 +25,7 @@ def draw_examples(
     """Draws rows without replacement, the same ones wherever it is called.
 
     Args:
-        file: file with labelled rows (see `dist_eval.data.readers.open_rows`).
+        file: files with labelled rows (see `dist_eval.data.readers.open_rows`).
         count: number of rows to draw.
         seed: of the draw.
         columns: the columns with texts.
@@ -40,9 +40,10 @@ def draw_examples(
     Raises:
         DataError: the file cannot be read, has too few rows, or a row has no text or no known label.
     """
-    rows = sum(batch.num_rows for batch in open_rows(file, [*columns, label_column]).batches)
+    source = open_rows(file, [*columns, label_column])
+    rows = sum(batch.num_rows for batch in source.batches)
     if rows < count:
-        raise DataError(f"--few-shot {count} needs as many rows, but {file} has {rows}.")
+        raise DataError(f"--few-shot {count} needs as many rows, but {source.name} has {rows}.")
     drawn = np.random.default_rng(seed).choice(rows, size=count, replace=False)
     source = open_rows(file, [*columns, label_column])
     reader, codes, found, first = LabelReader(source, label_column, label_names, labels), [], {}, 0

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.labels import LabelReader
+from dist_eval.data.labels import FILL_IN, LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
@@ -37,6 +37,11 @@ class LabelColumn(Protocol):
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
         """Maps the codes of all chunks to labels, of the problem type's shape and dtype."""
+        ...
+
+    @property
+    def mended(self) -> int:
+        """How many labels were written otherwise than a class's name or number, once `ids` has mapped them."""
         ...
 
 
@@ -70,11 +75,16 @@ class _Column:
     def __init__(self, source: RowSource, column: str) -> None:
         self._source, self._column = source, column
 
+    @property
+    def mended(self) -> int:
+        """See `LabelColumn`."""
+        return 0
+
     def _problem(self, row: int, what: str) -> DataError:
         return DataError(f"{self._source.where(row)}: the label in column {self._column!r} {what}")
 
     def _kind(self, array: pa.Array, why: str) -> DataError:
-        return DataError(f"{self._source.name}: column {self._column!r} holds {array.type}; {why}")
+        return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
 
     def _whole(self, array: pa.Array, first_row: int) -> pa.Array:
         """Returns a chunk without dictionary encoding, after checking that no label is missing."""
@@ -82,7 +92,7 @@ class _Column:
             array = array.dictionary_decode()
         if array.null_count:
             row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise self._problem(first_row + row, "is missing (null).")
+            raise self._problem(first_row + row, f"is missing (null). {FILL_IN}")
         return array
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
@@ -168,6 +178,11 @@ class LabelSets(_Column):
         self._names_with_separator = [name for name in label_names if SEPARATOR in name]
         self._lists: list[tuple[np.ndarray, np.ndarray]] = []
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
+
+    @property
+    def mended(self) -> int:
+        """See `LabelColumn`."""
+        return self._classes.mended
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Collects a chunk of labels.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,26 @@ import pyarrow as pa
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import DataError
 
+FILL_IN = "Fill it in, or remove the row."
+"""What to do about a missing text or label."""
+
 _SHOWN = 60
+_LABELS_ARE = "labels are class numbers or names."
+_LARGEST_WHOLE = 2**53
+"""Beyond it, 64-bit floats are no longer all integers."""
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
+_WHOLE = re.compile(r"([+-]?\d{1,18})\.0+")
 
 
 def integer_text(value: str) -> int | None:
     """Parses text as an integer; returns None if it is not one."""
     return int(value) if _INTEGER.fullmatch(value.strip()) else None
+
+
+def whole_number(value: str) -> int | None:
+    """Parses text as an integer that may be written as 5.0; returns None if it is not one."""
+    match = _WHOLE.fullmatch(value.strip())
+    return int(match[1]) if match else integer_text(value)
 
 
 class LabelReader:
@@ -31,19 +46,27 @@ class LabelReader:
       names `LABEL_0`, `LABEL_1`, ...
     - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
       two could differ for some value, the column is ambiguous, and `--labels` has to decide.
+    - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
+      around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
+      which a value was missing.
 
     Args:
         source: the rows.
         column: name of the label column.
         label_names: names of the head's classes.
         how: "names" or "numbers" for a fixed interpretation, "auto" for the rules above.
+
+    Attributes:
+        mended: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
         self._source, self._column, self._names, self._how = source, column, list(label_names), how
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
-        self._are_numbers = False
+        self._are_numbers = self._are_truths = False
+        self._decimals = 0
+        self.mended = 0
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
@@ -67,17 +90,17 @@ class LabelReader:
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if array.null_count:
             row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
-            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null).")
-        if pa.types.is_floating(array.type) or pa.types.is_nested(array.type) or pa.types.is_temporal(array.type):
-            raise DataError(
-                f"{self._source.name}: column {self._column!r} holds {array.type}; labels are class numbers or names."
-            )
+            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null). {FILL_IN}")
+        if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
+            raise DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {_LABELS_ARE}")
+        if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+            array = self._integers(array, rows)
         are_numbers = pa.types.is_integer(array.type)
         if self._code and are_numbers != self._are_numbers:
             raise DataError(
                 f"{self._where(first_row)}: column {self._column!r} holds text in some rows, numbers in others."
             )
-        self._are_numbers = are_numbers
+        self._are_numbers, self._are_truths = are_numbers, pa.types.is_boolean(array.type)
         encoded = array.dictionary_encode()
         positions = encoded.indices.to_numpy()
         local = np.empty(len(encoded.dictionary), dtype=np.int32)
@@ -88,6 +111,18 @@ class LabelReader:
                 self._first_row[text] = int(rows[np.argmax(positions == position)])
             local[position] = self._code[text]
         return local[positions]
+
+    def _integers(self, array: pa.Array, rows: np.ndarray) -> pa.Array:
+        """Returns whole numbers as integers, after checking that they are."""
+        values = array.cast(pa.float64()).to_numpy()
+        is_whole = (np.trunc(values) == values) & (np.abs(values) < _LARGEST_WHOLE)
+        if not is_whole.all():
+            first = int(np.argmin(is_whole))
+            is_missing = np.isnan(values[first])
+            what = f"is missing (NaN). {FILL_IN}" if is_missing else f"is {array[first].as_py()}; {_LABELS_ARE}"
+            raise DataError(f"{self._where(int(rows[first]))}: the label in column {self._column!r} {what}")
+        self._decimals += len(array)
+        return pa.array(values.astype(np.int64))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
         """Maps all codes to class ids.
@@ -102,7 +137,15 @@ class LabelReader:
             DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
         """
         mapping = {text: self._class_of(text) for text in self._code}
+        is_mended = np.asarray([not self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
+        self.mended = self._decimals + int(np.count_nonzero(is_mended[codes]))
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
+
+    def _is_written(self, text: str, number: int) -> bool:
+        """Whether a label is written as the name or the number of its class."""
+        name = self._names[number]
+        may_differ_in_case = bool(self._declared) or self._are_truths
+        return text in (name, str(number)) or (may_differ_in_case and text.casefold() == name.casefold())
 
     @property
     def values(self) -> list[str]:
@@ -124,7 +167,8 @@ class LabelReader:
         return str(value)
 
     def _class_of(self, text: str) -> int:
-        number = integer_text(text)
+        may_be_decimal = self._how == "numbers" or not self._has_decimal_names
+        number = whole_number(text) if may_be_decimal else integer_text(text)
         number = number if number is not None and 0 <= number < len(self._names) else None
         if text in self._nameless:
             chosen = None
@@ -145,14 +189,23 @@ class LabelReader:
             raise DataError(self._unknown(text))
         return chosen
 
-    @property
+    @cached_property
     def _is_ambiguous(self) -> bool:
         return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
 
+    @cached_property
+    def _has_decimal_names(self) -> bool:
+        """Whether a class has a number such as 5.0 as its name, which is not its own."""
+        return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))
+
     def _by_name(self, text: str) -> int | None:
         matches = [number for number, name in enumerate(self._names) if name == text]
-        if not matches and self._declared:  # names declared by the dataset may differ in case
+        if not matches and (self._declared or self._are_truths):  # whose names may differ in case
             matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
+        if not matches and text.strip():
+            whole = _WHOLE.fullmatch(text.strip())
+            meant = (_bare(text), whole[1] if whole else _bare(text))
+            matches = [n for n, name in enumerate(self._names) if _bare(name) in meant]
         if len(matches) > 1:
             raise DataError(
                 f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
@@ -173,6 +226,9 @@ class LabelReader:
         )
         if self._are_numbers and text in self._names:
             message += f" If {text} is meant as a name, say --labels names."
+        alike = [name for name in self._names if name.casefold() == text.strip().casefold()]
+        if alike:
+            message += f" If {alike[0]!r} is meant, write it so."
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
         return message
@@ -205,11 +261,11 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
     if not row:
         raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
     texts = reader.values
-    numbers = [number for number in map(integer_text, texts) if number is not None and number >= 0]
+    numbers = [number for number in map(whole_number, texts) if number is not None and number >= 0]
     if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
-        return _counted(sorted(texts), source, column, count)
+        return _counted(sorted({text.strip() or text for text in texts}), source, column, count)
     if len(numbers) < len(texts):
-        invalid = next(text for text in texts if (integer_text(text) or 0) < 0 or integer_text(text) is None)
+        invalid = next(text for text in texts if (whole_number(text) or 0) < 0 or whole_number(text) is None)
         raise DataError(
             f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number."
         )
@@ -235,6 +291,15 @@ def _counted(names: list[str], source: RowSource, column: str, count: int | None
     if len(names) < 2:
         raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
     return names
+
+
+def _bare(name: str) -> str:
+    """Returns a name without blanks around it, each letter with its accents as one character."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _short(text: str) -> str:

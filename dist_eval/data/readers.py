@@ -1,34 +1,55 @@
 """Files, Arrow folders and hub datasets → a stream of Arrow record batches with the requested columns.
 
-Text files are read as text: no type or missing value is inferred, so that a sentence "NA" or "007" is left unchanged.
 Rows are counted from 0, without a header, as in predictions.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import re
+import hashlib
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dist_eval.errors import DataError
+from dist_eval.data.files import (
+    FORMATS,
+    dataset_name,
+    find_files,
+    format_of,
+    is_pattern,
+    is_saved_by_datasets,
+    names_of,
+)
+from dist_eval.data.formats import (
+    ROWS_PER_BATCH,
+    MissingColumnError,
+    class_names_of,
+    plain,
+    read_file,
+    require_columns,
+    translating_errors,
+)
+from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.results.inputs import ShardSummary
 
-ROWS_PER_BATCH = 2048
-"""Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
+_PIECE = 1 << 20
 
-_BLOCK_BYTES = (1 << 20, 1 << 28)
-"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
 
-_ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
-_LARGEST_ARRAY_BYTES = 64 << 20
-_COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4"}
+@dataclass
+class Shard:
+    """A file of a dataset.
+
+    Attributes:
+        path: the file.
+        rows: number of rows read so far.
+    """
+
+    path: Path
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,8 @@ class RowSource:
         name: name of the dataset, for messages.
         batches: record batches with the requested columns, in their order; the last column has the labels.
         class_names: names of integer labels, if the dataset declares them.
-        is_path: whether it is a local file or folder, not a dataset on the hub.
+        is_path: whether it is made of local files, and not a dataset on the hub.
+        shards: its files in the order of their rows; empty if it was saved by `datasets`, or is on the hub.
         selected: the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all.
     """
 
@@ -47,28 +69,53 @@ class RowSource:
     batches: Iterator[pa.RecordBatch]
     class_names: list[str] | None = None
     is_path: bool = False
+    shards: list[Shard] = field(default_factory=list)
     selected: np.ndarray | None = None
+
+    @property
+    def file(self) -> str:
+        """Name of the file that is being read, for messages; that of the dataset if it is none."""
+        return next((str(shard.path) for shard in reversed(self.shards) if shard.rows), self.name)
 
     def row(self, position: int) -> int:
         """Returns the row of the dataset that is at a position in the stream."""
         return position if self.selected is None else int(self.selected[position])
 
     def where(self, position: int) -> str:
-        """Says where the row at a position in the stream is in the dataset, for messages."""
-        return f"{self.name}, row {self.row(position)} (counted from 0)"
+        """Says in which file the row at a position in the stream is, and its number there, for messages."""
+        return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])
+
+    def summaries(self) -> list[ShardSummary] | None:
+        """Returns what results say of the files, once they are read; None if it is one file, named itself, or none."""
+        return _summaries_of(self.shards) if self.shards and not Path(self.name).is_file() else None
+
+
+def place_of(row: int, name: str, files: Sequence[tuple[str, int]]) -> str:
+    """Says where a row is.
+
+    Args:
+        row: position in the dataset.
+        name: name of the dataset, for rows of no file.
+        files: the files in their order, and how many rows each has.
+    """
+    for file, rows in files:
+        if row < rows:
+            return f"{file}, row {row} (counted from 0)"
+        row -= rows
+    return f"{name}, row {row} (counted from 0)"
 
 
 def open_rows(
-    dataset: str, columns: Sequence[str], *, subset: str | None = None, split: str | None = None
+    dataset: str | Sequence[str], columns: Sequence[str], *, subset: str | None = None, split: str | None = None
 ) -> RowSource:
     """Opens a dataset as a stream of record batches.
 
     Args:
-        dataset: a CSV, TSV, JSON, JSONL or Parquet file (text files also compressed), a folder saved by
-            `datasets.Dataset.save_to_disk`, or a hub name.
+        dataset: CSV, TSV, JSON, JSONL or Parquet files (text files also compressed), folders of them, or patterns that
+            they match; or a folder saved by `datasets.Dataset.save_to_disk`, or a hub name.
         columns: the columns to read, in this order, the one with the labels last.
         subset: configuration of a hub dataset.
-        split: split of a hub dataset or of a folder that has several.
+        split: split of a hub dataset or of a saved folder that has several.
 
     Returns:
         The rows. Errors of reading are raised during iteration.
@@ -76,282 +123,165 @@ def open_rows(
     Raises:
         DataError: there is no such dataset, split or column, or it cannot be read.
     """
-    path = Path(dataset)
-    if path.is_dir() or not (path.exists() or _looks_like_file(dataset)):
-        return _open_with_datasets(dataset, columns, subset, split)
-    if not path.is_file():
-        raise DataError(f"There is no file {dataset}.")
+    names = names_of(dataset)
+    if len(names) == 1:
+        path = Path(names[0])
+        with translating_os_errors(DataError, f"{path} cannot be read"):
+            if is_saved_by_datasets(path):
+                return _open_saved(names[0], columns, split)
+            if not (path.exists() or path.is_symlink() or _looks_like_file(names[0])):
+                return _open_hub(names[0], columns, subset, split)
+    name = dataset_name(names)
+    shards = [Shard(path) for path in find_files(names)]
     if subset or split:
-        raise DataError(f"{dataset} is a file and has neither subsets nor splits: leave out --subset and --split.")
-    if path.stat().st_size == 0:
-        raise DataError(f"{dataset} is empty.")
-    reader = _READERS.get(_kind(path))
-    if reader is None:
-        raise DataError(f"{dataset}: unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.")
-    names = _parquet_class_names(path, columns[-1]) if reader is _read_parquet else None
-    return RowSource(dataset, _translating_errors(dataset, reader(path, list(columns))), names, is_path=True)
-
-
-def _kind(path: Path) -> str:
-    suffixes = [s.lower() for s in path.suffixes if s.lower() not in _COMPRESSIONS]
-    return suffixes[-1] if suffixes else ""
+        raise DataError(f"{name} has neither subsets nor splits, but files: leave out --subset and --split.")
+    class_names = class_names_of(shards[0].path, columns[-1])
+    return RowSource(name, _read_shards(shards, columns), class_names, is_path=True, shards=shards)
 
 
 def _looks_like_file(dataset: str) -> bool:
-    return _kind(Path(dataset)) in _READERS or dataset.startswith((".", "/", "~")) or dataset.count("/") > 1
-
-
-def _translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    try:
-        for batch in batches:
-            batch.validate(full=True)  # files can hold bytes that are not valid text
-            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
-                yield batch.slice(start, ROWS_PER_BATCH)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{name} cannot be read: {_plain(error)}") from error
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"{name} cannot be read: {error}") from error
-
-
-def _plain(error: Exception) -> str:
-    text = str(error).strip().splitlines()[0]
-    return text if len(text) < 300 else text[:300] + "..."
-
-
-def _require_columns(name: str, columns: Sequence[str], available: Sequence[str]) -> None:
-    doubled = sorted({c for c in available if list(available).count(c) > 1})
-    if doubled:
-        raise DataError(f"{name} has the column {doubled[0]!r} more than once.")
-    for column in columns:
-        if column not in available:
-            shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
-            raise DataError(
-                f"{name} has no column {column!r}. It has: {shown}. Name yours with --text-column, "
-                "--prompt, --label-column, --slice-by or --group-column."
-            )
-
-
-def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
-    """Reads with the usual block size, and after an error continues with the large one.
-
-    A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
-    is really in the file occurs with large blocks, too.
-    """
-    given = 0
-    for block_size in _BLOCK_BYTES:
-        skip, seen = given, 0
-        try:
-            for batch in read(block_size):
-                seen += batch.num_rows
-                if seen <= skip:
-                    continue
-                fresh = batch.slice(max(0, skip - (seen - batch.num_rows)))
-                given += fresh.num_rows
-                yield fresh
-            return
-        except pa.ArrowInvalid as error:
-            if block_size == _BLOCK_BYTES[-1]:
-                # the readers count from the start of the block
-                row = _ROW_IN_BLOCK.search(str(error))
-                text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
-                raise pa.ArrowInvalid(text) from error
-
-
-def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    from pyarrow import csv
-
-    is_tsv = _kind(path) == ".tsv"
-    parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
-    with pa.input_stream(path, compression="detect") as stream:
-        header = _csv_header(path, stream, parse)
-    _require_columns(str(path), columns, header)
-    wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
+    return (
+        format_of(Path(dataset)) in FORMATS
+        or is_pattern(dataset)
+        or dataset.startswith((".", "/", "~"))
+        or dataset.count("/") > 1
     )
 
-    def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        with pa.input_stream(path, compression="detect") as stream:
-            options = csv.ReadOptions(block_size=block_size, use_threads=False)
-            yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
 
-    row = 0
-    for batch in _with_growing_blocks(read):
-        if is_tsv:
-            _require_no_swallowed_rows(path, batch, row)
-        batch = batch.select(columns)
-        _require_no_nul(path, batch, row)
-        row += batch.num_rows
-        yield batch
-
-
-def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects NUL bytes, which indicate a file that was damaged by a crash or has another encoding."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        found = pc.match_substring(column, "\0")
-        if pc.any(found).as_py():
-            row = first_row + found.to_pylist().index(True)
-            raise DataError(
-                f"{path}, row {row} (counted from 0): column {name!r} holds a NUL byte. Is the file damaged, or of "
-                "another encoding than UTF-8?"
-            )
-
-
-def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects rows merged by a quote: in many TSV files quotes are plain characters, and may be unbalanced."""
-    for column in batch.columns:
-        suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
-        if pc.any(suspicious).as_py():
-            row = first_row + suspicious.to_pylist().index(True)
-            raise DataError(
-                f"{path}, row {row} (counted from 0): a text in quotes spans several lines and columns. An odd quote "
-                "seems to have swallowed rows. Double the quotes that are meant as characters, or convert to JSONL."
-            )
-
-
-def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
-    from csv import Error, reader
-
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-    try:
-        return next(reader(text, delimiter=parse.delimiter), [])
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it to UTF-8."
-        ) from error
-    except Error as error:
-        raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
-
-
-def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    from pyarrow import json as pa_json
-
-    # without a schema, texts that look like dates would become dates
-    first = _first_object(path)
-    kinds: dict[str, pa.DataType] = {}
-    for column in columns:
-        value = first.get(column)
-        if isinstance(value, str):
-            kinds[column] = pa.string()
-        elif isinstance(value, list) and value and isinstance(value[0], str):
-            kinds[column] = pa.list_(pa.string())
-    parse = pa_json.ParseOptions(explicit_schema=pa.schema(list(kinds.items())))
-
-    def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        with pa.input_stream(path, compression="detect") as stream:
-            options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
-            for batch in pa_json.open_json(stream, read_options=options, parse_options=parse):
-                _require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
-                yield batch.select(columns)
-
-    yield from _with_growing_blocks(read)
-
-
-def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    with pa.input_stream(path, compression="detect") as stream:
-        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not head.startswith(b"["):  # one object per line, whatever the suffix
-        yield from _read_json_lines(path, columns)
-        return
-    with pa.input_stream(path, compression="detect") as stream:
-        content = stream.read(_LARGEST_ARRAY_BYTES + 1)
-    if len(content) > _LARGEST_ARRAY_BYTES:
-        raise DataError(
-            f"{path} holds one JSON array of over {_LARGEST_ARRAY_BYTES >> 20} MiB, which can only be read whole. "
-            "Convert it to JSONL (one object a line), which is read piece by piece."
-        )
-    try:
-        rows = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no valid JSON: {error}") from error
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
-    _require_columns(str(path), columns, list(rows[0]) if rows else columns)
-    arrays = []
-    for column in columns:
-        try:
-            arrays.append(pa.array([row.get(column) for row in rows]))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise DataError(f"{path}: column {column!r} cannot be read ({_plain(error)}).") from error
-    yield pa.RecordBatch.from_arrays(arrays, names=columns)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"an object has {next(n for n in names if names.count(n) > 1)!r} more than once")
-    return dict(pairs)
-
-
-def _first_object(path: Path) -> dict[str, Any]:
-    with pa.input_stream(path, compression="detect") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace")
-        line = next((line for line in text if line.strip()), "{}")
-    try:
-        first = json.loads(line)
-    except ValueError:  # the actual reader reports what is wrong
-        return {}
-    return first if isinstance(first, dict) else {}
-
-
-def _read_parquet(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
-        _require_columns(str(path), columns, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
-            yield batch.select(columns)
-
-
-def _parquet_class_names(path: Path, column: str) -> list[str] | None:
-    """Returns the names of a ClassLabel column, which `datasets` writes into the file's metadata."""
-    from pyarrow import parquet
-
-    try:
-        metadata = parquet.read_schema(path).metadata or {}
-        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
-        feature = features[column]
-        return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # the actual reader reports what is wrong
-
-
-_READERS = {
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
-
-
-def _open_with_datasets(dataset: str, columns: Sequence[str], subset: str | None, split: str | None) -> RowSource:
+def _open_saved(folder: str, columns: Sequence[str], split: str | None) -> RowSource:
     import datasets
 
     datasets.disable_progress_bars()
-    from_disk = Path(dataset).is_dir()
     try:
-        if from_disk:
-            loaded = datasets.load_from_disk(dataset)
-        else:
-            loaded = datasets.load_dataset(dataset, subset, split=split, trust_remote_code=False)
-    except Exception as error:  # errors of the hub's client, of file systems, of the library itself
-        what = "is no folder saved by datasets" if from_disk else "is neither a file, a folder nor a hub dataset"
-        raise DataError(f"{dataset} {what}, or it cannot be read: {_plain(error)}") from error
+        loaded = datasets.load_from_disk(folder)
+    except Exception as error:  # errors of file systems, of the library itself
+        raise DataError(f"{folder} cannot be read: {plain(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
-        if split not in loaded:
-            asked = f"has no split {split!r}" if split else "has several splits"
-            raise DataError(f"{dataset} {asked}: choose one of {', '.join(loaded)} with --split.")
-        loaded = loaded[split]
-    elif from_disk and split:
-        raise DataError(f"{dataset} is a single dataset without splits: leave out --split.")
-    _require_columns(dataset, columns, loaded.column_names)
-    feature = loaded.features[columns[-1]]
+        loaded = _choose_split(folder, loaded, split)
+    elif split:
+        raise DataError(f"{folder} is a single dataset without splits: leave out --split.")
+    return _rows_of(folder, loaded, loaded.column_names, columns, is_path=True)
+
+
+def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str | None) -> RowSource:
+    """Opens a hub dataset, which is streamed unless the hub is not to be asked: then it must be in the local cache."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    is_streamed = not datasets.config.HF_HUB_OFFLINE
+    try:
+        loaded = datasets.load_dataset(name, subset, split=split, streaming=is_streamed, trust_remote_code=False)
+        if isinstance(loaded, (datasets.DatasetDict, datasets.IterableDatasetDict)):
+            loaded = _choose_split(name, loaded, split)
+        available = loaded.column_names or list(next(iter(loaded.take(1)), {}))
+    except DataError:
+        raise
+    except Exception as error:  # errors of the hub's client, of file systems, of the library itself
+        raise DataError(
+            f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {plain(error)}"
+        ) from error
+    return _rows_of(name, loaded, available, columns, is_path=False)
+
+
+def _choose_split(name: str, splits: Any, split: str | None) -> Any:
+    if split not in splits:
+        asked = f"has no split {split!r}" if split else "has several splits"
+        raise DataError(f"{name} {asked}: choose one of {', '.join(splits)} with --split.")
+    return splits[split]
+
+
+def _rows_of(name: str, loaded: Any, available: Sequence[str], columns: Sequence[str], *, is_path: bool) -> RowSource:
+    """Returns the rows of a `Dataset` or `IterableDataset`."""
+    require_columns(name, columns, available)
+    feature = (loaded.features or {}).get(columns[-1])
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel, or of a list of them
     arrow = loaded.select_columns(list(columns)).with_format("arrow")
     batches = (
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()
     )
-    return RowSource(dataset, _translating_errors(dataset, batches), names, is_path=from_disk)
+    return RowSource(name, _translating_all(name, batches), names, is_path=is_path)
+
+
+def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from translating_errors(name, batches)
+    except DataError:
+        raise
+    except Exception as error:  # errors of the hub's client, while it streams
+        raise DataError(f"{name} cannot be read: {plain(error)}") from error
+
+
+def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Reads files one after the other.
+
+    Args:
+        shards: the files; the rows of each are counted as they are read.
+        columns: the columns to read, the one with the labels last.
+
+    Yields:
+        Batches, each of one file.
+
+    Raises:
+        DataError: a file cannot be read, or differs from an earlier one in its columns, types or names of classes.
+    """
+    first = shards[0].path
+    class_names = class_names_of(first, columns[-1])
+    kinds: dict[str, tuple[str, Path]] = {}
+    for shard in shards:
+        if shard.path != first and class_names_of(shard.path, columns[-1]) != class_names:
+            raise DataError(
+                f"{shard.path} declares other names of classes in column {columns[-1]!r} than {first}, so that their "
+                "numbers mean different classes. Write both with the same names."
+            )
+        try:
+            for batch in read_file(shard.path, columns):
+                for field in batch.schema:
+                    kind = _kind(field.type)
+                    known, where = kinds.setdefault(field.name, (kind, shard.path)) if kind else ("", first)
+                    if known != kind:
+                        raise DataError(
+                            f"{shard.path} holds {kind} in column {field.name!r}, but {where} holds {known}: write the "
+                            "column alike in all files."
+                        )
+                shard.rows += batch.num_rows
+                yield batch
+        except MissingColumnError as error:
+            if shard.path == first:
+                raise
+            raise DataError(
+                f"{shard.path} has no column {error.column!r}, but {first} has: all files need the same columns, and "
+                "CSV files a header each."
+            ) from error
+
+
+def _summaries_of(shards: Sequence[Shard]) -> list[ShardSummary]:
+    """Returns what results say of the files of a dataset that was read."""
+    paths = [Path(os.path.abspath(shard.path)) for shard in shards]
+    folder = os.path.commonpath([path.parent for path in paths])
+    return [
+        ShardSummary(file=os.path.relpath(path, folder), rows=shard.rows, digest=_digest_of(path))
+        for path, shard in zip(paths, shards, strict=True)
+    ]
+
+
+def _kind(data_type: pa.DataType) -> str:
+    """Returns what a column holds, in words; empty if it holds nothing."""
+    if pa.types.is_dictionary(data_type):
+        return _kind(data_type.value_type)
+    if pa.types.is_null(data_type):
+        return ""
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        return "text"
+    if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
+        return "numbers"
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type):
+        return f"lists of {_kind(data_type.value_type) or 'nothing'}"
+    return str(data_type)
+
+
+def _digest_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

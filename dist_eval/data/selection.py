@@ -59,7 +59,7 @@ class SelectedRows(NamedTuple):
 
 def select_rows(
     selection: Selection,
-    dataset: str,
+    dataset: str | Sequence[str],
     *,
     text_columns: Sequence[str],
     label_column: str,
@@ -73,7 +73,7 @@ def select_rows(
 
     Args:
         selection: which rows.
-        dataset: file, folder or hub name (see `dist_eval.data.readers.open_rows`).
+        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
         text_columns: the columns with texts.
         label_column: the column with the labels, which are only looked at for a sample by class.
         label_names: names of the head's classes.

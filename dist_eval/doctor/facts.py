@@ -171,7 +171,7 @@ class RankFacts:
         run_status: status of the run in the folder, if any.
         in_use: who holds the folder's lock, if anyone.
         digests: hash by input; equal on all ranks if the inputs are.
-        dataset_bytes: size of the dataset, if it is a file.
+        dataset_bytes: size of the dataset, if it consists of files.
         memory_needed: bytes of memory that this rank will need, without `gpu_needed`.
         gpu_needed: bytes that it will need on a GPU.
         servers_needed: bytes that an embedded swarm needs on the leader's host.

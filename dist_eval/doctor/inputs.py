@@ -105,21 +105,22 @@ def collect_dataset(facts: RankFacts, config: DoctorConfig) -> None:
         DataError: the dataset or a column does not exist, or cannot be read.
         OSError: the dataset cannot be read.
     """
-    path = Path(str(config.dataset))
     if facts.local_rank:
         return
     source = open_rows(
-        str(config.dataset), [*config.text_column, config.label_column], subset=config.subset, split=config.split
+        config.dataset or (), [*config.text_column, config.label_column], subset=config.subset, split=config.split
     )
     next(iter(source.batches), None)
-    if path.is_file():
-        facts.dataset_bytes = path.stat().st_size
-        facts.digests["dataset"] = file_digest(path)
+    if source.shards:
+        files = [shard.path for shard in source.shards]
+        facts.dataset_bytes = sum(path.stat().st_size for path in files)
+        facts.digests["dataset"] = file_digest(*files)
 
 
-def file_digest(path: Path) -> str:
-    """Returns a SHA-256 of a file's size and samples: reading all of a large file takes longer than a check may."""
+def file_digest(*paths: Path) -> str:
+    """Returns a SHA-256 of files' sizes and samples: reading all of a large file takes longer than a check may."""
     digest = hashlib.sha256()
-    for sample in samples_of(path):
-        digest.update(sample)
+    for path in paths:
+        for sample in samples_of(path):
+            digest.update(sample)
     return digest.hexdigest()

@@ -37,7 +37,7 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
     rows: list[int] = []
     if options.few_shot:
         rows, examples = draw_examples(
-            str(options.few_shot_from),
+            options.few_shot_from or (),
             options.few_shot,
             options.few_shot_seed,
             columns=template.columns,

@@ -101,7 +101,8 @@ class EvalTask:
                 "--backend": config.backend,
                 "token ids": data.facts.digest,
                 "plan": plan.digest(),
-            }
+            },
+            {"dataset": data.file_digests()},
         )
 
 
@@ -195,7 +196,7 @@ def write_dataset(
             f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
             "dist_eval does not pass on."
         )
-    dataset = str(options.dataset)
+    dataset = options.dataset or ()
     columns: dict[str, Any] = {
         "text_columns": options.text_column,
         "label_column": options.label_column,

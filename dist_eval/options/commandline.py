@@ -116,11 +116,11 @@ def _suggestion(name: str, known: typing.Iterable[str]) -> str:
 
 def _scalar_type(annotation: Any) -> tuple[type, bool]:
     """Returns the type of one value, and whether the option takes a list of them."""
-    if isinstance(annotation, types.UnionType):
-        annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
-    if typing.get_origin(annotation) is list:
-        return typing.get_args(annotation)[0], True
-    return annotation, False
+    parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    for part in parts:
+        if typing.get_origin(part) is list:
+            return typing.get_args(part)[0], True
+    return next(part for part in parts if part is not type(None)), False
 
 
 def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:

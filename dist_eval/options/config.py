@@ -8,10 +8,13 @@ Everything that can be checked without reading data or contacting the swarm is c
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
@@ -22,6 +25,7 @@ from dist_eval.options.groups import (
     RankOptions,
     SwarmOptions,
     flag,
+    one_name,
     option,
 )
 from dist_eval.options.selection import SelectionOptions
@@ -98,8 +102,13 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     @property
     def run_name(self) -> str:
-        """The dataset's name."""
-        return Path(str(self.dataset)).stem
+        """The dataset's name: that of its file or folder, or what the names of its files begin with."""
+        names = names_of(self.dataset or "")
+        if len(names) == 1 and not is_pattern(names[0]):
+            return Path(names[0]).stem
+        beginnings = [re.split(r"[*?[]", Path(name).name)[0] for name in names]
+        alike = os.path.commonprefix(beginnings)  # noqa: RUF071 (characters are meant, not folders)
+        return alike.strip("-_. ") or Path(os.path.abspath(names[0])).parent.name or "data"
 
 
 @dataclass(kw_only=True)
@@ -185,7 +194,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
         if self.demo:
             self._become_demo()
         else:
-            self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
+            self._require(one_name(self.dataset), "--dataset", "the data to evaluate on", _DEMO_HINT)
             if self.prompt_file or self.prompt:
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:
@@ -229,9 +238,10 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
             raise ConfigError("--prompt names the columns of the texts itself: leave out --text-column.")
         if self.label_column in columns:
             raise ConfigError(f"--prompt shows the model the labels, the column {self.label_column!r}.")
-        if self.few_shot_from is not None and Path(self.few_shot_from).resolve() == Path(str(self.dataset)).resolve():
+        shared = shared_file(self.few_shot_from, self.dataset or ()) if self.few_shot_from else None
+        if shared:
             raise ConfigError(
-                f"--few-shot-from {self.few_shot_from} is the dataset that is evaluated: draw examples from other data."
+                f"--few-shot-from {shared} is the dataset that is evaluated: draw examples from other data."
             )
         self.text_column = columns
 
@@ -242,7 +252,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
             raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if getattr(self, name) not in (default, value):
+            if one_name(getattr(self, name)) not in (default, value):
                 raise ConfigError(
                     f"--demo evaluates the embedded example: leave out {flag(name)}, or leave out --demo."
                 )

@@ -49,6 +49,11 @@ def with_escapes(text: str) -> str:
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], "\\"), text)
 
 
+def one_name(dataset: str | list[str] | None) -> str | list[str] | None:
+    """Returns the names of a dataset's files, a single one by itself."""
+    return dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset
+
+
 def flag(name: str) -> str:
     """Returns the command line option of a field."""
     return "--" + name.replace("_", "-")
@@ -105,7 +110,13 @@ Group = TypeVar("Group", bound=Options)
 class DataOptions(Options):
     """The dataset and its columns."""
 
-    dataset: str | None = option(None, "CSV, TSV, JSON, JSONL or Parquet file, Arrow folder, or hub name", group="data")
+    dataset: str | list[str] | None = option(
+        None,
+        "CSV, TSV, JSON, JSONL or Parquet files, folders of them, or quoted patterns such as 'data/*.parquet'; or an "
+        "Arrow folder, or a hub name",
+        group="data",
+        nargs="+",
+    )
     subset: str | None = option(None, "configuration of a hub dataset", group="data")
     split: str | None = option(None, "split of a hub dataset or Arrow folder", group="data")
     text_column: list[str] = option(
@@ -128,6 +139,7 @@ class DataOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.dataset = one_name(self.dataset)
         if not self.text_column:
             raise ConfigError("--text-column takes one column, or two for a pair, not 0.")
         if self.label_column in self.text_column:
@@ -168,13 +180,14 @@ class PromptOptions(Options):
         choices=("none", "tokens", "bytes"),
     )
     few_shot: int = option(0, "examples before each prompt, drawn at random from --few-shot-from", group="prompt")
-    few_shot_from: str | None = option(
-        None, "file with the columns of --dataset, other than it", group="prompt", metavar="FILE"
+    few_shot_from: str | list[str] | None = option(
+        None, "files with the columns of --dataset, other than it", group="prompt", nargs="+", metavar="FILE"
     )
     few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.few_shot_from = one_name(self.few_shot_from)
         if self.prompt_file is not None:
             if self.prompt is not None:
                 raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")

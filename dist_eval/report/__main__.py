@@ -41,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
                       "several runs, runs.html here)")  # fmt: skip
     page.add_argument("--texts", action="store_true", help="show the mistakes, or the examples that changed, with "
                       "their texts from the dataset")  # fmt: skip
-    page.add_argument("--dataset", metavar="DATASET", help="current location of the dataset (default: as in the run)")
+    page.add_argument(
+        "--dataset", nargs="+", metavar="DATASET", help="current location of the dataset (default: as in the run)"
+    )
     page.add_argument(
         "--max-mistakes", type=int, default=1000, metavar="N", help="maximum number shown (default: 1000)"
     )

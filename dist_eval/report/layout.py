@@ -29,7 +29,7 @@ class Contents:
     """
 
     texts: bool = False
-    dataset: str | None = None
+    dataset: str | Sequence[str] | None = None
     most: int = 1000
     longest: int = 1000
 

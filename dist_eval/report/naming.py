@@ -76,6 +76,10 @@ def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | N
         are_paths: for options that accept a path or a hub name, whether the value is a path (see `name_of`).
     """
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
-    shown = {name: name_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
+    shown = {name: _names_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
     lists = {name: [Path(one).name for one in options[name]] for name in _LISTS if options.get(name)}
     return {**options, **shown, **lists}
+
+
+def _names_of(given: str | list[str], is_path: bool | None) -> str | list[str]:
+    return name_of(given, is_path) if isinstance(given, str) else [name_of(one, is_path) for one in given]

@@ -49,7 +49,9 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         + (f"; {data.truncated} texts cut to {data.max_length} tokens" if data.truncated else "")
         + (f"; {data.multiline} texts have several lines" if data.multiline else "")
         + (f"; {data.blank} texts have no token of their own" if data.blank else "")
-        + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else ""),
+        + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else "")
+        + (f"; {data.mended_labels} labels mended, such as 5.0 for 5" if data.mended_labels else "")
+        + (f"; read from {len(data.shards)} files" if data.shards else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
         *selection_lines(data, results.groups),

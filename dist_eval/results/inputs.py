@@ -40,6 +40,17 @@ class FailedExample(Record):
     """Why it has none."""
 
 
+class ShardSummary(Record):
+    """A file of a dataset that consists of several."""
+
+    file: str
+    """Name of the file, relative to the folder that all of them are in."""
+    rows: Count
+    """Number of its rows."""
+    digest: str
+    """SHA-256 of the file."""
+
+
 class SelectionSummary(Record):
     """Which rows of a dataset were evaluated, where it was not all of them.
 
@@ -91,6 +102,12 @@ class DatasetSummary(Record):
     """Hash of each column with texts, by its name."""
     tokenizer_digest: str
     """Hash of the tokenizer."""
+    mended_labels: Count = 0
+    """Labels that are written otherwise than a class's name or number, but can mean only one class: with blanks around
+    them, or as 5.0 for 5."""
+    shards: list[ShardSummary] | None = None
+    """Files of the dataset in the order of its rows; null if it is one file, a folder saved by `datasets`, or on the
+    hub."""
     selection: SelectionSummary | None = None
     """Which rows were evaluated, null if all of them; the digests above are of these rows."""
 

@@ -18,7 +18,7 @@ from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Sequence
 
     import numpy as np
 
@@ -139,7 +139,7 @@ class FinishedRun:
         labels, predictions = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
         return labels, predictions
 
-    def texts(self, wanted: Container[int], dataset: str | None = None) -> dict[int, str]:
+    def texts(self, wanted: Container[int], dataset: str | Sequence[str] | None = None) -> dict[int, str]:
         """Reads texts of the run's dataset by their positions in it.
 
         Args:
@@ -153,10 +153,11 @@ class FinishedRun:
             DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.dataset import read_texts
+        from dist_eval.data.files import dataset_name
         from dist_eval.data.problem_types import PROBLEMS
 
         options = DataOptions.recorded_in(self.results.config)
-        place = dataset or str(options.dataset)
+        place = dataset or options.dataset or ()
         found, digest = read_texts(
             place,
             wanted,
@@ -172,8 +173,8 @@ class FinishedRun:
         )
         if digest != self.results.data.text_digest:
             raise DataError(
-                f"{place} is not what {self.folder} was evaluated on: its texts or labels differ. Name the right data "
-                "with --dataset, or leave out the texts."
+                f"{dataset_name(place)} is not what {self.folder} was evaluated on: its texts or labels differ. Name "
+                "the right data with --dataset, or leave out the texts."
             )
         return {index: "\n".join(texts) for index, texts in found.items()}
 

@@ -10,7 +10,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import DatasetRunConfig
-from dist_eval.options.groups import Options, flag, option
+from dist_eval.options.groups import Options, flag, one_name, option
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
@@ -94,8 +94,8 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
 
-    eval_dataset: str | None = option(
-        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data"
+    eval_dataset: str | list[str] | None = option(
+        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data", nargs="+"
     )
     eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
     eval_split: str | None = option(None, "split of --eval-dataset", group="data")
@@ -113,8 +113,9 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     def __post_init__(self) -> None:
         self._require(self.model, "--model", "the base model to tune")
-        self._require(self.dataset, "--dataset", "the data to learn from")
+        self._require(one_name(self.dataset), "--dataset", "the data to learn from")
         super().__post_init__()
+        self.eval_dataset = one_name(self.eval_dataset)
         self._check_range("num_labels", 2)
         self._check_range("save_every", 1)
         if self.eval_subset and not (self.eval_dataset or self.eval_split):

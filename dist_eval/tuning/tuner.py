@@ -100,7 +100,7 @@ def find_names(session: TuningSession) -> list[str]:
 
     def read() -> str:
         config = session.config
-        source = open_rows(str(config.dataset), [config.label_column], subset=config.subset, split=config.split)
+        source = open_rows(config.dataset or (), [config.label_column], subset=config.subset, split=config.split)
         return json.dumps(find_classes(source, config.label_column, config.labels, config.num_labels))
 
     session.publish_as_leader("classes", read)
@@ -143,5 +143,6 @@ def fingerprint_of(
             "--token-budget": str(base.token_budget),
             **options,
             "token ids": train.facts.digest,
-        }
+        },
+        {"dataset": train.file_digests(), "evaluation data": evaluation.file_digests() if evaluation else {}},
     )

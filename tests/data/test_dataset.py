@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -217,7 +219,36 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "unknown": 0,
         "max_length": 100,
         "selection": None,
+        "mended_labels": 0,
+        "shards": None,
     }
+
+
+def test_several_files_give_what_one_file_gives(tokenize: Tokenize, tmp_path: Path) -> None:
+    rows = [(f"{['good', 'bad', 'film'][row % 3]} film", ["neg", "pos"][row % 2]) for row in range(50)]
+    whole = tokenize("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    counts = {"part-1.csv": 20, "part-2.csv": 0, "part-10.csv.gz": 30}
+    start = 0
+    for name, count in counts.items():
+        content = "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows[start : start + count])
+        (folder / name).write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
+        start += count
+    (tmp_path / "other").mkdir()
+    parts = tokenized(str(folder), tmp_path / "other")
+
+    assert all_ids(parts) == all_ids(whole)
+    assert parts.labels.tolist() == whole.labels.tolist()
+    of_files = {"source": whole.source, "shards": None, "digest": whole.facts.digest}  # which depends on the batches
+    assert parts.facts.model_copy(update=of_files) == whole.facts
+    assert whole.facts.shards is None
+    assert parts.facts.shards is not None
+    assert {shard.file: shard.rows for shard in parts.facts.shards} == counts
+    assert parts.file_digests() == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in counts}
+    assert parts.where(0) == "part-1.csv, row 0 (counted from 0)"
+    assert parts.where(20) == "part-10.csv.gz, row 0 (counted from 0)"
+    assert whole.where(20) == f"{whole.source}, row 20 (counted from 0)"
 
 
 def test_rows_with_a_text_of_several_lines_are_counted(tokenize: Tokenize) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dist_eval.data.labels import LabelReader, find_classes, integer_text
+from dist_eval.data.labels import LabelReader, find_classes, integer_text, whole_number
 from dist_eval.data.readers import ROWS_PER_BATCH, RowSource, open_rows
 from dist_eval.errors import DataError
 
@@ -112,7 +113,7 @@ def test_text_that_is_a_class_name_means_that_class_or_nothing(texts: list[str],
         if found is not None and text in names:
             assert found == [names.index(text)]
         elif found is not None:
-            assert found == [integer_text(text)]
+            assert found == [whole_number(text)]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_an_unknown_label_names_the_row_and_the_classes() -> None:
     )
 
 
-@pytest.mark.parametrize("label", ["2", "-1", "0.0", "Pos", "True", "1" * 5000], ids=lambda text: text[:8])
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "Pos", "True", "1" * 5000], ids=lambda text: text[:8])
 def test_a_label_outside_the_head_names_the_row(label: str) -> None:
     message = error_of(["1", label])
     assert "row 1 (counted from 0): the label in column 'label' is" in message
@@ -319,10 +320,64 @@ def test_a_missing_label_names_the_row(labels: list[Any]) -> None:
     assert f"row {row} (counted from 0): the label in column 'label' is missing" in error_of(["pos", "neg"], labels)
 
 
-@pytest.mark.parametrize("labels", [[0.0, 1.0], [[0], [1]], [{"id": 0}, {"id": 1}], [date(2020, 1, 31)]])
+@pytest.mark.parametrize("labels", [[b"neg", b"pos"], [[0], [1]], [{"id": 0}, {"id": 1}], [date(2020, 1, 31)]])
 def test_labels_that_are_no_classes_name_the_column_and_its_type(labels: list[Any]) -> None:
     kind = str(pa.array(labels).type).partition("<")[0]
     assert f"test.parquet: column 'label' holds {kind}" in error_of(labels)
+
+
+MENDED = [
+    (["1.0", "0.0", "1.00"], ["neg", "pos"], "auto", [1, 0, 1], 3),
+    ([1.0, 0.0], ["neg", "pos"], "auto", [1, 0], 2),
+    ([Decimal("1.0"), Decimal("0.0")], ["neg", "pos"], "auto", [1, 0], 2),
+    ([" pos", "neg", "neg\t"], ["neg", "pos"], "auto", [1, 0, 0], 2),
+    (["pos", "neg"], [" neg ", "pos"], "auto", [1, 0], 1),
+    ([" 1", "0", "+1", "01"], ["neg", "pos"], "auto", [1, 0, 1, 1], 3),
+    (["5.0", "1"], STARS, "names", [4, 0], 1),
+    ([5.0, 1.0], STARS, "names", [4, 0], 2),
+    (["3.0", "1"], STARS, "numbers", [3, 1], 1),
+    (["1.0", "2.0"], ["1.0", "2.0"], "auto", [0, 1], 0),
+    ([" 1.0", "2.0"], ["1.0", "2.0"], "auto", [0, 1], 1),
+]
+
+
+@pytest.mark.parametrize(("labels", "names", "how", "classes", "mended"), MENDED)
+def test_what_can_mean_only_one_class_is_read_and_counted(
+    labels: list[Any], names: list[str], how: str, classes: list[int], mended: int
+) -> None:
+    reader = LabelReader(RowSource("test.csv", iter(())), "label", names, how)
+    codes = [reader.codes(pa.array([label], pa.array(labels).type), row) for row, label in enumerate(labels)]
+    assert reader.ids(np.concatenate(codes)).tolist() == classes
+    assert reader.mended == mended
+
+
+@pytest.mark.parametrize(
+    ("label", "names"),
+    [
+        ("0.0", ["1.0", "2.0"]),  # the number 0, or a name that is not there
+        (" pos", ["pos ", "pos"]),
+        ("1.0", STARS),
+        ("1.5", ["neg", "pos"]),
+        ("  ", ["neg", "pos"]),
+        ("POS", ["neg", "pos"]),
+    ],
+)
+def test_what_could_mean_two_classes_or_none_is_refused(label: str, names: list[str]) -> None:
+    assert "'label'" in error_of([label], names=names)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([1.0, 1.5], "row 1 (counted from 0): the label in column 'label' is 1.5; labels are class numbers or names."),
+        ([1.0, float("nan")], "row 1 (counted from 0): the label in column 'label' is missing (NaN)"),
+        ([0.0, 1e300], "row 1 (counted from 0): the label in column 'label' is 1e+300;"),
+        ([1.0, 7.0], "row 1 (counted from 0): the label in column 'label' is '7', but the head knows only"),
+        (["pos", "POS"], "(0 to 1). If 'pos' is meant, write it so."),
+    ],
+)
+def test_a_number_that_is_no_class_names_the_row(labels: list[float], words: str) -> None:
+    assert words in error_of(labels)
 
 
 def class_labels(names: list[str], numbers: list[int]) -> Any:
@@ -445,6 +500,19 @@ def test_the_classes_of_a_column_are_found_and_all_its_values_belong_to_one(
     reader = LabelReader(source_of(values), "label", names, options.get("how", "auto"))
     ids = reader.ids(reader.codes(pa.array(values), 0))
     assert [names[number] for number in ids] == [str(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1.0", "0.0"], ["0", "1"]),
+        ([1.0, 0.0], ["0", "1"]),
+        (["pos ", "neg", "pos"], ["neg", "pos"]),
+        (["1.0", "1.5"], ["1.0", "1.5"]),
+    ],
+)
+def test_new_classes_are_not_named_after_how_they_are_written(values: list[Any], expected: list[str]) -> None:
+    assert find_classes(source_of(values), "label") == expected
 
 
 def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:

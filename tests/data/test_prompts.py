@@ -47,16 +47,12 @@ def test_what_is_no_template_is_an_error(text: str) -> None:
         Template(text)
 
 
-def where(row: int) -> str:
-    return f"test.csv, row {row} (counted from 0)"
-
-
 def test_words_have_their_tokens_behind_the_prompt() -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
     prompted = PromptedWords(Template("{text}"), ["<3>", "1<4>"], tokenizer, delimiter="")
     prompted.before = "12<3>\n\n"
     assert prompted.tokens == [[24], [4, 25]]
-    assert prompted.render([["12/3g", "4"]], 0, where) == ["12<3>\n\n12/3g", "12<3>\n\n4"]
+    assert prompted.render([["12/3g", "4"]], 0, str) == ["12<3>\n\n12/3g", "12<3>\n\n4"]
     assert prompted.with_words([["12", "4"]], [1, 0]) == ["121<4>", "4<3>"]
 
 
@@ -78,12 +74,12 @@ def test_white_space_goes_where_the_tokenizer_keeps_prompt_and_word_apart(
             PromptedWords(Template(template), ["b", "c"], joining_tokenizer(), delimiter)
         return
     prompted = PromptedWords(Template(template), ["b", "c"], joining_tokenizer(), delimiter)
-    assert (prompted.render([["c"]], 0, where), prompted.words[0]) == ([prompt], word)
+    assert (prompted.render([["c"]], 0, str), prompted.words[0]) == ([prompt], word)
 
 
 def test_a_space_that_the_tokenizer_joins_with_the_word_belongs_to_the_word() -> None:
     prompted = PromptedWords(Template("{text}: "), ["b", "c"], joining_tokenizer(("Ġ", "b"), space="Ġ"), None)
-    assert (prompted.render([["c"]], 0, where), prompted.words) == (["c:"], [" b", " c"])
+    assert (prompted.render([["c"]], 0, str), prompted.words) == (["c:"], [" b", " c"])
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_no_word() -> None:
@@ -99,16 +95,14 @@ def test_a_word_that_the_tokenizer_joins_with_the_prompt_is_an_error() -> None:
 
 def test_a_row_whose_prompt_splits_a_word_differently_is_an_error() -> None:
     prompted = PromptedWords(Template("{text}x{other}"), ["b", "c"], joining_tokenizer(), "")
-    assert prompted.render([["a"], ["c"]], 0, where) == ["axc"]
-    with pytest.raises(
-        DataError, match=r"joins the label word 'b' with the prompt of test.csv, row 8 \(counted from 0\)"
-    ):
-        prompted.render([["a", "a"], ["c", "a"]], 7, where)
+    assert prompted.render([["a"], ["c"]], 0, str) == ["axc"]
+    with pytest.raises(DataError, match=r"the label word 'b' with the prompt of test.csv, row 8 \(counted"):
+        prompted.render([["a", "a"], ["c", "a"]], 7, "test.csv, row {} (counted from 0)".format)
 
 
 def test_behind_a_fixed_end_no_row_can_split_a_word_differently() -> None:
     prompted = PromptedWords(Template("{text} :"), ["b", "c"], joining_tokenizer(), "")
-    assert prompted.render([["a", "ab"]], 0, where) == ["a :", "ab :"]
+    assert prompted.render([["a", "ab"]], 0, str) == ["a :", "ab :"]
 
 
 def test_examples_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:

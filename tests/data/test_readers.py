@@ -150,7 +150,7 @@ def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path
 def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
     name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
     rows = [(f"{number:0100}", "a") for number in range(1000)]
     rows.insert(position, ("x" * 10_000, "long"))
     assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
@@ -287,7 +287,7 @@ def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
 
 
 def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
     assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
 
@@ -334,7 +334,7 @@ def test_a_json_column_of_mixed_types_is_named(name: str, labels: tuple[Any, Any
 def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
     first: Any, last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = [json.dumps({"text": "a", "label": label}) for label in [first] * 500 + [last]]
     assert "label" in error_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
 
@@ -377,7 +377,7 @@ ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
 
 
 def limit_arrays(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("dist_eval.data.readers._LARGEST_ARRAY_BYTES", size)
+    monkeypatch.setattr("dist_eval.data.formats._LARGEST_ARRAY_BYTES", size)
 
 
 def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
@@ -497,8 +497,35 @@ def test_a_folder_names_a_missing_column(tmp_path: Path) -> None:
     assert "has no column 'sentence'. It has: label, text." in error_of(saved_folder(tmp_path), ("sentence", "label"))
 
 
-def test_a_folder_that_datasets_did_not_save_is_named(tmp_path: Path) -> None:
-    assert error_of(str(tmp_path)).startswith(f"{tmp_path} is no folder saved by datasets")
+def test_a_row_of_several_files_is_found_in_its_own(tmp_path: Path) -> None:
+    for name, rows in (("a.csv", 2), ("b.csv", 0), ("c.csv", 3)):
+        write(tmp_path, name, "text,label\n" + "a,0\n" * rows)
+    source = open_rows(str(tmp_path), COLUMNS)
+    assert source.file == str(tmp_path)
+    places = []
+    for batch in source.batches:
+        places.append(source.file)
+        assert batch.num_rows in (2, 3)
+    assert places == [str(tmp_path / "a.csv"), str(tmp_path / "c.csv")]
+    assert source.where(1) == f"{tmp_path / 'a.csv'}, row 1 (counted from 0)"
+    assert source.where(2) == f"{tmp_path / 'c.csv'}, row 0 (counted from 0)"
+
+
+def test_several_files_have_no_splits(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "text,label\na,0\n")
+    assert error_of(str(tmp_path), split="test").endswith("leave out --subset and --split.")
+
+
+def test_a_saved_folder_among_files_is_named(tmp_path: Path) -> None:
+    other = write(tmp_path, "a.csv", "text,label\na,0\n")
+    path = saved_folder(tmp_path)
+    with pytest.raises(DataError, match="was saved by datasets: give it alone, not among other files"):
+        open_rows([path, other], COLUMNS)
+
+
+def test_a_folder_without_data_is_named(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    assert error_of(str(tmp_path)).startswith(f"{tmp_path} holds no data: it was not saved by datasets")
 
 
 @pytest.mark.parametrize("name", ["glue", "teknium/some-data", "teknium/OpenHermes-2.5"])
@@ -509,15 +536,65 @@ def test_a_hub_name_is_left_to_datasets_without_its_code(
 
     asked: list[Any] = []
 
-    def load_dataset(*arguments: Any, **options: Any) -> datasets.Dataset:
+    def load_dataset(*arguments: Any, **options: Any) -> datasets.IterableDataset:
         asked.append((arguments, options))
-        return datasets.Dataset.from_dict({"text": ["a"], "label": ["x"]})
+        return datasets.Dataset.from_dict({"text": ["a"], "label": ["x"]}).to_iterable_dataset()
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
     assert read(name, subset="sst2", split="test") == [("a", "x")]
-    assert asked == [((name, "sst2"), {"split": "test", "trust_remote_code": False})]
+    assert asked == [((name, "sst2"), {"split": "test", "streaming": True, "trust_remote_code": False})]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_a_hub_dataset_is_streamed_from_its_files(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder stands in for a repository on the hub: `datasets` resolves both to files in the same way."""
+    import datasets
+
+    (tmp_path / "repository").mkdir()
+    rows = with_class_names()
+    for number in range(2):
+        part, path = (
+            rows.select(range(2 * number, min(2 * number + 2, 3))),
+            tmp_path / "repository" / f"{number}.{kind}",
+        )
+        getattr(part, {"parquet": "to_parquet", "csv": "to_csv", "jsonl": "to_json"}[kind])(path)
+    load, asked = datasets.load_dataset, []
+
+    def load_dataset(name: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(options["streaming"])
+        return load(str(tmp_path / name), *arguments, **options)
+
+    monkeypatch.chdir(tmp_path / "repository")
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("repository", split="train") == [("a", 1), ("b", 0), ("c", 1)]
+    assert open_rows("repository", COLUMNS, split="train").class_names == (
+        ["bad", "good"] if kind == "parquet" else None
+    )
+    assert "repository has several splits: choose one of train with --split." in error_of("repository")
+    assert "repository has no column 'x'. It has: label, text." in error_of("repository", ("x",), split="train")
+    assert all(asked)
+
+
+def test_what_breaks_off_while_the_hub_streams_is_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    def rows() -> Any:
+        yield {"text": "a", "label": "x"}
+        raise ConnectionError("the hub went away\n(a long story)")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda *_, **__: datasets.IterableDataset.from_generator(
+            rows, features=datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("string")})
+        ),
+    )
+    assert error_of("gleu") == "gleu cannot be read: the hub went away"
 
 
 def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

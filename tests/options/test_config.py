@@ -256,6 +256,11 @@ def test_the_label_cannot_be_the_text() -> None:
         ({**LOCAL, "output": "here/there"}, "here/there"),
         ({**LOCAL, "dataset": "data/test.csv"}, "runs/test"),
         ({**LOCAL, "dataset": "glue"}, "runs/glue"),
+        ({**LOCAL, "dataset": "data/"}, "runs/data"),
+        ({**LOCAL, "dataset": "data/part-*.csv.gz"}, "runs/part"),
+        ({**LOCAL, "dataset": "data/*.csv"}, "runs/data"),
+        ({**LOCAL, "dataset": ["data/part-1.csv", "data/part-2.csv"]}, "runs/part"),
+        ({**LOCAL, "dataset": ["data/part-1.csv"]}, "runs/part-1"),
         ({"demo": True}, "runs/demo"),
     ],
 )

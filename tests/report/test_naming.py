@@ -61,3 +61,11 @@ def test_a_message_loses_directories_and_nothing_else() -> None:
     message = "'/home/me/data/x.csv' of runs/a and (/tmp/y.csv) differ, 3/4 of them; see https://host/path/page"
     expected = "'x.csv' of first and (y.csv) differ, 3/4 of them; see https://host/path/page"
     assert without_directories(message, {Path("runs/a"): "first"}) == expected
+
+
+def test_each_of_several_files_loses_its_folder() -> None:
+    options = {"dataset": ["data/a.csv", "data/b.csv"], "few_shot_from": ["train/a.csv", "train/b.csv"]}
+    assert without_folders(options, {"dataset": True}) == {
+        "dataset": ["a.csv", "b.csv"],
+        "few_shot_from": ["a.csv", "b.csv"],
+    }

@@ -1,0 +1,168 @@
+"""Which files a dataset consists of, by the names that it is given by.
+
+A file, several files, patterns and folders of files (shards) are one dataset with one order: that of the files' paths,
+where part-2 comes before part-10. Nothing is left out silently: what is not data is named, except for the marks that
+other programs leave beside it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dist_eval.errors import DataError, translating_os_errors
+
+FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+"""Suffixes of the known formats."""
+
+COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
+"""Suffixes of compressed text files, behind that of the format."""
+
+_JSON = (".json", ".jsonl", ".ndjson")
+_KNOWN = "Known are .csv, .tsv, .json, .jsonl and .parquet."
+_SAVED_BY_DATASETS = ("state.json", "dataset_dict.json")
+_DOCUMENTS = ("readme", "license")
+_SPLIT = re.compile(r"(train|test|valid|validation|val|dev|eval)(?![a-z])")
+
+
+def format_of(path: Path) -> str:
+    """Returns the suffix of a file that tells its format, in lower case; empty if it has none."""
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSIONS]
+    return suffixes[-1] if suffixes else ""
+
+
+def names_of(dataset: str | Sequence[str]) -> list[str]:
+    """Returns the names that a dataset was given by: files, folders, patterns, or a hub name."""
+    return [dataset] if isinstance(dataset, str) else list(dataset)
+
+
+def dataset_name(dataset: str | Sequence[str]) -> str:
+    """Returns one name for a dataset, for messages."""
+    names = names_of(dataset)
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for all files that match it."""
+    return glob.has_magic(name) and not Path(name).exists()
+
+
+def is_saved_by_datasets(folder: Path) -> bool:
+    """Whether a folder was written by `save_to_disk` of `datasets`."""
+    return any((folder / name).exists() for name in _SAVED_BY_DATASETS)
+
+
+def find_files(names: Sequence[str]) -> list[Path]:
+    """Finds the files of a dataset.
+
+    Args:
+        names: files, folders and patterns.
+
+    Returns:
+        The files in the order of their rows.
+
+    Raises:
+        DataError: there is no such file, one is no data, or together they are no dataset.
+    """
+    files: list[Path] = []
+    for name in names:
+        with translating_os_errors(DataError, f"{name} cannot be read"):
+            files += _files_of(name)
+    files.sort(key=_natural_order)
+    known: dict[tuple[int, int], Path] = {}
+    for path in files:
+        with translating_os_errors(DataError, f"{path} cannot be read"):
+            status = path.stat()
+        other = known.setdefault((status.st_dev, status.st_ino), path)
+        if other is not path:
+            what = f"{path} is named twice" if other == path else f"{other} and {path} are the same file"
+            raise DataError(f"{what}: each of its rows would count twice.")
+        if status.st_size == 0:
+            raise DataError(f"{path} is empty.")
+        if format_of(path) not in FORMATS:
+            raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
+        if _family(path) != _family(files[0]):
+            raise DataError(
+                f"{files[0]} and {path} are files of different kinds: name those that are meant, such as "
+                f"'{path.parent / '*'}{format_of(path)}'."
+            )
+    return files
+
+
+def shared_file(dataset: str | Sequence[str], other: str | Sequence[str]) -> str | None:
+    """Returns a file, or another name, that two datasets have in common; None if there is none."""
+    files = [_resolved(dataset), _resolved(other)]
+    return next((str(path) for real, path in files[0].items() if real in files[1]), None)
+
+
+def _resolved(dataset: str | Sequence[str]) -> dict[Path, Path]:
+    names = names_of(dataset)
+    try:
+        files = find_files(names)
+    except DataError:  # a hub name, or what is wrong is said where the dataset is read
+        files = list(map(Path, names))
+    return {path.resolve(): path for path in files}
+
+
+def _files_of(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        return _files_in(path)
+    if path.is_file():
+        return [path]
+    if path.is_symlink():
+        raise DataError(f"{name} is a symbolic link to {os.readlink(path)}, which cannot be found.")
+    if path.exists():
+        raise DataError(f"{name} is no regular file: copy its content to a file.")
+    if not is_pattern(name):
+        raise DataError(f"There is no file {name}.")
+    found: list[Path] = []
+    for match in map(Path, glob.iglob(os.path.expanduser(name), recursive=True)):
+        if not match.is_dir():
+            found += [] if _is_mark(match) else [match]
+        elif "**" not in name:  # which matches what is in folders itself
+            found += _files_in(match)
+    if not found:
+        raise DataError(f"No file matches {name}.")
+    return found
+
+
+def _files_in(folder: Path) -> list[Path]:
+    if is_saved_by_datasets(folder):
+        raise DataError(f"{folder} was saved by datasets: give it alone, not among other files.")
+    found = [path for path in sorted(folder.iterdir()) if not (path.name.startswith((".", "_")) or _is_mark(path))]
+    files = [path for path in found if path.is_file() and format_of(path) in FORMATS]
+    if not files:
+        raise DataError(f"{folder} holds no data: it was not saved by datasets, and has no files. {_KNOWN}")
+    ending = "".join(files[0].suffixes[-2 if files[0].suffix.lower() in COMPRESSIONS else -1 :])
+    advice = f"name the files that are meant, such as '{folder}/*{ending}'."
+    for path in found:
+        if path not in files:
+            what = "a folder" if path.is_dir() else "no data"
+            raise DataError(f"{folder} holds {path.name}, which is {what}: {advice}")
+    splits = {match[1]: path for path in files if (match := _SPLIT.match(path.name.lower()))}
+    if len(splits) > 1:
+        one, other = list(splits.values())[:2]
+        raise DataError(
+            f"{folder} holds {one.name} and {other.name}, which look like different splits: name the files that are "
+            f"meant, such as '{one}'."
+        )
+    return files
+
+
+def _is_mark(path: Path) -> bool:
+    """Whether a file is one that programs leave beside data, such as Spark's `_SUCCESS`, or a document."""
+    is_mark = path.name.startswith("_") or path.suffix.lower() == ".crc" or path.stem.lower() in _DOCUMENTS
+    return is_mark and format_of(path) not in FORMATS
+
+
+def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
+    pieces = (re.split(r"([0-9]+)", part) for part in path.parts)
+    return [[int(piece) if i % 2 else piece for i, piece in enumerate(part)] for part in pieces], str(path)
+
+
+def _family(path: Path) -> str:
+    return ".json" if format_of(path) in _JSON else format_of(path)

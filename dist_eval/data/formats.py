@@ -1,0 +1,330 @@
+"""Files of the known formats → Arrow record batches with the requested columns.
+
+Text files are read as text: no type or missing value is inferred, so that a sentence "NA" or "007" is left unchanged.
+Rows are counted from 0, without a header.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dist_eval.data.files import COMPRESSIONS, format_of
+from dist_eval.data.text_files import (
+    has_quote_and_backslash,
+    not_utf8,
+    require_content_of_name,
+    require_doubled_quotes,
+    require_no_header,
+    require_no_nul,
+    require_no_swallowed_rows,
+)
+from dist_eval.errors import DataError, translating_os_errors
+
+ROWS_PER_BATCH = 2048
+"""Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
+
+_BLOCK_BYTES = (1 << 20, 1 << 28)
+"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
+
+_ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
+_INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
+_ROW_LENGTH = re.compile(r"Expected \d+ columns, got \d+")
+_LARGEST_ARRAY_BYTES = 64 << 20
+
+
+class MissingColumnError(DataError):
+    """A file lacks a column.
+
+    Args:
+        message: the error message.
+        column: name of the column.
+    """
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
+def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Reads a file piece by piece.
+
+    Args:
+        path: a file of a known format (see `dist_eval.data.files`).
+        columns: the columns to read, in this order.
+
+    Yields:
+        Batches of at most `ROWS_PER_BATCH` rows.
+
+    Raises:
+        DataError: the file lacks a column, or cannot be read.
+    """
+    with translating_os_errors(DataError, f"{path} cannot be read"):
+        require_content_of_name(path)
+    try:
+        yield from translating_errors(str(path), _READERS[format_of(path)](path, list(columns)))
+    except DataError as error:
+        is_encoding = format_of(path) != ".parquet" and "utf8" in str(error).lower()
+        raise (not_utf8(path) if is_encoding else None) or error from error.__cause__
+
+
+def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields batches in small pieces, and raises what libraries refuse as a `DataError` that names the dataset."""
+    row = 0
+    try:
+        for batch in batches:
+            _require_valid(name, batch, row)
+            row += batch.num_rows
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
+                yield batch.slice(start, ROWS_PER_BATCH)
+    except pa.ArrowInvalid as error:
+        advice = ". Put texts with a comma, quote or line break in quotes." if _ROW_LENGTH.search(str(error)) else ""
+        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
+        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
+
+
+def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
+    """Rejects columns with bytes that are not valid text, which files can hold."""
+    for column, array in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as error:
+            index = _INVALID_TEXT.search(str(error))
+            if index is None or not pa.types.is_string(array.type):
+                raise
+            where = f"{name}, row {first_row + int(index[1])} (counted from 0)"
+            raise DataError(f"{where}: column {column!r} holds text that is not UTF-8. Convert it.") from error
+
+
+def plain(error: Exception) -> str:
+    """Returns the first line of an error's text, cut if it is long."""
+    text = str(error).strip().splitlines()[0]
+    return text if len(text) < 300 else text[:300] + "..."
+
+
+def require_columns(name: str, columns: Sequence[str], available: Sequence[str], hint: str = "") -> None:
+    """Checks that a dataset has the requested columns, and each column once.
+
+    Args:
+        name: name of the file or dataset.
+        columns: the requested columns.
+        available: the columns that it has.
+        hint: what else may be wrong if one is missing, a sentence.
+
+    Raises:
+        DataError: it has a column twice.
+        MissingColumnError: it lacks a column.
+    """
+    doubled = sorted({c for c in available if list(available).count(c) > 1})
+    if doubled:
+        raise DataError(f"{name} has the column {doubled[0]!r} more than once.")
+    for column in columns:
+        if column not in available:
+            shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
+            close = [other for other in available if other.strip().casefold() == column.strip().casefold()]
+            hint = f" Is {close[0]!r} meant?" if close else hint
+            raise MissingColumnError(
+                f"{name} has no column {column!r}. It has: {shown}.{hint} Name yours with --text-column, "
+                "--prompt, --label-column, --slice-by or --group-column.",
+                column,
+            )
+
+
+def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
+    """Reads with the usual block size, and after an error continues with the large one.
+
+    A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
+    is really in the file occurs with large blocks, too.
+    """
+    given = 0
+    for block_size in _BLOCK_BYTES:
+        skip, seen = given, 0
+        try:
+            for batch in read(block_size):
+                seen += batch.num_rows
+                if seen <= skip:
+                    continue
+                fresh = batch.slice(max(0, skip - (seen - batch.num_rows)))
+                given += fresh.num_rows
+                yield fresh
+            return
+        except pa.ArrowInvalid as error:
+            if block_size == _BLOCK_BYTES[-1]:
+                # the readers count from the start of the block
+                row = _ROW_IN_BLOCK.search(str(error))
+                text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
+                raise pa.ArrowInvalid(text) from error
+
+
+def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    from pyarrow import csv
+
+    is_tsv = format_of(path) == ".tsv"
+    parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
+    with pa.input_stream(path, compression="detect") as stream:
+        header = _csv_header(path, stream, parse)
+    if not header:
+        return
+    require_columns(str(path), columns, header, _hint_at_header(header, columns))
+    wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
+    convert = csv.ConvertOptions(
+        column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
+    )
+
+    def read(block_size: int) -> Iterator[pa.RecordBatch]:
+        with pa.input_stream(path, compression="detect") as stream:
+            options = csv.ReadOptions(block_size=block_size, use_threads=False)
+            yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+
+    row, are_quotes_doubled = 0, False
+    for batch in _with_growing_blocks(read):
+        if is_tsv:
+            require_no_swallowed_rows(path, batch, row)
+        batch = batch.select(columns)
+        require_no_nul(path, batch, row)
+        require_no_header(path, batch, row)
+        if not are_quotes_doubled and has_quote_and_backslash(batch):
+            require_doubled_quotes(path, parse.delimiter)
+            are_quotes_doubled = True
+        row += batch.num_rows
+        yield batch
+
+
+def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
+    if len(header) == 1 and re.search(r"[,;\t|]", header[0]):
+        return " Columns are separated by commas in .csv, and by tabs in .tsv."
+    return "" if set(header) & set(columns) else " Does its first line name the columns?"
+
+
+def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
+    from csv import Error, reader
+
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        header = next((line for line in reader(text, delimiter=parse.delimiter) if line), [])
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) or error from error
+    except Error as error:
+        raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
+    if any("\0" in name for name in header):
+        raise DataError(f"{path}: the header holds NUL bytes. Is the file damaged, or of another encoding than UTF-8?")
+    return header
+
+
+def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    from pyarrow import json as pa_json
+
+    # without a schema, texts that look like dates would become dates
+    first = _first_object(path)
+    kinds: dict[str, pa.DataType] = {}
+    for column in columns:
+        value = first.get(column)
+        if isinstance(value, str):
+            kinds[column] = pa.string()
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            kinds[column] = pa.list_(pa.string())
+    parse = pa_json.ParseOptions(explicit_schema=pa.schema(list(kinds.items())))
+
+    def read(block_size: int) -> Iterator[pa.RecordBatch]:
+        with pa.input_stream(path, compression="detect") as stream:
+            options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
+            for batch in pa_json.open_json(stream, read_options=options, parse_options=parse):
+                require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
+                yield batch.select(columns)
+
+    yield from _with_growing_blocks(read)
+
+
+def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    with pa.input_stream(path, compression="detect") as stream:
+        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head:
+        return
+    if not head.startswith(b"["):  # one object per line, whatever the suffix
+        yield from _read_json_lines(path, columns)
+        return
+    with pa.input_stream(path, compression="detect") as stream:
+        content = stream.read(_LARGEST_ARRAY_BYTES + 1)
+    if len(content) > _LARGEST_ARRAY_BYTES:
+        raise DataError(
+            f"{path} holds one JSON array of over {_LARGEST_ARRAY_BYTES >> 20} MiB, which can only be read whole. "
+            "Convert it to JSONL (one object a line), which is read piece by piece."
+        )
+    try:
+        rows = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no valid JSON: {error}") from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
+    require_columns(str(path), columns, list(rows[0]) if rows else columns)
+    arrays = []
+    for column in columns:
+        try:
+            arrays.append(pa.array([row.get(column) for row in rows]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+            raise DataError(f"{path}: column {column!r} cannot be read ({plain(error)}).") from error
+    yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"an object has {next(n for n in names if names.count(n) > 1)!r} more than once")
+    return dict(pairs)
+
+
+def _first_object(path: Path) -> dict[str, Any]:
+    with pa.input_stream(path, compression="detect") as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig")
+        try:
+            line = next((line for line in text if line.strip()), "{}")
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) or error from error
+    try:
+        first = json.loads(line)
+    except ValueError:  # the actual reader reports what is wrong
+        return {}
+    return first if isinstance(first, dict) else {}
+
+
+def _read_parquet(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        require_columns(str(path), columns, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+            yield batch.select(columns)
+
+
+def class_names_of(path: Path, column: str) -> list[str] | None:
+    """Returns the names of a ClassLabel column, which `datasets` writes into the metadata of a Parquet file."""
+    from pyarrow import parquet
+
+    if format_of(path) != ".parquet":
+        return None
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        feature = features[column]
+        return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # the actual reader reports what is wrong
+
+
+_READERS = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_json,
+    ".ndjson": _read_json,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
