@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from dist_eval.data.plan import Plan, expand_plan, plan_batches
-from dist_eval.data.token_file import TokenFile, token_writer
+from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
 
 TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
 FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE)
 """What `write_continuations` writes."""
 
-_ROWS_IN_A_CHUNK = 1024
 _DIGEST_BYTES = 16
 
 
@@ -89,14 +88,7 @@ def write_continuations(
     lengths: list[tuple[int, int]] = []
     truncated = longest = 0
     digest = hashlib.sha256()
-    with token_writer(folder / TOKENS_FILE) as writer:
-        chunk: list[np.ndarray] = []
-
-        def flush() -> None:
-            offsets = np.cumsum([0, *map(len, chunk)]).astype(np.int32)
-            writer.write(np.concatenate(chunk), offsets)
-            chunk.clear()
-
+    with write_tokens(folder / TOKENS_FILE) as write:
         for context, continuation in pairs:
             tokens = np.asarray([*context, *continuation], dtype=np.int32)
             truncated += len(tokens) > max_length
@@ -106,11 +98,7 @@ def write_continuations(
             forward_of.append(numbers.setdefault(forward, len(numbers)))
             lengths.append((len(tokens) - len(continuation), len(tokens)))
             digest.update(tokens.tobytes() + np.asarray(lengths[-1], dtype=np.int32).tobytes())
-            chunk.append(tokens)
-            if len(chunk) == _ROWS_IN_A_CHUNK:
-                flush()
-        if chunk:
-            flush()
+            write(tokens)
     np.save(folder / LENGTHS_FILE, np.asarray(lengths, dtype=np.int32).reshape(-1, 2))
     np.save(folder / FORWARDS_FILE, np.asarray(forward_of, dtype=np.int32))
     facts = ContinuationsSummary(

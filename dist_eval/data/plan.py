@@ -7,6 +7,7 @@ the rank that sends it. Needs no model and no process group.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +119,27 @@ def expand_plan(plan: Plan, forward_of: np.ndarray) -> Plan:
     place[plan.order] = np.arange(len(plan.order))
     ends = np.concatenate([[0], np.cumsum(counts)])
     return replace(plan, order=np.argsort(place[forward_of], kind="stable"), starts=ends[plan.starts])
+
+
+def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
+    """Puts plans for parts of a dataset one after the other.
+
+    Args:
+        parts: at least one plan, and the position in the dataset of each of its examples, int64 of shape [n].
+
+    Returns:
+        The plan of all of them; no batch has examples of two parts.
+    """
+    plans = [plan for plan, _ in parts]
+    offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
+    starts = [plan.starts[:-1] + offset for plan, offset in zip(plans, offsets, strict=False)]
+    return Plan(
+        order=np.concatenate([positions[plan.order] for plan, positions in parts]),
+        starts=np.concatenate([*starts, offsets[-1:]]),
+        tokens=np.concatenate([plan.tokens for plan in plans]),
+        real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
+        prefix=0,
+    )
 
 
 def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:

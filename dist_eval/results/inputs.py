@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from dist_eval.results.record import Count, Record, UnknownEarlier
 
 
@@ -98,6 +102,38 @@ class ContinuationsSummary(Record):
     """Tokens of the longest context with its continuation, before it was cut."""
     max_length: Count
     """Most tokens of both together; the last one is not sent."""
+    digest: str
+    """Hash of the token ids."""
+
+
+class Decoding(Record):
+    """How the texts after prompts are generated."""
+
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens of a text."""
+    stop: list[str] = []
+    """Strings at the first of which a text ends; they are not part of it."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """What logits are divided by before a token is drawn; 0 takes the likeliest token (greedy decoding)."""
+    top_k: Count = 0
+    """Tokens to draw from, the likeliest ones; 0 for all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draws from the likeliest tokens whose probabilities add up to this."""
+    seed: Count = 0
+    """Of the draws."""
+
+
+class PromptsSummary(Record):
+    """Prompts after which texts were generated."""
+
+    texts: Count
+    """Number of prompts."""
+    decodings: list[Decoding]
+    """How texts were generated after them, each way that some prompt asks for."""
+    truncated: Count
+    """Prompts that were cut from the left, because they were too long together with the text after them."""
+    longest: Count
+    """Tokens of the longest prompt, before it was cut."""
     digest: str
     """Hash of the token ids."""
 
