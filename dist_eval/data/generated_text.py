@@ -32,12 +32,10 @@ class StopStrings:
         text = self._tokenizer.decode(tokens[-self._window :])
         return any(one in text for one in self._strings)
 
-    def cut(self, text: str) -> str:
-        """Returns a text up to the first stop string."""
-        for one in self._strings:
-            text = text.split(one, 1)[0]
-        return text
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, without special ones, up to the first stop string."""
-        return self.cut(self._tokenizer.decode(tokens, skip_special_tokens=True))
+def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any) -> str:
+    """Returns the text of tokens, without special ones, up to the first stop string."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    for one in filter(None, stop):
+        text = text.split(one, 1)[0]
+    return text

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.plan import Plan, join_plans, plan_batches
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
@@ -51,9 +52,9 @@ class TokenizedPrompts:
         return "the prompts"
 
     @property
-    def max_new_tokens(self) -> int:
-        """Most tokens of a text."""
-        return max((decoding.max_new_tokens for decoding in self.facts.decodings), default=0)
+    def columns(self) -> AnswerColumns:
+        """Columns of the texts; there is at least one prompt."""
+        return generation_columns(max(decoding.max_new_tokens for decoding in self.facts.decodings))
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Collates prompts into a batch (see `TokenFile.padded`).

@@ -6,26 +6,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TextIO
+from typing import TextIO, cast
 
 import numpy as np
 
 from dist_eval.data.answers import column_names
 from dist_eval.data.collector import Columns
-from dist_eval.data.continuations import FILES, TokenizedContinuations
 from dist_eval.data.plan import Plan
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, broadcast, gather_columns, require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
+from dist_eval.harness.dataset import FILES, RequestModel, Requests
 from dist_eval.harness.folder import HarnessFolder
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.model.backends import LoadedModel
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.language_model import CausalModel
+from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.options.harness import HarnessConfig
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
 
@@ -42,8 +43,9 @@ class Answered:
     """What all ranks found; the answers, and what is made of them, on the leader only.
 
     Attributes:
-        answers: of each request, with the columns of a language model, of shape [n].
-        facts: the requests.
+        answers: of each request, with the columns `Requests.columns`, of shape [n].
+        continuations: the requests for log-likelihoods.
+        prompts: the requests for texts.
         plan: their batches.
         coverage: the proof that each has one answer.
         ranks: what each rank did.
@@ -52,12 +54,19 @@ class Answered:
     """
 
     answers: np.ndarray
-    facts: ContinuationsSummary
+    continuations: ContinuationsSummary
+    prompts: PromptsSummary
     plan: PlanSummary
     coverage: Coverage
     ranks: list[RankWork]
     timelines: list[RankTimeline]
     precisions: list[str]
+
+    def generated(self) -> PromptsSummary | None:
+        """Returns the requests for texts with what was generated; None without any."""
+        if not self.prompts.texts:
+            return None
+        return self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
 
 
 def answer_requests(
@@ -83,20 +92,21 @@ def answer_requests(
     identity: dict[str, str] = {}
     if topology.is_leader:
         session.publish_dataset(lambda folder: identity.update(_written(write, folder)))
-        data = TokenizedContinuations(session.scratch_dir)
+        data = Requests(session.scratch_dir)
         fingerprint = fingerprint_of(config, base, data, data.plan(base.token_budget), identity)
         session.claim(lambda: session.folder.claim(fingerprint) or session.folder.is_scored_otherwise)
     if session.is_complete():
         return None
     session.open_swarm(base)
-    model = session.load_model(base, target)
+    loaded = cast(LanguageModel, session.load_model(base, target))
     with session.process_group():
-        data = TokenizedContinuations(_folder_on_host(session))
+        data = Requests(_folder_on_host(session))
+        model = _answering(loaded, data, base)
         plan = data.plan(base.token_budget)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
-        require_agreement({"model": base.digest(), "requests": data.facts.digest, "plan": plan.digest()})
+        require_agreement({"model": base.digest(), "requests": data.digest(), "plan": plan.digest()})
         progress = Progress(
             *(topology, session.rank_store, len(data)),
             stop=session.stop,
@@ -116,12 +126,22 @@ def answer_requests(
             return _combine(session, model, worker, batches, data, plan)
 
 
+def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec) -> RequestModel:
+    """Returns what answers the requests."""
+    generator = None
+    if len(data.prompts):
+        tokenizer = load_tokenizer(base.name)
+        ends = end_tokens_of(base.name, base.config, tokenizer)
+        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends)
+    return RequestModel(model, generator, data.columns)
+
+
 def _combine(
     session: HarnessSession,
-    model: LoadedModel,
+    model: RequestModel,
     worker: BatchWorker,
     batches: np.ndarray,
-    data: TokenizedContinuations,
+    data: Requests,
     plan: Plan,
 ) -> Answered:
     def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
@@ -142,7 +162,8 @@ def _combine(
         answers[name] = column
     return Answered(
         answers=answers,
-        facts=data.facts,
+        continuations=data.continuations.facts,
+        prompts=data.prompts.facts,
         plan=plan.summary(),
         coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
         ranks=all_gather(worker.work(topology, model.traffic())),
@@ -154,7 +175,7 @@ def _combine(
 def fingerprint_of(
     config: HarnessConfig,
     base: BaseModelSpec,
-    data: TokenizedContinuations,
+    data: Requests,
     plan: Plan,
     identity: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
@@ -171,11 +192,11 @@ def fingerprint_of(
         {
             **base.identity(),
             **identity,
-            "--max-length": str(data.facts.max_length),
+            "--max-length": str(data.continuations.facts.max_length),
             "--token-budget": str(base.token_budget),
             "--compression": config.compression,
             "--backend": config.backend,
-            "token ids": data.facts.digest,
+            "token ids": data.digest(),
             "plan": plan.digest(),
         }
     )

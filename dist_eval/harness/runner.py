@@ -12,6 +12,7 @@ import numpy as np
 
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.dataset import tokenizer_digest
+from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.combination import throughput
@@ -29,7 +30,7 @@ from dist_eval.runs.files import REPORT
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
 
-    from dist_eval.harness.language_model import Pair
+    from dist_eval.harness.language_model import Pair, Prompt
     from dist_eval.harness.tasks import LoadedTasks
 
 
@@ -106,10 +107,11 @@ class Leader:
         model = HarnessModel(
             tokenizer,
             list(tasks.tasks.values()),
-            lambda pairs: self._answer(pairs, tasks, tokenizer),
+            lambda pairs, prompts: self._answer(pairs, prompts, tasks, tokenizer),
             max_length=self._base.max_length + self._target.extra_tokens,
             vocab_size=self._base.config.vocab_size,
             strict=session.config.strict,
+            seed=session.config.seed,
         )
         tracker = tracker_of(session.folder.path)
         try:
@@ -136,13 +138,16 @@ class Leader:
             )
         return tokenizer
 
-    def _answer(self, pairs: Iterator[Pair], tasks: LoadedTasks, tokenizer: Any) -> np.ndarray:
+    def _answer(
+        self, pairs: Iterator[Pair], prompts: Iterator[Prompt], tasks: LoadedTasks, tokenizer: Any
+    ) -> np.ndarray:
         from dist_eval.harness.tasks import on_terminal
 
         session, config = self._session, self._session.config
 
         def write(folder: Path) -> dict[str, str]:
             write_continuations(folder, pairs, max_length=self._base.max_length)
+            write_prompts(folder, prompts, max_length=self._base.max_length + self._target.extra_tokens)
             return {
                 "tokenizer": tokenizer_digest(tokenizer),
                 **tasks.identity(),
@@ -177,7 +182,8 @@ class Leader:
             harness_version=str(found["lm_eval_version"]),
             files=save(tracker, found, session.folder.path),
             coverage=answered.coverage,
-            requests=answered.facts,
+            requests=answered.continuations,
+            prompts=answered.generated(),
             model=LanguageModelSummary(
                 base=name,
                 base_is_path=Path(name).is_dir(),

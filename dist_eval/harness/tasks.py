@@ -29,7 +29,6 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 """Task files of this package."""
 
 _NAMED = 3
-_SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -52,7 +51,7 @@ class LoadedTasks:
         """Reads the tasks and their data.
 
         Raises:
-            ConfigError: there is no such task, or it is of a type that is not supported.
+            ConfigError: there is no such task.
             DataError: a task's file or data cannot be read.
         """
         missing = [path for path in options.include_path if not Path(path).is_dir()]
@@ -72,12 +71,6 @@ class LoadedTasks:
                     raise DataError(f"The task {name} cannot be loaded: {_reason(error)}") from error
                 for part, values in loaded.items():
                     values.update(found.get(part, {}))
-        for name, task in loaded["tasks"].items():
-            kind = task.OUTPUT_TYPE
-            if kind not in _SUPPORTED and kind is not None:
-                from dist_eval.harness.language_model import refused
-
-                raise refused(name)
         manager.load = lambda _: loaded  # the harness would read all data again
         return cls(manager, loaded["tasks"], options)
 

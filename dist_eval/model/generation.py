@@ -32,6 +32,9 @@ class Generator(ModelOnBackbone):
         end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
     """
 
+    LENGTHS = 3
+    """Numbers that `answer` needs of each prompt."""
+
     def __init__(
         self, model: LanguageModel, decodings: Sequence[Decoding], tokenizer: Any, end_tokens: Sequence[int]
     ) -> None:
@@ -93,9 +96,7 @@ class Generator(ModelOnBackbone):
             answer[row, :size] = tokens[row, start : start + size]
         return {"tokens": answer, "length": sizes.to(torch.int32)}
 
-    def _chosen(
-        self, states: torch.Tensor, decoding: Decoding, draws: Draws | None, rows: list[int]
-    ) -> torch.Tensor:
+    def _chosen(self, states: torch.Tensor, decoding: Decoding, draws: Draws | None, rows: list[int]) -> torch.Tensor:
         if draws is None:
             return self._output.likeliest(states)
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()

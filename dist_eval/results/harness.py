@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
 from dist_eval.results.record import Count, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
@@ -91,7 +91,7 @@ class HarnessResults(Record):
     """All sections that only a complete run has."""
 
     problem_type: Literal["language_modeling"]
-    """What is evaluated: continuations of texts."""
+    """What is evaluated: how a model continues texts."""
     tasks: dict[str, TaskResults]
     """The tasks by name."""
     groups: dict[str, GroupResults]
@@ -101,15 +101,18 @@ class HarnessResults(Record):
     files: HarnessFiles
     """The harness' own files."""
     coverage: Coverage
-    """The proof of who was counted: continuations with a log-likelihood."""
+    """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
     requests: ContinuationsSummary
-    """What the harness asked for: continuations of choices, and windows of texts."""
+    """The log-likelihoods that the harness asked for: of choices, and of windows of texts."""
+    prompts: PromptsSummary | None = None
+    """The texts that it asked for; null if it asked for none."""
     model: LanguageModelSummary
     """The model."""
     plan: PlanSummary
-    """The batches; their tokens are those of distinct forwards."""
+    """The batches; their tokens are those of distinct forwards, and of prompts with the longest texts that may follow
+    them."""
     ranks: list[RankWork]
-    """What each rank did; its examples are continuations."""
+    """What each rank did; its examples are continuations and prompts."""
     throughput: Throughput
     """The speed of all ranks together."""
     swarm: Swarm | None

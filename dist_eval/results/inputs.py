@@ -111,7 +111,7 @@ class Decoding(Record):
 
     max_new_tokens: Annotated[int, Field(ge=1)]
     """Most tokens of a text."""
-    stop: list[str] = []
+    stop: list[str] = Field(default_factory=list)
     """Strings at the first of which a text ends; they are not part of it."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """What logits are divided by before a token is drawn; 0 takes the likeliest token (greedy decoding)."""
@@ -134,8 +134,10 @@ class PromptsSummary(Record):
     """Prompts that were cut from the left, because they were too long together with the text after them."""
     longest: Count
     """Tokens of the longest prompt, before it was cut."""
+    new_tokens: Count = 0
+    """Tokens of all texts after them."""
     digest: str
-    """Hash of the token ids."""
+    """Hash of the token ids, and of how texts were generated."""
 
 
 class ModelSummary(Record):

@@ -175,7 +175,7 @@ class CompleteHarnessRun(HarnessResults, RunHeader):
     """A complete run on tasks of the lm-evaluation-harness."""
 
     status: Literal["complete"]
-    """Every continuation has a log-likelihood."""
+    """Every request has an answer."""
     error: None
     """There was none."""
     finished: Time

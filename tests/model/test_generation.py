@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
@@ -49,8 +48,8 @@ def generator(path: Path, *, end: tuple[int, ...] = (END,), backbone: Any = None
 
 
 def texts(answer: dict[str, torch.Tensor]) -> list[list[int]]:
-    rows = zip(answer["tokens"].tolist(), answer["length"].tolist(), strict=True)
-    assert all(not any(row[length:]) for row, length in zip(answer["tokens"].tolist(), answer["length"].tolist()))
+    rows = list(zip(answer["tokens"].tolist(), answer["length"].tolist(), strict=True))
+    assert not any(any(row[length:]) for row, length in rows)
     return [row[:length] for row, length in rows]
 
 
@@ -105,8 +104,9 @@ def test_samples_depend_on_seed_and_position_alone(tiny_models: dict[str, Path])
     options: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "top_p": 0.95}
     model = generator(tiny_models["llama"], end=(), seed=1, **options)
     whole = texts(model.answer(ids, lengths))
-    parts = [texts(model.answer(ids[rows], lengths[rows])) for rows in ([4, 1], [0], [5, 3, 2])]
-    alone = {row: text for rows, found in zip(([4, 1], [0], [5, 3, 2]), parts, strict=True) for row, text in zip(rows, found, strict=True)}
+    alone = {}
+    for rows in ([4, 1], [0], [5, 3, 2]):
+        alone.update(zip(rows, texts(model.answer(ids[rows], lengths[rows])), strict=True))
     assert [alone[row] for row in range(len(ids))] == whole
     assert whole != texts(generator(tiny_models["llama"], end=(), seed=2, **options).answer(ids, lengths))
     moved = lengths.clone()
