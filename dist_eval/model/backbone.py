@@ -14,6 +14,7 @@ from torch import nn
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError
+from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
 
@@ -85,6 +86,23 @@ class Backbone(HostedModel, ABC):
 
         Returns:
             Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
+        """
+
+    @abstractmethod
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """Opens a session for texts that are sent piece by piece; nothing is sent yet.
+
+        Args:
+            rows: number of texts.
+            max_length: most tokens of a text, without prompts.
+            prompts: float32 of shape [pre_seq_len, hidden], or None.
+            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
         """
 
     @abstractmethod
@@ -207,6 +225,20 @@ class SwarmBackbone(Backbone):
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
         return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
 
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: servers keep what they have computed."""
+        from dist_eval.swarm.inference_session import InferenceSession
+
+        longest = max_length + (0 if prompts is None else len(prompts))
+        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
+        return SwarmTextSession(session, self.embedded, prompts)
+
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""
         return self.requests.traffic()
@@ -278,6 +310,16 @@ class LocalBackbone(Backbone):
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: the whole texts are computed at each step."""
+        return LocalTextSession(lambda ids: self.hidden_states(ids, prompts, deep_prompts), rows)
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""

@@ -152,6 +152,19 @@ class SwarmRequests:
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
             ) from error
 
+    def free_cache(self, segment: Span) -> int:
+        """Asks a server how much attention cache it has left.
+
+        Returns:
+            Tokens of a text times blocks; 0 if there is no answer.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        try:
+            return RemoteExpertWorker.run_coroutine(self.transport.free_cache(segment))
+        except Exception:  # any of the daemon, the connection or the server
+            return 0
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the model."""

@@ -192,7 +192,7 @@ class ServerStats:
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
-        if failure is Failure.REFUSED:
+        if failure in (Failure.REFUSED, Failure.NO_CACHE):
             self._banned_until = now + _BAN_SECONDS
             return
         if failure is Failure.WRONG:
