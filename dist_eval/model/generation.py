@@ -76,11 +76,13 @@ class Generator(ModelOnBackbone):
         ends = torch.zeros_like(starts)  # one past the last token of each text that is complete
         position, rows = 0, len(tokens)
         longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
-        with self.backbone.session(rows, longest, self.prompts, self.deep_prompts, routing) as session:
+        servers = Routing()
+        with self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session:
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
-                hidden = session.step(tokens[:, position:upto])
+                servers = Routing()
+                hidden = session.step(tokens[:, position:upto], routing=servers)
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
                 states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
@@ -90,6 +92,8 @@ class Generator(ModelOnBackbone):
                     text = tokens[row, starts[row] : position + 1]
                     if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
                         ends[row] = position + 1
+        if routing is not None:
+            routing.route.extend(servers.route)  # each step knows those of all before
         sizes = ends - starts
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):

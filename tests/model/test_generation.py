@@ -125,33 +125,16 @@ def test_few_steps_for_what_prompts_share(tiny_models: dict[str, Path], monkeypa
 
 def _recorded_steps(model: Generator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     widths: list[int] = []
-    kind = type(model.backbone)
-    begin = kind.session
+    begin = model.backbone.session
 
     def session(*arguments: Any) -> Any:
-        return _Recording(begin(*arguments), widths)
+        opened = begin(*arguments)
+        step = opened.step
+        monkeypatch.setattr(opened, "step", lambda ids, **rest: widths.append(ids.shape[1]) or step(ids, **rest))
+        return opened
 
-    monkeypatch.setattr(kind, "session", session)
+    monkeypatch.setattr(model.backbone, "session", session)
     return widths
-
-
-class _Recording:
-    def __init__(self, session: Any, widths: list[int]) -> None:
-        self._session, self._widths = session, widths
-
-    def __enter__(self) -> Any:
-        session = self._session.__enter__()
-        step = session.step
-
-        def recorded(ids: torch.Tensor) -> Any:
-            self._widths.append(ids.shape[1])
-            return step(ids)
-
-        session.step = recorded
-        return session
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._session.__exit__(*error)
 
 
 def test_the_model_s_own_tokens_end_a_text(tmp_path: Path) -> None:
