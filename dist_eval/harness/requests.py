@@ -23,7 +23,7 @@ from dist_eval.harness.dataset import FILES, RequestModel, Requests
 from dist_eval.harness.folder import HarnessFolder
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.generation import Generator, end_tokens_of, sessions_at_a_time
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
@@ -36,6 +36,7 @@ Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
 
 _CHUNK_BYTES = 1 << 22
+SESSION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def answer_requests(
     loaded = cast(LanguageModel, session.load_model(base, target))
     with session.process_group():
         data = Requests(_folder_on_host(session))
-        model = _answering(loaded, data, base)
+        model = _answering(loaded, data, base, topology.world_size)
         plan = data.plan(base.token_budget)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
@@ -126,13 +127,14 @@ def answer_requests(
             return _combine(session, model, worker, batches, data, plan)
 
 
-def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec) -> RequestModel:
+def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, ranks: int) -> RequestModel:
     """Returns what answers the requests."""
     generator = None
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
         ends = end_tokens_of(base.name, base.config, tokenizer)
-        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends)
+        sessions = sessions_at_a_time(model.backbone.cache_tokens(), SESSION_SHARE, ranks)
+        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, sessions)
     return RequestModel(model, generator, data.columns)
 
 

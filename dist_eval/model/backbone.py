@@ -105,6 +105,10 @@ class Backbone(HostedModel, ABC):
             deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
         """
 
+    def cache_tokens(self) -> int | None:
+        """Returns for how many tokens of texts servers have room in their attention caches; None without a swarm."""
+        return None
+
     @abstractmethod
     def move(self, device: torch.device) -> None:
         """Moves what runs in this process to a device."""
@@ -238,6 +242,15 @@ class SwarmBackbone(Backbone):
         longest = max_length + (0 if prompts is None else len(prompts))
         session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
         return SwarmTextSession(session, self.embedded, prompts)
+
+    def cache_tokens(self) -> int:
+        """See `Backbone.cache_tokens`: of the block with the least."""
+        room = [0] * self.requests.num_blocks
+        for span in self.requests.spans():
+            free = self.requests.free_cache(span) // (span.end - span.start)
+            for block in range(span.start, span.end):
+                room[block] += free
+        return min(room)
 
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""

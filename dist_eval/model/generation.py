@@ -8,6 +8,8 @@ the others are.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +17,17 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.generated_text import StopStrings
+from dist_eval.data.generation import CACHE_TOKENS
+from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.sampling import Draws, token_probabilities
+from dist_eval.model.text_session import TextSession
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.router import Routing
+
+_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
+"""Seconds: other ranks, and others, keep their caches until their texts are complete."""
 
 
 class Generator(ModelOnBackbone):
@@ -30,19 +38,26 @@ class Generator(ModelOnBackbone):
         decodings: how texts are generated, each way that a batch may ask for.
         tokenizer: its Hugging Face tokenizer.
         end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
+        sessions: most batches that are generated at a time (see `sessions_at_a_time`).
     """
 
     LENGTHS = 3
     """Numbers that `answer` needs of each prompt."""
 
     def __init__(
-        self, model: LanguageModel, decodings: Sequence[Decoding], tokenizer: Any, end_tokens: Sequence[int]
+        self,
+        model: LanguageModel,
+        decodings: Sequence[Decoding],
+        tokenizer: Any,
+        end_tokens: Sequence[int],
+        sessions: int = 1,
     ) -> None:
         super().__init__(model.backbone, model.output.hidden_size)
         self._output, self._decodings = model.output, decodings
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
+        self._room = threading.Semaphore(sessions)
 
     @property
     def columns(self) -> AnswerColumns:
@@ -77,12 +92,12 @@ class Generator(ModelOnBackbone):
         position, rows = 0, len(tokens)
         longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
         servers = Routing()
-        with self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session:
+        with self._room, self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session:
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
                 servers = Routing()
-                hidden = session.step(tokens[:, position:upto], routing=servers)
+                hidden = _step_with_room(session, tokens[:, position:upto], servers)
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
                 states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
@@ -104,6 +119,29 @@ class Generator(ModelOnBackbone):
         if draws is None:
             return self._output.likeliest(states)
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
+
+
+def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Sends the next tokens; if no server has room for the caches, waits until others have given theirs back."""
+    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
+    while True:
+        try:
+            return session.step(input_ids, routing=routing)
+        except NoCacheError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+
+
+def sessions_at_a_time(cache_tokens: int | None, share: float, ranks: int) -> int:
+    """Returns how many batches each rank may generate at a time.
+
+    Args:
+        cache_tokens: tokens of texts for which servers have room; None without a swarm.
+        share: of them that this run may take.
+        ranks: number of ranks.
+    """
+    return 1 if cache_tokens is None else max(1, int(share * cache_tokens / (CACHE_TOKENS * ranks)))
 
 
 def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
