@@ -16,14 +16,14 @@ from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.combination import throughput
+from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests
 from dist_eval.harness.metrics import group_results, task_results
-from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
-from dist_eval.harness.table import format_tasks
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
+from dist_eval.report.tasks_table import format_tasks
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.runs.files import REPORT
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dist_eval.harness.tasks import LoadedTasks
 
 
-def evaluate_tasks(session: HarnessSession) -> HarnessResults | None:
+def evaluate_tasks(session: RequestSession) -> HarnessResults | None:
     """Evaluates a language model on tasks of the harness; every rank calls it.
 
     Args:
@@ -86,7 +86,7 @@ class Leader:
         target: the language model.
     """
 
-    def __init__(self, session: HarnessSession, base: BaseModelSpec, target: CausalModel) -> None:
+    def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target = session, base, target
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None

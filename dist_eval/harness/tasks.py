@@ -170,12 +170,16 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         tracker.save_results_aggregated(results=results, samples=samples)
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
+    aggregated = f"results_{tracker.date_id}.json"
     files = HarnessFiles(
-        results=f"results_{tracker.date_id}.json",
+        results=aggregated,
         samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
     )
     # the tracker only logs its errors
-    wanted = {files.results: None, **{files.samples[name]: len(of_task) for name, of_task in samples.items()}}
+    wanted: dict[str, int | None] = {
+        aggregated: None,
+        **{files.samples[name]: len(of_task) for name, of_task in samples.items()},
+    }
     for name, lines in wanted.items():
         if not _is_written(folder / name, lines):
             raise RunError(

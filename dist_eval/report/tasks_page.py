@@ -67,7 +67,7 @@ def render_tasks(run: TaskRun, contents: Contents) -> str:
         ranks=ranks(results.ranks, with_hosts=contents.texts),
         strips=strips(read_timelines(run.folder)),
         mistakes_title="Missed documents",
-        mistakes_note=_note(len(missed), contents),
+        mistakes_note=_note(len(missed), contents, "predictions.parquet" if results.dataset else "samples_*.jsonl"),
         what_is_right="target",
         rows=missed[: contents.most],
         details=_details(run),
@@ -179,12 +179,12 @@ def _answer(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[st
     return names[int(target)], names[best], f"likelier by {choices[best][1] - choices[int(target)][1]:.4g} nats"
 
 
-def _note(total: int, contents: Contents) -> str:
+def _note(total: int, contents: Contents, file: str) -> str:
     if not total:
         return "There are none, by a metric that is 0 or 1 for a document."
     words = f"{total} documents, by the first metric of their task that is 0 or 1 for a document."
     if total > contents.most:
-        words += f" The first {contents.most} are in this file, all in samples_*.jsonl."
+        words += f" The first {contents.most} are in this file, all in {file}."
     if contents.texts:
         return words + f" Of longer contexts the last {contents.longest} characters are shown."
     return words + " Their texts are not in this file: dist-eval report RUN --texts adds them."
@@ -196,8 +196,11 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
     details = {
         "model": name_of(results.model.base, results.model.base_is_path),
         "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
-        "--limit": options["limit"],
-        "--apply-chat-template": options["apply_chat_template"],
+        "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
+        "prompt": results.dataset and results.dataset.template,
+        "references": results.dataset and f"the column {results.dataset.reference_column}",
+        "--limit": options.get("limit"),
+        "--apply-chat-template": options.get("apply_chat_template"),
         "--confidence": options["confidence"],
         "forwards": requests.texts
         and f"{requests.forwards} of {requests.texts} contexts with continuations; {requests.saved} were equal "

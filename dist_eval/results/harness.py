@@ -1,4 +1,7 @@
-"""The sections of `results.json` that a complete run on tasks of the lm-evaluation-harness has."""
+"""The sections of `results.json` that a complete run on tasks of the lm-evaluation-harness, or on prompts, has.
+
+A run on prompts is like one on a single task, named after the dataset, whose documents are the rows.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,27 @@ class GroupResults(Record):
 
 
 class HarnessFiles(Record):
-    """The harness' own files in the run's folder."""
+    """The files of a run on tasks, or on prompts, in its folder."""
 
-    results: str
-    """Its results."""
+    results: str | None
+    """The harness' own results; null for a run on prompts."""
     samples: dict[str, str]
-    """Its documents with the model's answers, by task."""
+    """Documents with the model's answers, by task."""
+
+
+class PromptedDataset(Record):
+    """A dataset whose rows, as prompts, a language model continued."""
+
+    source: str
+    """Name of the dataset."""
+    is_path: bool
+    """Whether the name is a file or folder, not a hub name."""
+    template: str
+    """Text of the prompt, with names of columns in braces."""
+    reference_column: str
+    """The column with the references that texts were compared with."""
+    references_digest: str
+    """Hash of the references."""
 
 
 class LanguageModelSummary(Record):
@@ -96,10 +114,12 @@ class HarnessResults(Record):
     """The tasks by name."""
     groups: dict[str, GroupResults]
     """The groups by name, if the harness aggregates over them."""
-    harness_version: str
-    """Version of the lm-evaluation-harness."""
+    harness_version: str | None
+    """Version of the lm-evaluation-harness; null for a run on prompts."""
+    dataset: PromptedDataset | None = None
+    """What prompts were made of; null for a run on tasks."""
     files: HarnessFiles
-    """The harness' own files."""
+    """Its files."""
     coverage: Coverage
     """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
     requests: ContinuationsSummary

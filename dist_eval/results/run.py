@@ -172,7 +172,7 @@ class CompleteRun(
 
 
 class CompleteHarnessRun(HarnessResults, RunHeader):
-    """A complete run on tasks of the lm-evaluation-harness."""
+    """A complete run on tasks of the lm-evaluation-harness, or on prompts after which texts were generated."""
 
     status: Literal["complete"]
     """Every request has an answer."""

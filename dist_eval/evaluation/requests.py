@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -17,20 +17,21 @@ from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, broadcast, gather_columns, require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
-from dist_eval.harness.dataset import FILES, RequestModel, Requests
-from dist_eval.harness.folder import HarnessFolder
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of, sessions_at_a_time
 from dist_eval.model.language_model import CausalModel, LanguageModel
-from dist_eval.options.harness import HarnessConfig
+from dist_eval.options.config import RunConfig
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
+from dist_eval.runs.requests_folder import RequestsFolder
 
-HarnessSession = Session[HarnessConfig, HarnessFolder]
+RequestSession = Session[Any, RequestsFolder]
+"""Of a run whose options are a `RunConfig` of any kind."""
 
 Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
@@ -71,7 +72,7 @@ class Answered:
 
 
 def answer_requests(
-    session: HarnessSession, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
+    session: RequestSession, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
 ) -> Answered | None:
     """Answers requests; every rank calls it.
 
@@ -139,7 +140,7 @@ def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, ranks:
 
 
 def _combine(
-    session: HarnessSession,
+    session: RequestSession,
     model: RequestModel,
     worker: BatchWorker,
     batches: np.ndarray,
@@ -175,7 +176,7 @@ def _combine(
 
 
 def fingerprint_of(
-    config: HarnessConfig,
+    config: RunConfig,
     base: BaseModelSpec,
     data: Requests,
     plan: Plan,
@@ -188,7 +189,7 @@ def fingerprint_of(
         base: the base model.
         data: the requests.
         plan: their batches.
-        identity: further values: those that answers do not depend on, but what the harness makes of them.
+        identity: further values: those that answers do not depend on, but what is made of them.
     """
     return Fingerprint(
         {
@@ -210,7 +211,7 @@ def _written(write: Write, folder: Path) -> Mapping[str, str]:
         return write(folder)
 
 
-def _folder_on_host(session: HarnessSession) -> Path:
+def _folder_on_host(session: RequestSession) -> Path:
     """Returns the folder with the requests; other hosts' leaders copy the leader's files to theirs first."""
     topology = session.topology
     if topology.hosts > 1:
