@@ -25,7 +25,7 @@ from dist_eval.model.backends import LoadedModel
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.harness import HarnessConfig
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, SessionsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
 
@@ -45,6 +45,7 @@ class Answered:
         answers: of each request, with the columns of a language model, of shape [n].
         facts: the requests.
         plan: their batches.
+        sessions: what was planned for sessions, None without any.
         coverage: the proof that each has one answer.
         ranks: what each rank did.
         timelines: each rank's entry in `timeline.json`.
@@ -54,6 +55,7 @@ class Answered:
     answers: np.ndarray
     facts: ContinuationsSummary
     plan: PlanSummary
+    sessions: SessionsSummary | None
     coverage: Coverage
     ranks: list[RankWork]
     timelines: list[RankTimeline]
@@ -90,9 +92,10 @@ def answer_requests(
         return None
     session.open_swarm(base)
     model = session.load_model(base, target)
+    session_tokens = session.agree_on_sessions(model)
     with session.process_group():
         data = TokenizedContinuations(_folder_on_host(session))
-        plan = data.plan(base.token_budget)
+        plan = data.plan(base.token_budget, session_tokens)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
@@ -109,6 +112,7 @@ def answer_requests(
             *(model, data, plan, journal, progress, session.window(base), session.stop),
             drain_timeout=config.stop_grace,
             failures=FailurePolicy(),
+            session_ranks=session.session_ranks,
         )
         with progress.shown():
             session.stop.defer_signals()
@@ -144,6 +148,7 @@ def _combine(
         answers=answers,
         facts=data.facts,
         plan=plan.summary(),
+        sessions=plan.sessions(sum(all_gather(worker.fell_back))),
         coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
         ranks=all_gather(worker.work(topology, model.traffic())),
         timelines=all_gather(timeline),

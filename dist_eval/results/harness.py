@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, SessionsSummary
 from dist_eval.results.record import Count, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
@@ -108,6 +108,8 @@ class HarnessResults(Record):
     """The model."""
     plan: PlanSummary
     """The batches; their tokens are those of distinct forwards."""
+    sessions: SessionsSummary | None = None
+    """What was planned for sessions, null without any."""
     ranks: list[RankWork]
     """What each rank did; its examples are continuations."""
     throughput: Throughput
