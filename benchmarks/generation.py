@@ -54,7 +54,7 @@ class Stage:
         """Runs dist_eval."""
         output = self.folder / f"output-{len(list(self.folder.iterdir()))}"
         arguments: list[Any] = ["-m", "dist_eval.harness", "--model", self.model.base, "--tasks", _TASK]
-        arguments += ["--include-path", self.tasks, "--output", output, *contender.options]
+        arguments += ["--include-path", self.tasks, "--output", output, "--session-share", 1]  # as Petals' generate
         run_process(contender, self.folder, *map(str, arguments), "--initial-peers", *self.peers, torchrun=True)
         results = json.loads((output / "results.json").read_text(encoding="utf-8"))
         lines = (output / results["files"]["samples"][_TASK]).read_text(encoding="utf-8").splitlines()

@@ -43,6 +43,7 @@ class BatchOutcome:
         route: the servers that computed it. Empty without a swarm.
         failed: the reasons of examples without an answer, by row in the batch.
         audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
+        fell_back: whether it took plain forwards instead of a session, because no server had room for one.
     """
 
     batch: int
@@ -50,6 +51,7 @@ class BatchOutcome:
     route: Sequence[RouteSegment] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
+    fell_back: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -19,12 +19,14 @@ from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import open_rows
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
 from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
+_COMMON_FILE = "common.npy"
 
 
 Render = Callable[[Sequence[Sequence[str]], int], list[str]]
@@ -56,6 +58,13 @@ class TokenizedDataset:
 
     def __len__(self) -> int:
         return self.facts.examples
+
+    def beginnings(self) -> Beginnings | None:
+        """Returns what prompts have in common; None for texts that are no prompts."""
+        path = self._folder / _COMMON_FILE
+        if not path.exists():
+            return None
+        return Beginnings(np.load(path), self.lengths - 1, lambda index, size: self.input_ids(index)[:size])
 
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
@@ -128,7 +137,7 @@ def tokenize_dataset(
     source = open_rows(dataset, columns, subset=subset, split=split)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
-    lengths, codes = [], []
+    lengths, codes, common, prompts = [], [], [], CommonTokens()
     row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
     with (
@@ -172,6 +181,9 @@ def tokenize_dataset(
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
+            if render is not None:
+                for tokens, was in zip(np.split(values, offsets[1:-1]), full, strict=True):
+                    common.append(prompts.add(tokens) if was <= max_length else -1)
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
             longest = max(longest, int(full.max(initial=0)))
@@ -183,6 +195,8 @@ def tokenize_dataset(
         one.update(label_ids.tobytes())
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _LABELS_FILE, label_ids)
+    if render is not None:
+        np.save(folder / _COMMON_FILE, np.asarray(common, dtype=np.int32))
     facts = DatasetSummary(
         source=source.name,
         is_path=source.is_path,

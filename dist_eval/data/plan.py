@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from dist_eval.results.inputs import PlanSummary
+from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All batches of a run, longest first.
+    """All batches of a run, longest first; those of sessions come before the others.
 
     Attributes:
         order: positions in the dataset, sorted by length, int64 of shape [n].
@@ -27,6 +27,9 @@ class Plan:
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens before every example.
+        shared: tokens at the beginning of all texts of a batch, prompts included, that are computed once in a session,
+            and are not counted in `tokens`; 0 for plain forwards. int64 of shape [batches], None without sessions.
+        session_tokens: tokens that a session may hold.
     """
 
     order: np.ndarray
@@ -34,6 +37,8 @@ class Plan:
     tokens: np.ndarray
     real_tokens: np.ndarray
     prefix: int
+    shared: np.ndarray | None = None
+    session_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -47,6 +52,10 @@ class Plan:
         """Returns the positions in the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
+    def shared_by(self, number: int) -> int:
+        """Returns the tokens that are computed once for all texts of batch `number`."""
+        return 0 if self.shared is None else int(self.shared[number])
+
     def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
         return PlanSummary(
@@ -56,12 +65,31 @@ class Plan:
             digest=self.digest(),
         )
 
+    def sessions(self, fell_back: int) -> SessionsSummary | None:
+        """Returns the section `sessions` of `results.json`, None without sessions.
+
+        Args:
+            fell_back: batches that took plain forwards all the same.
+        """
+        if self.shared is None:
+            return None
+        return SessionsSummary(
+            session_tokens=self.session_tokens,
+            batches=int((self.shared > 0).sum()),
+            rows=int(self.sizes[self.shared > 0].sum()),
+            saved_tokens=int((self.shared * self.sizes).sum()),
+            fell_back=fell_back,
+        )
+
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
         for part in (self.order, self.starts):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
+        if self.shared is not None:
+            digest.update(np.ascontiguousarray(self.shared).data)
+            digest.update(self.session_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
 
 
@@ -133,12 +161,15 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
     plans = [plan for plan, _ in parts]
     offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
     starts = [plan.starts[:-1] + offset for plan, offset in zip(plans, offsets, strict=False)]
+    shared = [np.zeros(len(plan), dtype=np.int64) if plan.shared is None else plan.shared for plan in plans]
     return Plan(
         order=np.concatenate([positions[plan.order] for plan, positions in parts]),
         starts=np.concatenate([*starts, offsets[-1:]]),
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
         prefix=0,
+        shared=None if all(plan.shared is None for plan in plans) else np.concatenate(shared),
+        session_tokens=max(plan.session_tokens for plan in plans),
     )
 
 

@@ -202,6 +202,7 @@ class _Leader:
                 tokenizer_digest=tokenizer_digest(self._tokenizer),
             ),
             plan=answered.plan,
+            sessions=answered.sessions,
             ranks=answered.ranks,
             throughput=throughput(answered.ranks),
             swarm=swarm and swarm.model_copy(update={"precisions": answered.precisions}),

@@ -49,11 +49,11 @@ class Requests:
             return self.continuations.padded(indices)
         return self.prompts.padded(indices - first)
 
-    def plan(self, token_budget: int) -> Plan:
+    def plan(self, token_budget: int, session_tokens: int = 0) -> Plan:
         """Plans the batches; those with prompts come first, because they take longest."""
         first = len(self.continuations)
         parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []
-        return join_plans([*parts, (self.continuations.plan(token_budget), np.arange(first))])
+        return join_plans([*parts, (self.continuations.plan(token_budget, session_tokens), np.arange(first))])
 
     def digest(self) -> str:
         """Returns a hash of the token ids, and of how texts are generated."""

@@ -25,7 +25,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of, sessions_at_a_time
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.options.config import RunConfig
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
 from dist_eval.runs.requests_folder import RequestsFolder
@@ -37,7 +37,6 @@ Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
 
 _CHUNK_BYTES = 1 << 22
-SESSION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Answered:
         continuations: the requests for log-likelihoods.
         prompts: the requests for texts.
         plan: their batches.
+        sessions: what was planned for sessions, None without any.
         coverage: the proof that each has one answer.
         ranks: what each rank did.
         timelines: each rank's entry in `timeline.json`.
@@ -59,6 +59,7 @@ class Answered:
     continuations: ContinuationsSummary
     prompts: PromptsSummary
     plan: PlanSummary
+    sessions: SessionsSummary | None
     coverage: Coverage
     ranks: list[RankWork]
     timelines: list[RankTimeline]
@@ -101,10 +102,11 @@ def answer_requests(
         return None
     session.open_swarm(base)
     loaded = cast(LanguageModel, session.load_model(base, target))
+    session_tokens = session.agree_on_sessions(loaded)
     with session.process_group():
         data = Requests(_folder_on_host(session))
-        model = _answering(loaded, data, base, topology.world_size)
-        plan = data.plan(base.token_budget)
+        model = _answering(loaded, data, base, session)
+        plan = data.plan(base.token_budget, session_tokens)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
@@ -121,6 +123,7 @@ def answer_requests(
             *(model, data, plan, journal, progress, session.window(base), session.stop),
             drain_timeout=config.stop_grace,
             failures=FailurePolicy(),
+            session_ranks=session.session_ranks,
         )
         with progress.shown():
             session.stop.defer_signals()
@@ -128,13 +131,14 @@ def answer_requests(
             return _combine(session, model, worker, batches, data, plan)
 
 
-def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, ranks: int) -> RequestModel:
+def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, session: RequestSession) -> RequestModel:
     """Returns what answers the requests."""
     generator = None
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
         ends = end_tokens_of(base.name, base.config, tokenizer)
-        sessions = sessions_at_a_time(model.backbone.cache_tokens(), SESSION_SHARE, ranks)
+        share, ranks = session.config.session_share, session.topology.world_size
+        sessions = sessions_at_a_time(model.backbone.cache_tokens(), share, ranks)
         generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, sessions)
     return RequestModel(model, generator, data.columns)
 
@@ -168,6 +172,7 @@ def _combine(
         continuations=data.continuations.facts,
         prompts=data.prompts.facts,
         plan=plan.summary(),
+        sessions=plan.sessions(sum(all_gather(worker.fell_back))),
         coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
         ranks=all_gather(worker.work(topology, model.traffic())),
         timelines=all_gather(timeline),

@@ -58,11 +58,14 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
         session.claim(lambda: is_new_run(session, task, *dataset()))
         model = session.load_model(task.base, task.target)
+        session_tokens = session.agree_on_sessions(model)
+        data = dataset()[0]
+        plan = task.plan(data, session_tokens)
         if session.is_complete():
             if not session.topology.is_leader:
                 return None
-            return rescore_complete(session.folder, config, task.custom_metrics, *dataset())
-        run = Evaluation(session, task, *dataset(), model)
+            return rescore_complete(session.folder, config, task.custom_metrics, data, plan)
+        run = Evaluation(session, task, data, plan, model)
         local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
         with session.process_group(), run.predicting() as worker:
             batches = worker.run(session.topology, config.collective_timeout)
@@ -130,6 +133,7 @@ class Evaluation:
             drain_timeout=config.stop_grace,
             failures=self.failures,
             audited=audited_batches(len(self.plan), config.audit),
+            session_ranks=session.session_ranks,
         )
         with progress.shown():
             session.stop.defer_signals()
@@ -174,6 +178,7 @@ class Evaluation:
             data=self.data.facts,
             model=task.base.summary(task.target),
             plan=self.plan.summary(),
+            sessions=self.plan.sessions(combined.fell_back),
             swarm=self.session.swarm,
             audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
             backends=comparison.summary(folder.path) if comparison else None,

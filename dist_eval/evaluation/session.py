@@ -18,12 +18,16 @@ import torch
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
+from dist_eval.model.session_pool import SessionPool
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
+from dist_eval.runs.journal import record_session_tokens, recorded_session_tokens
 from dist_eval.runs.run_folder import RunFolder
+from dist_eval.swarm.session_room import NO_ROOM
 from dist_eval.swarm.window import Window, window_in_memory
 
 _OPENING_SECONDS = 120.0
@@ -53,6 +57,7 @@ class Session(Generic[Config, Folder]):
         stop: tells whether the run was asked to stop.
         swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
             and before the model is loaded.
+        session_ranks: the first so many ranks may hold sessions.
     """
 
     config: Config
@@ -62,6 +67,7 @@ class Session(Generic[Config, Folder]):
     folder: Folder
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
+    session_ranks: int = 0
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
@@ -136,6 +142,36 @@ class Session(Generic[Config, Folder]):
         )
         self._closing.callback(model.close)
         return model
+
+    def agree_on_sessions(self, model: LoadedModel) -> int:
+        """Lets the leader decide, once for a run, how large sessions with common beginnings may be.
+
+        This rank's share of the sessions is opened for the model. How many there are changes no result.
+
+        Returns:
+            Tokens that a session may hold, 0 for plain forwards only; the same in all starts of the run.
+        """
+        options = self.config.only(SwarmOptions)
+        if self.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
+            return 0
+
+        def decide() -> str:
+            recorded = recorded_session_tokens(self.folder.path)
+            room = NO_ROOM
+            if recorded != 0 and options.session_share and not getattr(self.config, "audit", 0):
+                room = model.backbone.room_for_sessions(options.session_share, recorded)
+            if recorded is None and room.sessions:
+                record_session_tokens(self.folder.path, room.session_tokens)
+            return f"{room.session_tokens if recorded is None else recorded} {room.sessions}"
+
+        self.publish_as_leader("sessions", decide)
+        session_tokens, sessions = map(int, self.wait_for("sessions").split())
+        rank, ranks = self.topology.rank, self.topology.world_size
+        self.session_ranks = min(sessions, ranks)
+        own = sessions // ranks + (rank < sessions % ranks)
+        if session_tokens:
+            model.backbone.sessions = SessionPool(model.backbone, own, session_tokens)
+        return session_tokens
 
     def is_complete(self) -> bool:
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""

@@ -191,6 +191,7 @@ class Leader:
                 tokenizer_digest=tokenizer_digest(tokenizer),
             ),
             plan=answered.plan,
+            sessions=answered.sessions,
             ranks=answered.ranks,
             throughput=throughput(answered.ranks),
             swarm=session.swarm and session.swarm.model_copy(update={"precisions": answered.precisions}),

@@ -13,10 +13,12 @@ from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import ModelOutputError
+from dist_eval.errors import ModelOutputError, NoCacheError
+from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.router import Routing
+from dist_eval.swarm.session_room import NO_ROOM, SESSION_TOKENS, SessionRoom, room_for_sessions
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -54,9 +56,11 @@ class Backbone(HostedModel, ABC):
 
     Attributes:
         model: the base model of Petals or Hugging Face.
+        sessions: where texts that begin alike are sent; None for plain forwards.
     """
 
     model: Any
+    sessions: SessionPool | None = None
 
     @property
     @abstractmethod
@@ -109,6 +113,15 @@ class Backbone(HostedModel, ABC):
         """Returns for how many tokens of texts servers have room in their attention caches; None without a swarm."""
         return None
 
+    def room_for_sessions(self, share: float, session_tokens: int | None = None) -> SessionRoom:
+        """Asks for how many sessions with texts that begin alike there is room.
+
+        Args:
+            share: of the servers' free memory that may be taken, 0 to 1.
+            session_tokens: size of a session, by default what suits the servers.
+        """
+        return NO_ROOM
+
     @abstractmethod
     def move(self, device: torch.device) -> None:
         """Moves what runs in this process to a device."""
@@ -152,10 +165,22 @@ class ModelOnBackbone(HostedModel, ABC):
     def hidden_states(self, input_ids: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`).
 
+        What `routing.shared` names is computed once, and has no outputs; without room for a session, it is computed.
+
         Raises:
             ModelOutputError: the outputs have the wrong shape.
         """
-        hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
+        hidden = None
+        if routing is not None and routing.shared:
+            try:
+                if self.backbone.sessions is None:
+                    raise NoCacheError("there are no sessions")
+                prompts = Prompts(self.prompts, self.deep_prompts)
+                hidden = self.backbone.sessions.hidden_states(input_ids, prompts, routing.shared, routing)
+            except NoCacheError:
+                routing.fell_back = True
+        if hidden is None:
+            hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
         prompt_tokens = 0 if self.prompts is None else len(self.prompts)
         expected = (len(input_ids), prompt_tokens + input_ids.shape[1], self._hidden_size)
         if tuple(hidden.shape) != expected:
@@ -246,11 +271,15 @@ class SwarmBackbone(Backbone):
     def cache_tokens(self) -> int:
         """See `Backbone.cache_tokens`: of the block with the least."""
         room = [0] * self.requests.num_blocks
-        for span in self.requests.spans():
-            free = self.requests.free_cache(span) // (span.end - span.start)
+        for span, free in self.requests.free_cache().items():
             for block in range(span.start, span.end):
-                room[block] += free
+                room[block] += free // (span.end - span.start)
         return min(room)
+
+    def room_for_sessions(self, share: float, session_tokens: int | None = None) -> SessionRoom:
+        """See `Backbone.room_for_sessions`."""
+        free, sizes = self.requests.free_cache(), SESSION_TOKENS if session_tokens is None else (session_tokens,)
+        return room_for_sessions(list(free), free, self.requests.num_blocks, share, sizes)
 
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""
@@ -278,7 +307,9 @@ class SwarmBackbone(Backbone):
         self.model.to(device)
 
     def close(self) -> None:
-        """Stops the routing thread, then leaves the swarm."""
+        """Closes the sessions, stops the routing thread, then leaves the swarm."""
+        if self.sessions is not None:
+            self.sessions.close()
         from dist_eval.swarm.client import leave_swarm
 
         leave_swarm(self.dht, self.model.h.sequence_manager)

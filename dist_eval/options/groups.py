@@ -267,6 +267,13 @@ class SwarmOptions(Options):
         group="how",
         metavar="TOKENS",
     )
+    session_share: float = option(
+        0.5,
+        "most of the servers' free attention cache that all ranks together take, 0 to 1: for generated texts, and for "
+        "sessions in which a beginning that texts have in common is computed once (0: plain forwards where possible)",
+        group="how",
+        metavar="SHARE",
+    )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
@@ -283,6 +290,8 @@ class SwarmOptions(Options):
             self._check_range(name, 1)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
+        if not 0 <= self.session_share <= 1:
+            raise ConfigError(f"--session-share must be between 0 and 1, such as 0.5, not {self.session_share:g}.")
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.record import Count, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
@@ -131,6 +131,8 @@ class HarnessResults(Record):
     plan: PlanSummary
     """The batches; their tokens are those of distinct forwards, and of prompts with the longest texts that may follow
     them."""
+    sessions: SessionsSummary | None = None
+    """What was planned for sessions, null without any."""
     ranks: list[RankWork]
     """What each rank did; its examples are continuations and prompts."""
     throughput: Throughput

@@ -176,6 +176,22 @@ class PlanSummary(Record):
     """Equal for equal plans."""
 
 
+class SessionsSummary(Record):
+    """The batches whose texts begin alike, so that servers computed their beginning once."""
+
+    session_tokens: Count
+    """Tokens that a session may hold."""
+    batches: Count
+    """Batches that were planned for sessions."""
+    rows: Count
+    """Their examples."""
+    saved_tokens: Count
+    """Tokens at the beginning of their texts, prompts included, which were not sent with each of them."""
+    fell_back: Count
+    """Batches that took plain forwards all the same, because no server had room for a session: the last digits of their
+    answers may differ from those of a session."""
+
+
 class Environment(Record):
     """What a result depends on besides."""
 

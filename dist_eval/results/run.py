@@ -15,6 +15,7 @@ from dist_eval.results.inputs import (
     FailedExample,
     ModelSummary,
     PlanSummary,
+    SessionsSummary,
 )
 from dist_eval.results.record import Count, Record, Time
 from dist_eval.results.scores import Analysis, OutputResults, Scores
@@ -103,6 +104,8 @@ class EvaluationResults(Analysis, Scores):
     """The model."""
     plan: PlanSummary
     """The batches."""
+    sessions: SessionsSummary | None = None
+    """What was planned for sessions, null without any."""
     ranks: list[RankResults]
     """What each rank did."""
     spread: Spread | None

@@ -152,18 +152,20 @@ class SwarmRequests:
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
             ) from error
 
-    def free_cache(self, segment: Span) -> int:
-        """Asks a server how much attention cache it has left.
+    def free_cache(self) -> dict[Span, int]:
+        """Asks all servers how much attention cache they have left.
 
         Returns:
-            Tokens of a text times blocks; 0 if there is no answer.
+            Tokens of a text times blocks; 0 for a server that does not answer.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        try:
-            return RemoteExpertWorker.run_coroutine(self.transport.free_cache(segment))
-        except Exception:  # any of the daemon, the connection or the server
-            return 0
+        async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
+            return await asyncio.gather(*map(self.transport.free_cache, spans), return_exceptions=True)
+
+        spans = self.spans()
+        answers = RemoteExpertWorker.run_coroutine(ask(spans))
+        return {span: left if isinstance(left, int) else 0 for span, left in zip(spans, answers, strict=True)}
 
     @property
     def num_blocks(self) -> int:

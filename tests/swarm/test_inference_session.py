@@ -46,7 +46,7 @@ def close_to(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def free_cache(backbone: SwarmBackbone) -> dict[str, int]:
-    return {str(span.peer): backbone.requests.free_cache(span) for span in backbone.requests.spans()}
+    return {str(span.peer): left for span, left in backbone.requests.free_cache().items()}
 
 
 @pytest.mark.parametrize("mode", [None, "ptune", "deep_ptune"])
