@@ -192,7 +192,11 @@ class SwarmRequests:
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,
             bytes_received=self.transport.bytes_received,
-            servers=[_traffic_of(str(peer), server) for peer, server in self.router.servers.items()],
+            servers=[
+                _traffic_of(str(peer), server)
+                for peer, server in self.router.servers.items()
+                if server.requests or server.failures
+            ],
         )
 
     def timelines(self) -> dict[str, Timeline]:
@@ -312,6 +316,7 @@ class SwarmRequests:
     ) -> Answer:
         server, gate = self.router.stats(segment.peer), self._gates[segment.peer]
         server.assigned(work)
+        server.announced = segment.announced
         try:
             await gate.enter()
         except TurnedAway:
@@ -331,7 +336,6 @@ class SwarmRequests:
             gate.failed()
             raise
         server.answered(work, sent_at, now := time.monotonic())
-        server.announced = segment.announced
         server.timeline.add(sent_at, now)
         gate.answered((now - sent_at) / work)
         return answer

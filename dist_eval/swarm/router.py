@@ -125,7 +125,7 @@ class ServerStats:
         latencies: seconds from request to answer of the latest requests.
         backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
-        announced: what it announced when it answered last.
+        announced: what it announced when it was asked last.
     """
 
     requests: int = 0
