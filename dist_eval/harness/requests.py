@@ -92,7 +92,7 @@ def answer_requests(
         return None
     session.open_swarm(base)
     model = session.load_model(base, target)
-    session_tokens = session.agree_on_sessions(model)
+    session_tokens = session.agree_on_sessions(model, config.session_share)
     with session.process_group():
         data = TokenizedContinuations(_folder_on_host(session))
         plan = data.plan(base.token_budget, session_tokens)
