@@ -102,7 +102,7 @@ def answer_requests(
         return None
     session.open_swarm(base)
     loaded = cast(LanguageModel, session.load_model(base, target))
-    session_tokens = session.agree_on_sessions(loaded)
+    session_tokens = session.agree_on_sessions(loaded, config.session_share)
     with session.process_group():
         data = Requests(_folder_on_host(session))
         model = _answering(loaded, data, base, session)

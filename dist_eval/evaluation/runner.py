@@ -58,7 +58,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
         session.claim(lambda: is_new_run(session, task, *dataset()))
         model = session.load_model(task.base, task.target)
-        session_tokens = session.agree_on_sessions(model)
+        session_tokens = session.agree_on_sessions(model, 0.0 if config.audit else config.session_share)
         data = dataset()[0]
         plan = task.plan(data, session_tokens)
         if session.is_complete():

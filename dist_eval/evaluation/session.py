@@ -143,23 +143,26 @@ class Session(Generic[Config, Folder]):
         self._closing.callback(model.close)
         return model
 
-    def agree_on_sessions(self, model: LoadedModel) -> int:
+    def agree_on_sessions(self, model: LoadedModel, share: float) -> int:
         """Lets the leader decide, once for a run, how large sessions with common beginnings may be.
 
-        This rank's share of the sessions is opened for the model. How many there are changes no result.
+        The model gets this rank's part of them. How many there are changes no result.
+
+        Args:
+            model: the model.
+            share: of the servers' free memory that all ranks together may take, 0 to 1.
 
         Returns:
             Tokens that a session may hold, 0 for plain forwards only; the same in all starts of the run.
         """
-        options = self.config.only(SwarmOptions)
         if self.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
             return 0
 
         def decide() -> str:
             recorded = recorded_session_tokens(self.folder.path)
             room = NO_ROOM
-            if recorded != 0 and options.session_share and not getattr(self.config, "audit", 0):
-                room = model.backbone.room_for_sessions(options.session_share, recorded)
+            if recorded != 0 and share:
+                room = model.backbone.room_for_sessions(share, recorded)
             if recorded is None and room.sessions:
                 record_session_tokens(self.folder.path, room.session_tokens)
             return f"{room.session_tokens if recorded is None else recorded} {room.sessions}"

@@ -17,6 +17,7 @@ from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
+from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.session_room import NO_ROOM, SESSION_TOKENS, SessionRoom, room_for_sessions
 
@@ -278,6 +279,8 @@ class SwarmBackbone(Backbone):
 
     def room_for_sessions(self, share: float, session_tokens: int | None = None) -> SessionRoom:
         """See `Backbone.room_for_sessions`."""
+        if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
+            return NO_ROOM
         free, sizes = self.requests.free_cache(), SESSION_TOKENS if session_tokens is None else (session_tokens,)
         return room_for_sessions(list(free), free, self.requests.num_blocks, share, sizes)
 
