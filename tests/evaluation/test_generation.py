@@ -98,7 +98,7 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     assert report([str(output), "--texts"]) == 0
     page = (output / "report.html").read_text(encoding="utf-8")
     missed = next(text for text in expected[1::2] if text.strip())
-    assert missed.split()[0] in page and "greedy, up to &#39;w&#39;, at most 10 tokens" in page
+    assert missed.split()[0] in page and "greedy, at most 10 tokens, up to &#39;w&#39;" in page
     capfd.readouterr()
     assert run_here(*command(model, dataset, output, *LOCAL, "--stop", "win")) == 1
     assert "what differs is the decoding" in capfd.readouterr().err
