@@ -16,7 +16,7 @@ from dist_eval.data.generation import write_prompts
 from dist_eval.data.prompts import Template
 from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests
@@ -79,6 +79,7 @@ class _Leader:
         self._session, self._base, self._target, config = session, base, target, session.config
         OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
         self._tokenizer = load_tokenizer(base.name)
+        require_decoding(self._tokenizer, base.name)
         self._template = Template(str(config.prompt))
         sampling = {"top_k": config.top_k, "top_p": config.top_p, "seed": config.seed} if config.temperature else {}
         self._decoding = Decoding(

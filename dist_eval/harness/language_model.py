@@ -14,6 +14,7 @@ from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normaliz
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dist_eval.data.generated_text import text_of
+from dist_eval.data.tokenizer_files import require_decoding
 from dist_eval.errors import ConfigError, DataError, first_line
 from dist_eval.results.inputs import Decoding
 
@@ -96,6 +97,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             scored = [instance for instance in instances if instance.request_type != _GENERATION]
             generated = [instance for instance in instances if instance.request_type == _GENERATION]
             decodings = [self._decoding_of(instance) for instance in generated]
+            if generated:
+                require_decoding(self.tokenizer, self.tokenizer.name_or_path)
             counts: list[int] = []  # of the texts of each instance
             found = self._answer(self._pairs(scored, counts), self._prompts(generated, decodings))
             ends = np.cumsum(counts, dtype=np.int64)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from conftest import FAMILIES
-from tiny_models import VOCABULARY
+from tiny_models import LAYERS, VOCABULARY
 
+from dist_eval.data.generation import CACHE_TOKENS
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.families import read_base_config
+from dist_eval.swarm.router import Routing
+
+if TYPE_CHECKING:
+    from conftest import SwarmClient
+
+    from dist_eval.swarm.private import PrivateSwarm
 
 LENGTHS = [3, 9, 9, 1, 5, 17]
 NEW_TOKENS = 12
@@ -77,6 +84,18 @@ def test_greedy_texts_are_those_of_hugging_face(family: str, tiny_models: dict[s
     ids, lengths = prompts()
     found = texts(generator(tiny_models[family]).answer(ids, lengths))
     assert found == by_hugging_face(tiny_models[family], ids, lengths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_swarm_gives_the_same_texts(
+    family: str, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient
+) -> None:
+    ids, lengths = prompts()
+    backbone, routing = swarm_client.backbone(family_swarms[family]), Routing()
+    found = generator(tiny_models[family], backbone=backbone).answer(ids, lengths, routing)
+    assert texts(found) == texts(generator(tiny_models[family]).answer(ids, lengths))
+    assert {block for one in routing.route for block in range(one.start, one.end)} == set(range(LAYERS))
+    assert backbone.cache_tokens() > CACHE_TOKENS
 
 
 def test_end_tokens_and_stop_strings_end_a_text_whatever_its_neighbours_do(tiny_models: dict[str, Path]) -> None:
