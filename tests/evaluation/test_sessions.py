@@ -1,4 +1,4 @@
-"""Runs whose texts begin alike, on servers that can roll back: the same bytes on any number of ranks, after any death."""
+"""Runs whose texts begin alike, on servers that can roll back: the same bytes on any number of ranks."""
 
 from __future__ import annotations
 
