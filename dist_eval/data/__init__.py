@@ -3,6 +3,7 @@
 `readers` opens files and hub datasets; `labels` and `label_columns` convert the label column to classes or numbers, as
 `problem_types` requires; `columns` keeps further columns. `prompts` are filled in, with examples (`few_shot`),
 `dataset` tokenizes with what `tokenizer_files` loads, and `plan` forms batches, whose `answers` have the columns that a
-model declares; `collector` puts columns together. `continuations` are the data of a language model, planned by distinct
-`forwards`; `token_file` holds the token ids of both. Nothing here depends on process groups or models.
+model declares; `shared_prefixes` plans those of texts that begin alike; `collector` puts columns together.
+`continuations` are the data of a language model, planned by distinct `forwards`; `token_file` holds the token ids of
+both. Nothing here depends on process groups or models.
 """

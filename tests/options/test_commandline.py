@@ -51,6 +51,7 @@ anywhere = {
     "swarm_timeout": seconds,
     "request_timeout": seconds,
     "max_tokens_per_second": st.floats(1, 1e9),
+    "session_share": st.floats(0, 1),
     "max_retries": st.integers(1, 1000),
     "collective_timeout": seconds,
     "verbose": st.booleans(),
