@@ -153,7 +153,8 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
     """Puts plans for parts of a dataset one after the other.
 
     Args:
-        parts: at least one plan, and the position in the dataset of each of its examples, int64 of shape [n].
+        parts: at least one plan, all of one prefix, and the position in the dataset of each of its examples, int64 of
+            shape [n].
 
     Returns:
         The plan of all of them; no batch has examples of two parts.
@@ -167,7 +168,7 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
         starts=np.concatenate([*starts, offsets[-1:]]),
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
-        prefix=0,
+        prefix=plans[0].prefix,
         shared=None if all(plan.shared is None for plan in plans) else np.concatenate(shared),
         session_tokens=max(plan.session_tokens for plan in plans),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import Plan, join_plans, plan_batches
 
 REQUEST_OVERHEAD = 80.0
 """What a server does for a request besides its tokens, in tokens (see `benchmarks.prefix`)."""
@@ -101,28 +101,16 @@ def plan_with_sessions(
         groups[b""] = [np.arange(len(lengths))]
     if not groups:
         return plan_batches(lengths, **budget)
-    parts, shared = [], []
+    parts = []
     for key, runs in groups.items():
         rows = np.concatenate(runs)
         common = prompt_tokens + len(key) // np.dtype(np.int32).itemsize
         own = plan_batches(lengths[rows], token_budget=session_tokens, prefix=prefix, copies=copies)
-        once = common * copies * own.sizes
-        parts.append(replace(own, order=rows[own.order], tokens=own.tokens - once, real_tokens=own.real_tokens - once))
-        shared += [common] * len(own)
-    rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([part.order for part in parts]))
-    own = plan_batches(lengths[rest], **budget)
-    parts.append(replace(own, order=rest[own.order]))
-    ends = np.cumsum([0, *(len(part.order) for part in parts)])
-    starts = [part.starts[:-1] + first for part, first in zip(parts, ends, strict=False)]
-    return Plan(
-        order=np.concatenate([part.order for part in parts]),
-        starts=np.concatenate([*starts, ends[-1:]]),
-        tokens=np.concatenate([part.tokens for part in parts]),
-        real_tokens=np.concatenate([part.real_tokens for part in parts]),
-        prefix=prefix,
-        shared=np.asarray(shared + [0] * len(own), dtype=np.int64),
-        session_tokens=session_tokens,
-    )
+        once, shared = common * copies * own.sizes, np.full(len(own), common, dtype=np.int64)
+        own = replace(own, tokens=own.tokens - once, real_tokens=own.real_tokens - once, shared=shared)
+        parts.append((replace(own, session_tokens=session_tokens), rows))
+    rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([rows for _, rows in parts]))
+    return join_plans([*parts, (plan_batches(lengths[rest], **budget), rest)])
 
 
 @dataclass(frozen=True)

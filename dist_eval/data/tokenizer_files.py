@@ -112,8 +112,8 @@ def require_decoding(tokenizer: Any, name: str) -> None:
         import tokenizers
 
         raise CheckpointError(
-            f"{name}/{FILE}: tokenizers {tokenizers.__version__} cannot make texts of these tokens. Use an installation "
-            "with a newer one, such as that of Petals' main branch."
+            f"{name}/{FILE}: tokenizers {tokenizers.__version__} cannot make texts of these tokens. Use an "
+            "installation with a newer one, such as that of Petals' main branch."
         )
 
 

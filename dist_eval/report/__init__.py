@@ -1,6 +1,7 @@
 """Presentation of a run: the table on the terminal, the HTML page, and summaries for other tools.
 
 `table` formats the terminal output, `page` renders `report.html` from `sections` and `charts`, and `tasks_page` that of
-a run on tasks, both in the same `layout`. `markdown` and `model_card` write summaries for pull requests and model
-cards. `naming` hides local paths, `footnotes` numbers reasons below tables.
+a run on tasks or prompts, whose terminal output is in `tasks_table`, both in the same `layout`. `markdown` and
+`model_card` write summaries for pull requests and model cards. `naming` hides local paths, `footnotes` numbers reasons
+below tables.
 """

@@ -47,7 +47,6 @@ anywhere = {
     "stop_grace": st.floats(0, 1000),
     "confidence": st.floats(0.01, 0.99),
     "server_max_tokens": st.integers(1, 10**9),
-    "session_share": st.floats(0, 1),
     "swarm_timeout": seconds,
     "request_timeout": seconds,
     "max_tokens_per_second": st.floats(1, 1e9),
