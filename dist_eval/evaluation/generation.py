@@ -18,20 +18,15 @@ from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
 from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
-from dist_eval.evaluation.combination import throughput
-from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests
+from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
 from dist_eval.report.tasks_table import format_tasks
 from dist_eval.results.harness import (
-    LANGUAGE_MODELING,
     HarnessFiles,
     HarnessResults,
-    LanguageModelSummary,
     PromptedDataset,
     TaskMetric,
     TaskResults,
@@ -55,15 +50,7 @@ def generate_run(session: RequestSession) -> HarnessResults | None:
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    with session:
-        target = CausalModel.of(str(session.config.model))
-        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
-        if session.topology.is_leader:
-            return _Leader(session, base, target).run()
-        answer_requests(session, base, target, lambda folder: {}, sys.stderr)
-        if session.topology.hosts > 1 and session.topology.is_host_leader:
-            session.wait_for("reported")  # a scheduler does not restart a host that has exited with 0
-        return None
+    return run_with_leader(session, lambda *own: _Leader(*own).run())
 
 
 class _Leader:
@@ -77,7 +64,6 @@ class _Leader:
 
     def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target, config = session, base, target, session.config
-        OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
         self._tokenizer = load_tokenizer(base.name)
         require_decoding(self._tokenizer, base.name)
         self._template = Template(str(config.prompt))
@@ -179,9 +165,8 @@ class _Leader:
                     higher_is_better=True,
                 )
             )
-        swarm = self._session.swarm
         return HarnessResults(
-            problem_type=LANGUAGE_MODELING,
+            **answered.sections(self._session, self._base, tokenizer_digest(self._tokenizer)),
             tasks={name: TaskResults(version="", num_fewshot=0, documents=len(rows), metrics=metrics)},
             groups={},
             harness_version=None,
@@ -193,20 +178,6 @@ class _Leader:
                 references_digest=self._references_digest(),
             ),
             files=HarnessFiles(results=None, samples={name: PREDICTIONS}),
-            coverage=answered.coverage,
-            requests=answered.continuations,
-            prompts=answered.generated(),
-            model=LanguageModelSummary(
-                base=self._base.name,
-                base_is_path=Path(self._base.name).is_dir(),
-                digest=self._base.digest(),
-                tokenizer_digest=tokenizer_digest(self._tokenizer),
-            ),
-            plan=answered.plan,
-            sessions=answered.sessions,
-            ranks=answered.ranks,
-            throughput=throughput(answered.ranks),
-            swarm=swarm and swarm.model_copy(update={"precisions": answered.precisions}),
         )
 
     def _references_digest(self) -> str:

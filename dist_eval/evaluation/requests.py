@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, broadcast, gather_columns, require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
@@ -24,7 +26,10 @@ from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of, sessions_at_a_time
 from dist_eval.model.language_model import CausalModel, LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
+from dist_eval.options.groups import ModelOptions
+from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
@@ -35,6 +40,9 @@ RequestSession = Session[Any, RequestsFolder]
 
 Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
+
+Lead = Callable[[RequestSession, BaseModelSpec, CausalModel], HarnessResults | None]
+"""Makes the requests, has them answered, and writes the results."""
 
 _CHUNK_BYTES = 1 << 22
 
@@ -65,11 +73,60 @@ class Answered:
     timelines: list[RankTimeline]
     precisions: list[str]
 
-    def generated(self) -> PromptsSummary | None:
-        """Returns the requests for texts with what was generated; None without any."""
-        if not self.prompts.texts:
-            return None
-        return self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
+    def sections(self, session: RequestSession, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
+        """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
+
+        Args:
+            session: its part of the run.
+            base: the base model.
+            tokenizer: hash of the tokenizer.
+        """
+        prompts = None
+        if self.prompts.texts:
+            prompts = self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
+        return {
+            "problem_type": LANGUAGE_MODELING,
+            "coverage": self.coverage,
+            "requests": self.continuations,
+            "prompts": prompts,
+            "model": LanguageModelSummary(
+                base=base.name,
+                base_is_path=Path(base.name).is_dir(),
+                digest=base.digest(),
+                tokenizer_digest=tokenizer,
+            ),
+            "plan": self.plan,
+            "sessions": self.sessions,
+            "ranks": self.ranks,
+            "throughput": throughput(self.ranks),
+            "swarm": session.swarm and session.swarm.model_copy(update={"precisions": self.precisions}),
+        }
+
+
+def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | None:
+    """Evaluates a language model by requests that the leader makes; every rank calls it.
+
+    Args:
+        session: this rank's part of the run, not yet opened.
+        lead: called by the leader, with the base model and the language model; it calls `answer_requests`.
+
+    Returns:
+        On the leader the sections of `results.json`, else None.
+
+    Raises:
+        EvaluationError: the run failed; on the rank that has the root cause.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    with session:
+        target = CausalModel.of(str(session.config.model))
+        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
+        if session.topology.is_leader:
+            OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
+            return lead(session, base, target)
+        answer_requests(session, base, target, lambda folder: {}, sys.stderr)
+        if session.topology.hosts > 1 and session.topology.is_host_leader:
+            session.wait_for("reported")  # a scheduler does not restart a host that has exited with 0
+        return None
 
 
 def answer_requests(

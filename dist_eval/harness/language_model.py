@@ -12,6 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from pydantic import ValidationError
 
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.tokenizer_files import require_decoding
@@ -154,7 +155,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 "one above 0, or leave do_sample out."
             )
         drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": self._seed} if samples else {}
-        return Decoding(max_new_tokens=most, stop=[one for one in stop if one], **drawn)
+        try:
+            return Decoding(max_new_tokens=most, stop=[one for one in stop if one], **drawn)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            raise ConfigError(
+                f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: "
+                f"{first['msg']}."
+            ) from error
 
     def _pairs(self, instances: list[Instance], counts: list[int]) -> Iterator[Pair]:
         """Yields the texts of instances, and appends to `counts` how many each has."""

@@ -22,6 +22,9 @@ _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _CHUNK_BYTES = 1 << 25
 """Of a chunk of the vocabulary, and of its logits, in float32."""
 
+_HELD_BYTES = 1 << 30
+"""Larger weights stay in the file, of which all ranks of a host share one copy."""
+
 
 class OutputEmbedding:
     """The output embedding of a language model.
@@ -52,8 +55,9 @@ class OutputEmbedding:
         return torch.cat([self._weight[token : token + 1].to(torch.float32) for token in tokens])
 
     def hold_in_memory(self) -> None:
-        """Reads the weights, in float32: generating goes through all of them for every token."""
-        self._weight = self._weight[:].to(torch.float32)
+        """Reads the weights, in float32, unless they are large: generating goes through all of them for every token."""
+        if 4 * self.vocab_size * self.hidden_size <= _HELD_BYTES:
+            self._weight = self._weight[:].to(torch.float32)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Computes the logits of all tokens.

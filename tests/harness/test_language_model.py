@@ -133,6 +133,7 @@ def test_texts_are_generated_as_the_harness_own_backend_does_and_cut_at_stop_str
     [
         ({"num_beams": 4}, {}, ConfigError, "The task stories generates with num_beams: 4, which is not supported"),
         ({"do_sample": True}, {}, ConfigError, "do_sample. with a temperature of 0"),
+        ({"max_gen_toks": 0}, {}, ConfigError, "cannot generate with max_new_tokens: 0"),
         ({}, {}, DataError, r"document 0: it asks for up to 256 new tokens \(max_gen_toks\), which leaves no room"),
         ({"max_gen_toks": 39}, {"strict": True}, DataError, "more than the 1 that --max-length 41 leaves"),
         ({"max_gen_toks": 3}, {"vocab_size": 5}, DataError, "but the model knows only 5 ids"),
