@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
@@ -92,10 +93,9 @@ def answer_requests(
         return None
     session.open_swarm(base)
     model = session.load_model(base, target)
-    session_tokens = session.agree_on_sessions(model, config.session_share)
     with session.process_group():
         data = TokenizedContinuations(_folder_on_host(session))
-        plan = data.plan(base.token_budget, session_tokens)
+        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), model, config.session_share)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
