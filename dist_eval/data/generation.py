@@ -14,16 +14,13 @@ import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.plan import Plan, join_plans, plan_batches
+from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
 
 TOKENS_FILE, LENGTHS_FILE, FACTS_FILE = "prompts.arrow", "prompts.npy", "prompts.json"
 FILES = (TOKENS_FILE, LENGTHS_FILE, FACTS_FILE)
 """What `write_prompts` writes."""
-
-CACHE_TOKENS = 1024
-"""Tokens of a batch in the servers' caches, which hold 4096 by default (16384 with grouped-query attention): several
-batches fit at a time. A prompt that needs more is a batch of its own."""
 
 
 class TokenizedPrompts:
@@ -70,12 +67,12 @@ class TokenizedPrompts:
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
 
     def plan(self) -> Plan:
-        """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow; see above."""
+        """Plans batches that fill `SESSION_TOKENS` with prompts and the longest texts that may follow; see above."""
         parts = []
         for number, decoding in enumerate(self.facts.decodings):
             positions = np.flatnonzero(self.lengths[:, 1] == number)
             sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not
-            parts.append((plan_batches(sent, token_budget=CACHE_TOKENS), positions))
+            parts.append((plan_batches(sent, token_budget=SESSION_TOKENS), positions))
         return join_plans(parts)
 
 

@@ -30,6 +30,7 @@ class Plan:
         shared: tokens at the beginning of all texts of a batch, prompts included, that are computed once in a session,
             and are not counted in `tokens`; 0 for plain forwards. int64 of shape [batches], None without sessions.
         session_tokens: tokens that a session may hold.
+        longest_session: tokens of the largest session: one of a single text may hold more.
     """
 
     order: np.ndarray
@@ -39,6 +40,7 @@ class Plan:
     prefix: int
     shared: np.ndarray | None = None
     session_tokens: int = 0
+    longest_session: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -64,6 +66,14 @@ class Plan:
             real_tokens=int(self.real_tokens.sum()),
             digest=self.digest(),
         )
+
+    @property
+    def gain(self) -> float:
+        """How many times the tokens of its own the batches for sessions would send in plain forwards; 1 without any."""
+        if self.shared is None:
+            return 1.0
+        own, saved = self.tokens[self.shared > 0].sum(), (self.shared * self.sizes).sum()
+        return float((own + saved) / own)
 
     def sessions(self, fell_back: int) -> SessionsSummary | None:
         """Returns the section `sessions` of `results.json`, None without sessions.
@@ -171,6 +181,7 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
         prefix=plans[0].prefix,
         shared=None if all(plan.shared is None for plan in plans) else np.concatenate(shared),
         session_tokens=max(plan.session_tokens for plan in plans),
+        longest_session=max(plan.longest_session for plan in plans),
     )
 
 

@@ -14,6 +14,14 @@ import numpy as np
 
 from dist_eval.data.plan import Plan, join_plans, plan_batches
 
+SESSION_TOKENS = 1024
+"""Tokens that a session may hold, of all its texts; one of a single text may hold more. Petals' servers have memory for
+4096 by default, or 16384 with grouped-query attention. More rows would hardly be faster (see `benchmarks.prefix`), and
+what is left has room for further sessions, which keep other servers busy."""
+
+_LONGEST = 2048
+"""Longest text that Petals' servers take in a session by default."""
+
 REQUEST_OVERHEAD = 80.0
 """What a server does for a request besides its tokens, in tokens (see `benchmarks.prefix`)."""
 
@@ -91,14 +99,16 @@ def plan_with_sessions(
     costs = _Costs(prefix, prompt_tokens, copies, session_tokens)
     groups: dict[bytes, list[np.ndarray]] = {}
     if session_tokens and beginnings is not None:
-        rows = np.flatnonzero(beginnings.common >= 0)
+        rows = np.flatnonzero((beginnings.common >= 0) & (lengths + prefix <= _LONGEST))
         unused = beginnings.unused[rows]
         least = np.minimum(beginnings.common[rows], np.minimum(unused, np.roll(unused, 1)))
         for start, end, common in _worthwhile_runs(least, lengths[rows], costs):
             key = beginnings.prefix_of(int(rows[start]), common).tobytes()
             groups.setdefault(key, []).append(rows[start:end])
-    elif session_tokens and prompt_tokens and costs.saved(len(lengths), int(lengths.sum()), 0) > 0:
-        groups[b""] = [np.arange(len(lengths))]
+    elif session_tokens and prompt_tokens:
+        rows = np.flatnonzero(lengths + prefix <= _LONGEST)
+        if costs.saved(len(rows), int(lengths[rows].sum()), 0) > 0:
+            groups[b""] = [rows]
     if not groups:
         return plan_batches(lengths, **budget)
     parts = []
@@ -108,7 +118,8 @@ def plan_with_sessions(
         own = plan_batches(lengths[rows], token_budget=session_tokens, prefix=prefix, copies=copies)
         once, shared = common * copies * own.sizes, np.full(len(own), common, dtype=np.int64)
         own = replace(own, tokens=own.tokens - once, real_tokens=own.real_tokens - once, shared=shared)
-        parts.append((replace(own, session_tokens=session_tokens), rows))
+        longest = max(session_tokens, prefix + int(lengths[rows].max()))
+        parts.append((replace(own, session_tokens=session_tokens, longest_session=longest), rows))
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([rows for _, rows in parts]))
     return join_plans([*parts, (plan_batches(lengths[rest], **budget), rest)])
 
@@ -130,9 +141,9 @@ class _Costs:
         """
         forwards, beginning = count * self.copies, self.prompt_tokens + common
         tokens = tokens * self.copies + forwards * self.prefix
-        rows = self.session_tokens // -(-tokens // forwards) if forwards else 0
-        if not rows:
-            return -1.0
+        if not forwards:
+            return 0.0
+        rows = rows_in_session(-(-tokens // forwards), self.session_tokens)
         plain = tokens * (1 + REQUEST_OVERHEAD / 1024)
         steps = -(-forwards // rows)
         each = REQUEST_OVERHEAD + CACHE_READING * rows * beginning

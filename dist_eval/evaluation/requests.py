@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO, cast
@@ -159,11 +160,10 @@ def answer_requests(
         return None
     session.open_swarm(base)
     loaded = cast(LanguageModel, session.load_model(base, target))
-    session_tokens = session.agree_on_sessions(loaded, config.session_share)
     with session.process_group():
         data = Requests(_folder_on_host(session))
         model = _answering(loaded, data, base, session)
-        plan = data.plan(base.token_budget, session_tokens)
+        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), loaded, config.session_share)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)

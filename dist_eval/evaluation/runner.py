@@ -58,9 +58,9 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
         session.claim(lambda: is_new_run(session, task, *dataset()))
         model = session.load_model(task.base, task.target)
-        session_tokens = session.agree_on_sessions(model, 0.0 if config.audit else config.session_share)
         data = dataset()[0]
-        plan = task.plan(data, session_tokens)
+        share = 0.0 if config.audit else config.session_share
+        plan = session.plan_with_sessions(partial(task.plan, data), model, share)
         if session.is_complete():
             if not session.topology.is_leader:
                 return None

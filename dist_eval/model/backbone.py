@@ -19,7 +19,7 @@ from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, Tex
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.session_room import NO_ROOM, SESSION_TOKENS, SessionRoom, room_for_sessions
+from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -114,12 +114,12 @@ class Backbone(HostedModel, ABC):
         """Returns for how many tokens of texts servers have room in their attention caches; None without a swarm."""
         return None
 
-    def room_for_sessions(self, share: float, session_tokens: int | None = None) -> SessionRoom:
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """Asks for how many sessions with texts that begin alike there is room.
 
         Args:
             share: of the servers' free memory that may be taken, 0 to 1.
-            session_tokens: size of a session, by default what suits the servers.
+            session_tokens: tokens that a session may hold.
         """
         return NO_ROOM
 
@@ -277,12 +277,12 @@ class SwarmBackbone(Backbone):
                 room[block] += free // (span.end - span.start)
         return min(room)
 
-    def room_for_sessions(self, share: float, session_tokens: int | None = None) -> SessionRoom:
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """See `Backbone.room_for_sessions`."""
         if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
             return NO_ROOM
-        free, sizes = self.requests.free_cache(), SESSION_TOKENS if session_tokens is None else (session_tokens,)
-        return room_for_sessions(list(free), free, self.requests.num_blocks, share, sizes)
+        free = self.requests.free_cache()
+        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
 
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""

@@ -17,7 +17,7 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.generated_text import StopStrings
-from dist_eval.data.generation import CACHE_TOKENS
+from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
@@ -141,7 +141,7 @@ def sessions_at_a_time(cache_tokens: int | None, share: float, ranks: int) -> in
         share: of them that this run may take.
         ranks: number of ranks.
     """
-    return 1 if cache_tokens is None else max(1, int(share * cache_tokens / (CACHE_TOKENS * ranks)))
+    return 1 if cache_tokens is None else max(1, int(share * cache_tokens / (SESSION_TOKENS * ranks)))
 
 
 def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:

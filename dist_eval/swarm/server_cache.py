@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -113,7 +114,8 @@ class ServerCache:
     async def drop(self) -> None:
         """Cuts the connection, after a failure."""
         self._requests.put_nowait(None)
-        await self._answers.aclose()
+        with contextlib.suppress(Exception):  # of a connection that is lost anyway
+            await self._answers.aclose()
 
     async def _sent(self) -> AsyncIterator[Any]:
         while (request := await self._requests.get()) is not None:

@@ -8,69 +8,43 @@ from typing import NamedTuple
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Span
 
-SESSION_TOKENS = (2048, 1024, 512, 256)
-"""Sizes of a session, in tokens of all its texts. Petals' servers hold 4096 by default, or 16384 with grouped-query
-attention; with fewer than a few hundred, a session holds no row of a long prompt."""
-
-_LEAST_SESSIONS = 2
-"""Sessions that a run should hold at least: while one waits for its answer, another one is computed."""
-
 
 class SessionRoom(NamedTuple):
     """Room for sessions.
 
     Attributes:
-        session_tokens: tokens that a session may hold; 0 without room.
-        sessions: how many all ranks together may hold.
+        sessions: how many all ranks together may hold; 0 if the servers of some block cannot roll back.
+        busy: share of a route's servers that they keep busy, 0 to 1: each session is at one server at a time.
     """
 
-    session_tokens: int
     sessions: int
+    busy: float
 
 
-NO_ROOM = SessionRoom(0, 0)
+NO_ROOM = SessionRoom(0, 0.0)
 
 
 def room_for_sessions(
-    spans: Sequence[Span],
-    free: Mapping[Span, int],
-    blocks: int,
-    share: float,
-    sizes: Sequence[int] = SESSION_TOKENS,
+    spans: Sequence[Span], free: Mapping[Span, int], blocks: int, share: float, session_tokens: int
 ) -> SessionRoom:
-    """Finds the largest sessions of which there may be one for each server of a route, so that none has to idle.
+    """Finds how many sessions fit into the servers' memory.
 
     Args:
         spans: the blocks that are online.
         free: attention cache that each of them has left, in tokens times blocks.
         blocks: number of blocks of the model.
         share: of it that the run may take, 0 to 1.
-        sizes: sizes of a session to choose from, the largest one first.
-
-    Returns:
-        The room; less than one session for each server if there is no more, and none if the servers of some block
-        cannot roll back.
+        session_tokens: tokens that a session may hold.
     """
     able = [span for span in spans if can_roll_back(span.announced.version)]
-    tokens = {span: int(share * free[span] / (span.end - span.start)) for span in able}
-    wanted = max(_LEAST_SESSIONS, _servers_on_a_route(able, blocks))
-    found = NO_ROOM
-    for size in sizes:
-        sessions = min(
-            sum(tokens[span] // size for span in able if span.start <= block < span.end) for block in range(blocks)
-        )
-        if sessions:
-            found = SessionRoom(size, sessions)
-        if sessions >= wanted:
-            break
-    return found
+    fitting = {span: int(share * free[span] / (span.end - span.start)) // session_tokens for span in able}
+    sessions = min(sum(fitting[span] for span in able if span.start <= block < span.end) for block in range(blocks))
+    return SessionRoom(sessions, min(1.0, sessions / _servers_on_a_route(able, blocks))) if sessions else NO_ROOM
 
 
 def _servers_on_a_route(spans: Sequence[Span], blocks: int) -> int:
     servers = block = 0
     while block < blocks:
-        ends = [span.end for span in spans if span.start <= block < span.end]
-        if not ends:
-            return servers
-        servers, block = servers + 1, max(ends)
+        block = max(span.end for span in spans if span.start <= block < span.end)
+        servers += 1
     return servers

@@ -77,7 +77,7 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
         assert plan.sizes[number] <= rows_in_session(200 + 35, SESSION) + 1
 
 
-@pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (1100, False)])
+@pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (2100, False)])
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
     options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
     plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)

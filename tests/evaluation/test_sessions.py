@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from conftest import Launcher, SwarmClient, results_of, run_here, wait_for
+from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.runs.files import PREDICTIONS
@@ -78,6 +78,41 @@ def test_a_killed_run_leaves_no_cache_behind_and_resumes_to_the_same_bytes(
     assert results_of(tmp_path / "killed")["ranks"][0]["resumed"] > 0
     assert (tmp_path / "killed" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
     assert wait_for(lambda: free_cache(demo_swarm, swarm_client) == before, 20)
+
+
+def test_other_servers_and_one_that_is_killed_change_no_byte(
+    options: list[str], swarm_client: SwarmClient, launcher: Launcher, tmp_path: Path
+) -> None:
+    assert run_here(*options, "--output", str(tmp_path / "undisturbed")) == 0
+    swarm = ForkedSwarm(
+        str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 3), (3, 4), (0, 4)], threads=1
+    )
+    with swarm:
+        peers = options[: options.index("--initial-peers") + 1] + swarm.initial_peers
+        slow = [*peers, "--max-tokens-per-second", "3000", "--output", str(tmp_path / "killed")]
+        run = launcher.start(*slow, ranks=2, preloaded=True)
+        journal = tmp_path / "killed" / "journal"
+        assert wait_for(lambda: any(path.stat().st_size for path in journal.glob("*.batches")))
+        swarm.kill_server(2)
+        err = run.communicate()[1]
+    assert run.returncode == 0, err
+    killed = results_of(tmp_path / "killed")
+    assert killed["sessions"]["fell_back"] == 0
+    assert (tmp_path / "killed" / PREDICTIONS).read_bytes() == (tmp_path / "undisturbed" / PREDICTIONS).read_bytes()
+
+
+def test_soft_prompts_are_computed_once(demo_swarm: PrivateSwarm, tmp_path: Path) -> None:
+    rows = demo.TEST_DATA.read_text().splitlines()
+    (tmp_path / "rows.csv").write_text("\n".join(row[-30:] if "," in row[-30:] else row for row in rows) + "\n")
+    command = ["-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)]
+    command += ["--dataset", str(tmp_path / "rows.csv"), "--initial-peers", *demo_swarm.initial_peers]
+    for name, share in (("sessions", "0.5"), ("plain", "0")):
+        assert run_here(*command, "--session-share", share, "--output", str(tmp_path / name), "--report", "none") == 0
+    found, expected = (
+        np.stack(pandas.read_parquet(tmp_path / name / PREDICTIONS)["probabilities"]) for name in ("sessions", "plain")
+    )
+    assert results_of(tmp_path / "sessions")["sessions"]["rows"] == len(rows) - 1
+    assert np.allclose(found, expected, atol=1e-4)
 
 
 def test_a_resumed_run_keeps_its_plan_and_takes_plain_forwards_without_room(

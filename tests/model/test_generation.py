@@ -10,7 +10,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.data.generation import CACHE_TOKENS
+from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import LanguageModel
@@ -95,7 +95,7 @@ def test_a_swarm_gives_the_same_texts(
     found = generator(tiny_models[family], backbone=backbone).answer(ids, lengths, routing)
     assert texts(found) == texts(generator(tiny_models[family]).answer(ids, lengths))
     assert {block for one in routing.route for block in range(one.start, one.end)} == set(range(LAYERS))
-    assert backbone.cache_tokens() > CACHE_TOKENS
+    assert backbone.cache_tokens() > SESSION_TOKENS
 
 
 def test_end_tokens_and_stop_strings_end_a_text_whatever_its_neighbours_do(tiny_models: dict[str, Path]) -> None:

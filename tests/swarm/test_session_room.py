@@ -17,24 +17,24 @@ def room(*servers: tuple[int, int, int, Announcement], share: float = 0.5) -> Se
         Span(str(n), start, end, announced): tokens * (end - start)
         for n, (start, end, tokens, announced) in enumerate(servers)
     }
-    return room_for_sessions(list(spans), spans, 8, share)
+    return room_for_sessions(list(spans), spans, 8, share, 1024)
 
 
 @pytest.mark.parametrize(
     ("servers", "expected"),
     [
-        ([(0, 4, 4096, MAIN), (4, 8, 4096, MAIN)], SessionRoom(1024, 2)),  # Petals' default
-        ([(0, 4, 16384, MAIN), (4, 8, 16384, MAIN)], SessionRoom(2048, 4)),  # with grouped-query attention
-        ([(0, 8, 4096, MAIN), (0, 8, 4096, MAIN)], SessionRoom(2048, 2)),  # replicas
-        ([(n, n + 1, 4096, MAIN) for n in range(8)], SessionRoom(256, 8)),  # none of eight servers should idle
-        ([(0, 4, 4096, MAIN), (4, 8, 600, MAIN)], SessionRoom(256, 1)),
-        ([(0, 4, 4096, MAIN), (4, 8, 100, MAIN)], NO_ROOM),
+        ([(0, 4, 4096, MAIN), (4, 8, 4096, MAIN)], SessionRoom(2, 1.0)),  # Petals' default
+        ([(0, 4, 16384, MAIN), (4, 8, 16384, MAIN)], SessionRoom(8, 1.0)),  # with grouped-query attention
+        ([(0, 8, 4096, MAIN), (0, 8, 4096, MAIN)], SessionRoom(4, 1.0)),  # replicas
+        ([(n, n + 1, 4096, MAIN) for n in range(8)], SessionRoom(2, 0.25)),  # most of the servers would wait
+        ([(0, 4, 4096, MAIN), (4, 8, 2100, MAIN)], SessionRoom(1, 0.5)),
+        ([(0, 4, 4096, MAIN), (4, 8, 2000, MAIN)], NO_ROOM),
         ([(0, 4, 4096, MAIN), (4, 8, 4096, RELEASE)], NO_ROOM),  # it cannot roll back
         ([(0, 4, 4096, MAIN)], NO_ROOM),
         ([], NO_ROOM),
     ],
 )
-def test_the_largest_sessions_of_which_each_server_of_a_route_has_one(
+def test_as_many_sessions_as_fit_on_every_block(
     servers: list[tuple[int, int, int, Announcement]], expected: SessionRoom
 ) -> None:
     assert room(*servers) == expected
@@ -42,6 +42,4 @@ def test_the_largest_sessions_of_which_each_server_of_a_route_has_one(
 
 def test_a_run_takes_no_more_than_its_share() -> None:
     servers = [(0, 4, 4096, MAIN), (4, 8, 4096, MAIN)]
-    assert room(*servers, share=1.0) == SessionRoom(2048, 2)
-    assert room(*servers, share=0.1) == SessionRoom(256, 1)
-    assert room(*servers, share=0.0) == NO_ROOM
+    assert [room(*servers, share=share).sessions for share in (1.0, 0.75, 0.2, 0.0)] == [4, 3, 0, 0]
