@@ -89,7 +89,7 @@ class _Leader:
         if answered is not None:
             session.folder.save_timelines(answered.timelines)
             folder.save(self._results(answered))
-        session.publish_as_leader("reported", lambda: "")
+        session.publish_as_leader("results written", lambda: "")
         results = folder.recorded()
         if results is not None:
             if answered is not None or not (folder.path / REPORT).exists():

@@ -126,7 +126,7 @@ def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | Non
             return lead(session, base, target)
         answer_requests(session, base, target, lambda folder: {}, sys.stderr)
         if session.topology.hosts > 1 and session.topology.is_host_leader:
-            session.wait_for("reported")  # a scheduler does not restart a host that has exited with 0
+            session.wait_for("results written")  # a scheduler does not restart a host that has exited with 0
         return None
 
 

@@ -172,7 +172,7 @@ class Leader:
         )
         session.folder.save_timelines(answered.timelines)
         session.folder.save(results)
-        session.publish_as_leader("reported", lambda: "")
+        session.publish_as_leader("results written", lambda: "")
         report_on(session.folder.path, session.config.report)
         print(format_tasks(results, session.folder.path), flush=True)
         return results
@@ -184,5 +184,5 @@ class Leader:
             if not (folder.path / REPORT).exists():
                 report_on(folder.path, self._session.config.report)
             print(format_tasks(results, folder.path), flush=True)
-        self._session.publish_as_leader("reported", lambda: "")
+        self._session.publish_as_leader("results written", lambda: "")
         return results
