@@ -66,6 +66,11 @@ class _Leader:
         self._session, self._base, self._target, config = session, base, target, session.config
         self._tokenizer = load_tokenizer(base.name)
         require_decoding(self._tokenizer, base.name)
+        if self._tokenizer("a")["input_ids"][-1] == self._tokenizer.eos_token_id:
+            raise ConfigError(
+                "The tokenizer ends every prompt with its token for the end, behind which no text can follow: set "
+                "add_eos_token to false in the model's tokenizer_config.json."
+            )
         self._template = Template(str(config.prompt))
         sampling = {"top_k": config.top_k, "top_p": config.top_p, "seed": config.seed} if config.temperature else {}
         self._decoding = Decoding(
@@ -78,6 +83,7 @@ class _Leader:
                 "tokens that can be sent: give fewer, or a larger --max-length."
             )
         self._references: list[list[str]] = []
+        self._digest = hashlib.sha256()  # of the prompts
         self._source = open_rows(
             config.dataset, [*self._template.columns, config.label_column], subset=config.subset, split=config.split
         )
@@ -105,6 +111,7 @@ class _Leader:
         return {
             "tokenizer": tokenizer_digest(self._tokenizer),
             "--prompt": str(self._session.config.prompt),
+            "dataset": self._digest.hexdigest(),
             "decoding": self._decoding.model_dump_json(),
             "references": self._references_digest(),
         }
@@ -117,6 +124,7 @@ class _Leader:
             texts = [texts_in(name, column, batch.column(i), first, True) for i, column in enumerate(columns)]
             self._references += references_in(name, config.label_column, batch.column(len(columns)), first)
             prompts = [text + self._template.space for text in self._template.fill(texts)]
+            self._digest.update(json.dumps(prompts).encode())
             for row, ids in enumerate(self._tokenizer(prompts, verbose=False)["input_ids"], start=first):
                 problem = ""
                 if not ids:
