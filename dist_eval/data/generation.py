@@ -67,12 +67,17 @@ class TokenizedPrompts:
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
 
     def plan(self) -> Plan:
-        """Plans batches that fill `SESSION_TOKENS` with prompts and the longest texts that may follow; see above."""
+        """Plans batches that fill `SESSION_TOKENS` with prompts and the longest texts that may follow; see above.
+
+        A batch takes a step for each token by which its prompts differ, and one for each token of the longest text: the
+        differences may take a quarter more, and no prompt is in a batch with much shorter ones.
+        """
         parts = []
         for number, decoding in enumerate(self.facts.decodings):
             positions = np.flatnonzero(self.lengths[:, 1] == number)
             sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not
-            parts.append((plan_batches(sent, token_budget=SESSION_TOKENS), positions))
+            most_apart = max(1, decoding.max_new_tokens // 4)
+            parts.append((plan_batches(sent, token_budget=SESSION_TOKENS, most_apart=most_apart), positions))
         return join_plans(parts)
 
 

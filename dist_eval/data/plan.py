@@ -103,7 +103,9 @@ class Plan:
         return digest.hexdigest()
 
 
-def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1) -> Plan:
+def plan_batches(
+    lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1, most_apart: int | None = None
+) -> Plan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
     Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
@@ -115,6 +117,7 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, cop
             is a batch of its own.
         prefix: prompt tokens before every example.
         copies: how often each example is sent, with another continuation each time.
+        most_apart: largest difference between the lengths in a batch, by default any.
 
     Returns:
         The plan; every position is in exactly one batch.
@@ -128,6 +131,8 @@ def plan_batches(lengths: np.ndarray, *, token_budget: int, prefix: int = 0, cop
     while start < len(order):
         width = prefix + int(lengths[order[start]])
         end = min(start + max(1, token_budget // (copies * width)), len(order))
+        if most_apart is not None:
+            end = start + int((lengths[order[start:end]] >= lengths[order[start]] - most_apart).sum())
         tokens.append((end - start) * copies * width)
         starts.append(end)
         start = end

@@ -25,7 +25,7 @@ from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.generation import Generator, end_tokens_of, sessions_at_a_time
+from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
@@ -194,9 +194,9 @@ def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, sessio
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
         ends = end_tokens_of(base.name, base.config, tokenizer)
-        share, ranks = session.config.session_share, session.topology.world_size
-        sessions = sessions_at_a_time(model.backbone.cache_tokens(), share, ranks)
-        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, sessions)
+        share = session.config.session_share / session.topology.world_size
+        room = int(share * (model.backbone.cache_tokens() or 0))
+        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
     return RequestModel(model, generator, data.columns)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.generated_text import StopStrings
-from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
@@ -38,7 +38,7 @@ class Generator(ModelOnBackbone):
         decodings: how texts are generated, each way that a batch may ask for.
         tokenizer: its Hugging Face tokenizer.
         end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
-        sessions: most batches that are generated at a time (see `sessions_at_a_time`).
+        room: tokens of servers' caches that batches may take at a time; one batch is always let in.
     """
 
     LENGTHS = 3
@@ -50,14 +50,14 @@ class Generator(ModelOnBackbone):
         decodings: Sequence[Decoding],
         tokenizer: Any,
         end_tokens: Sequence[int],
-        sessions: int = 1,
+        room: int = 0,
     ) -> None:
         super().__init__(model.backbone, model.output.hidden_size)
         self._output, self._decodings = model.output, decodings
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
-        self._room = threading.Semaphore(sessions)
+        self._room = _Room(room)
 
     @property
     def columns(self) -> AnswerColumns:
@@ -92,7 +92,10 @@ class Generator(ModelOnBackbone):
         position, rows = 0, len(tokens)
         longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
         servers = Routing()
-        with self._room, self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session:
+        with (
+            self._room.taken(rows * longest),
+            self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session,
+        ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
@@ -133,15 +136,25 @@ def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Rout
             time.sleep(_BETWEEN_TRIES)
 
 
-def sessions_at_a_time(cache_tokens: int | None, share: float, ranks: int) -> int:
-    """Returns how many batches each rank may generate at a time.
+class _Room:
+    """Tokens that batches may take of servers' caches; one of them is always let in. Thread-safe."""
 
-    Args:
-        cache_tokens: tokens of texts for which servers have room; None without a swarm.
-        share: of them that this run may take.
-        ranks: number of ranks.
-    """
-    return 1 if cache_tokens is None else max(1, int(share * cache_tokens / (SESSION_TOKENS * ranks)))
+    def __init__(self, tokens: int) -> None:
+        self._tokens, self._taken = tokens, 0
+        self._given_back = threading.Condition()
+
+    @contextmanager
+    def taken(self, tokens: int) -> Iterator[None]:
+        """Waits until there is room for so many tokens, and takes it for the time of the context."""
+        with self._given_back:
+            self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= self._tokens)
+            self._taken += tokens
+        try:
+            yield
+        finally:
+            with self._given_back:
+                self._taken -= tokens
+                self._given_back.notify_all()
 
 
 def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
