@@ -182,8 +182,8 @@ def tokenize_dataset(
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
             if render is not None:
-                for tokens, was in zip(np.split(values, offsets[1:-1]), full, strict=True):
-                    common.append(prompts.add(tokens) if was <= max_length else -1)
+                for begin, end, was in zip(offsets[:-1], offsets[1:], full, strict=True):
+                    common.append(prompts.add(values[begin:end]) if was <= max_length else -1)
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
             longest = max(longest, int(full.max(initial=0)))

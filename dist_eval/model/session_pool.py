@@ -132,15 +132,16 @@ class SessionPool:
     def _take(self, key: _Key) -> tuple[_Key | None, TextSession | None]:
         """Waits for a session: one that holds the beginning, or else leave to open one, in place of another if any."""
         with self._changed:
-            while True:
-                if self._limit <= 0 or time.monotonic() < self._paused_until:
-                    raise NoCacheError("there is no room for a session")
+            while self._limit > 0:
                 for place, (held, _) in enumerate(self._idle):
                     if held == key:
                         return self._idle.pop(place)
-                if self._open < self._limit:
+                if self._open < self._limit and time.monotonic() >= self._paused_until:
                     self._open += 1
                     return None, None
                 if self._idle:
                     return self._idle.pop(0)
+                if not self._open:
+                    break
                 self._changed.wait()
+        raise NoCacheError("there is no room for a session")

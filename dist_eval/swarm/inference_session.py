@@ -157,7 +157,7 @@ class InferenceSession:
             blocks = span.end - span.start
             if segment.cache is not None and span is segment.cache.segment:
                 return self._continued(segment, piece), tokens * blocks
-            return self._opened(span, segment.sent, piece), from_beginning * blocks
+            return self._opened(span, segment, piece), from_beginning * blocks
 
         part = RoutePart(
             *(segment.start, segment.end, tokens if warm else from_beginning),
@@ -184,17 +184,16 @@ class InferenceSession:
         try:
             return cache, await cache.step(piece, self.position)
         except CacheLost:
-            return await self._opened(cache.segment, segment.sent, piece)
+            return await self._opened(cache.segment, segment, piece)
         except BaseException:
             await cache.drop()
             raise
 
-    async def _opened(
-        self, span: Span, sent: list[torch.Tensor], piece: torch.Tensor
-    ) -> tuple[ServerCache, torch.Tensor]:
+    async def _opened(self, span: Span, segment: _Segment, piece: torch.Tensor) -> tuple[ServerCache, torch.Tensor]:
         """Has a server compute all of the texts so far; returns the outputs for all positions."""
+        await segment.close()  # of a server that is no longer used
         cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._prompts)
-        before = self._pieces(torch.cat(sent, dim=1)) if sent else []
+        before = self._pieces(torch.cat(segment.sent, dim=1)) if segment.sent else []
         try:
             outputs = [await cache.step(part, cache.position) for part in (*before, piece)]
         except BaseException:
