@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from benchmarks import harness
 from benchmarks.contenders import Contender, run_process
@@ -172,6 +173,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options.prefixes, options.rows = [64], 60
     report = harness.Report("prefix", QUESTION, unit="rows/s", options=options)
     sentences = make_corpus(2000).sentences
+    torch.set_num_threads(1)  # a DHT node that is forked from a process with threads of torch may hang
     model = make_model(scratch_dir, SIZES[str(TINY) if options.quick else options.base], sentences)
     _lengthen(model)
     with swarm_of(model, scratch_dir) as swarm:
