@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from benchmarks import harness
 from benchmarks.contenders import Contender, run_process
@@ -40,7 +41,7 @@ PROMPT_BARS = {(25, 25): 1.3, (15, 35): 1.0, (100, 100): 1.0}
 
 SESSIONS, PLAIN = "dist_eval, sessions", "dist_eval, plain forwards"
 _POSITIONS, _PLAIN_TOKENS, _CLOSE, _POLL_SECONDS = 2048, 250_000, 1e-3, 0.2
-_SWITCH_UP_TO = 64
+_SWITCH_UP_TO, _CLASSES = 64, ("negative", "positive")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,12 @@ class Stage:
     def label_words(self, prefix: int) -> list[str]:
         """Returns the options for label words after prompts that begin with so many tokens."""
         prompt = " ".join([*self._draw(prefix - 1, seed=1), "{sentence}"])  # after the token that begins every text
-        return ["--prompt", prompt, "--label-words", *self.words[:2]]
+        return [
+            "--prompt",
+            prompt,
+            "--label-words",
+            *(f"{one}={word}" for one, word in zip(_CLASSES, self.words, strict=False)),
+        ]
 
     def rows_of(self, fewest: int, most: int, *, begins: bool) -> Path:
         """Writes texts of so many tokens, with the one that begins every text if nothing else does."""
@@ -96,7 +102,7 @@ class Stage:
             writer = csv.writer(file)
             writer.writerow(["sentence", "label"])
             for row, length in enumerate(lengths):
-                writer.writerow([" ".join(self._draw(length, seed=row + 2)), self.words[row % 2]])
+                writer.writerow([" ".join(self._draw(length, seed=row + 2)), _CLASSES[row % 2]])
         return path
 
     def run(self, contender: Contender, what: list[str], rows: Path, limit: int) -> Run:
@@ -172,6 +178,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options.prefixes, options.rows = [64], 60
     report = harness.Report("prefix", QUESTION, unit="rows/s", options=options)
     sentences = make_corpus(2000).sentences
+    torch.set_num_threads(1)  # a DHT node that is forked from a process with threads of torch may hang
     model = make_model(scratch_dir, SIZES[str(TINY) if options.quick else options.base], sentences)
     _lengthen(model)
     with swarm_of(model, scratch_dir) as swarm:

@@ -11,6 +11,7 @@ BY_CONTENT = {
     *("max_length", "server_max_tokens", "token_budget", "adapter"),
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
+    "session_share",
 }
 """Options whose effect is in the fingerprint: digests of models, tokens and labels, the limits and the plan."""
 
