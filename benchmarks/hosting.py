@@ -37,7 +37,7 @@ def swarm_of(
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)
-    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.client import join_swarm, leave_swarm, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
     blocks = model.size.layers
@@ -50,9 +50,14 @@ def swarm_of(
         **options,
     ) as swarm:
         dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
+
+        def check() -> None:
+            swarm.require_alive()
+            rejoin_swarm(dht, swarm.initial_peers)  # on a busy host, the first contact may fail
+
         try:
             count = len(swarm.spans)
-            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, servers=count, check=swarm.require_alive)
+            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, servers=count, check=check)
         finally:
             leave_swarm(dht)
         yield swarm

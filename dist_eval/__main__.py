@@ -11,7 +11,7 @@ from dist_eval.options.commandline import EVALUATION
 from dist_eval.options.config import EvaluationConfig
 
 if TYPE_CHECKING:
-    from dist_eval.runs.evaluation_folder import EvaluationFolder
+    from dist_eval.runs.run_folder import RunFolder
 
 
 def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -> int:
@@ -19,7 +19,12 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
     return program.run(config, scratch_dir, stop, _load)
 
 
-def _load() -> tuple[program.RunFunction, type[EvaluationFolder]]:
+def _load(config: EvaluationConfig) -> tuple[program.RunFunction, type[RunFolder]]:
+    if config.generate:
+        from dist_eval.evaluation.generation import generate_run
+        from dist_eval.runs.requests_folder import RequestsFolder
+
+        return generate_run, RequestsFolder
     from dist_eval.evaluation.runner import evaluate_run
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 

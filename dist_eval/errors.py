@@ -16,6 +16,7 @@ __all__ = [
     "ExactnessError",
     "LostRankError",
     "ModelOutputError",
+    "NoCacheError",
     "OutageError",
     "RefusedError",
     "RunError",
@@ -56,6 +57,10 @@ class RefusedError(SwarmError):
     """Servers refused a request: sending it again would not help."""
 
     transient = False
+
+
+class NoCacheError(SwarmError):
+    """No server has room for an attention cache; a plain forward may still work."""
 
 
 class OutageError(SwarmError):

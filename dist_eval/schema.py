@@ -38,7 +38,7 @@ def results_schema() -> dict[str, Any]:
     definitions["Config"] = _config_schema(EvaluationConfig)
     definitions["HarnessConfig"] = _config_schema(HarnessConfig)
     configs = [{"$ref": f"#/$defs/{name}"} for name in ("Config", "HarnessConfig")]
-    of_complete = {"CompleteRun": configs[0], "CompleteHarnessRun": configs[1]}
+    of_complete = {"CompleteRun": configs[0]}
     for name, record in definitions.items():
         if "config" in record["properties"]:
             known = of_complete.get(name, {"anyOf": configs})

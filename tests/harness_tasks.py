@@ -36,6 +36,14 @@ TASKS: dict[str, dict[str, Any]] = {
         "doc_to_target": "{{text}}",
         "metric_list": [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")],
     },
+    "stories": {
+        "output_type": "generate_until",
+        "fewshot_split": "train",
+        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_target": " {{ending}}",
+        "generation_kwargs": {"until": ["w", "Question:"], "max_gen_toks": 7},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    },
 }
 
 
@@ -68,11 +76,11 @@ def make_tasks(folder: Path, seed: int = 0) -> Path:
 
 def make_tokenizer(vocabulary: int) -> Any:
     """Trains a tokenizer on the words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     tokenizer.train_from_iterator([" ".join(WORDS), "Question: abcd\nAnswer:"], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.harness.folder import HarnessFolder
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessFiles, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
 from dist_eval.results.work import RankWork, Throughput
+from dist_eval.runs.requests_folder import RequestsFolder
 
 CHOICES = ("north", "south", "east")
 
@@ -47,7 +47,7 @@ def task_run(
         for task, of_task in values.items()
     }
     config = HarnessConfig(tasks=list(values), model="base", backend="local")
-    run = HarnessFolder(folder, config.recorded())
+    run = RequestsFolder(folder, config.recorded())
     run.open()
     run.close()
     files = HarnessFiles(results="results_now.json", samples={task: f"samples_{task}_now.jsonl" for task in values})

@@ -65,7 +65,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
             self.seconds += time.perf_counter() - start
             return answers
 
-    model = _swarm_model(spec, scratch_dir) if spec.initial_peers else _local_model(spec)
+    model = causal_model(spec.model, spec.initial_peers, spec.dht_prefix, scratch_dir)
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     backend = Timed(pretrained=model, tokenizer=tokenizer, batch_size=spec.batch_size, device="cpu")
     with torch.no_grad():
@@ -81,23 +81,29 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     return Result(backend.seconds, [float(answer[0][0]) for sample in samples for answer in sample["resps"]])
 
 
-def _local_model(spec: Spec) -> Any:
-    from transformers import AutoModelForCausalLM
+def causal_model(model: str, initial_peers: list[str], dht_prefix: str, scratch_dir: Path) -> Any:
+    """Loads Petals' own causal model on a swarm, or one in this process, where all cores compute it.
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    return AutoModelForCausalLM.from_pretrained(spec.model)
+    Args:
+        model: its folder.
+        initial_peers: addresses of the swarm; empty for a model in this process.
+        dht_prefix: name under which the swarm announces it.
+        scratch_dir: folder for sockets.
+    """
+    if not initial_peers:
+        from transformers import AutoModelForCausalLM
 
-
-def _swarm_model(spec: Spec, scratch_dir: Path) -> Any:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        return AutoModelForCausalLM.from_pretrained(model)
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)
     import petals
 
     return petals.AutoDistributedModelForCausalLM.from_pretrained(
-        spec.model,
-        initial_peers=spec.initial_peers,
-        dht_prefix=spec.dht_prefix,
+        model,
+        initial_peers=initial_peers,
+        dht_prefix=dht_prefix,
         show_route=False,
         torch_dtype=torch.float32,
         use_chunked_forward=False,  # of no effect in float32; "auto" imports what has no wheel for Python 3.12

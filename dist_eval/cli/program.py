@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 RunFunction = Callable[..., Any]
 """Runs one rank: called with its session (see `dist_eval.evaluation.session`)."""
 
-Load = Callable[[], "tuple[RunFunction, type[RunFolder]]"]
-"""Imports the run function, and the class of the run's folder."""
+Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
+"""Imports the run function, and the class of the run's folder, for the options of a run."""
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:
@@ -80,7 +80,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         from dist_eval.errors import print_error
         from dist_eval.evaluation.session import Session
 
-        run_function, folder_class = load()
+        run_function, folder_class = load(config)
 
     topology, rank_store, coverage, details = None, None, None, ""
     folder = folder_class(

@@ -1,7 +1,8 @@
 """What a model answers to a batch: one row for each example, with the columns that the model's head declares.
 
 The columns are the fields of a structured dtype. A classification head has one, `logits`; a language model has the
-log-likelihood of a continuation, and whether it is the likeliest. Only what interprets the answers knows which.
+log-likelihood of a continuation, and whether it is the likeliest, or the tokens of a text after a prompt. Only what
+interprets the answers knows which.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class BatchOutcome:
         route: the servers that computed it. Empty without a swarm.
         failed: the reasons of examples without an answer, by row in the batch.
         audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
+        fell_back: whether it took plain forwards instead of a session, because no server had room for one.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class BatchOutcome:
     route: Sequence[RouteSegment] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
+    fell_back: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -64,6 +67,11 @@ def logits_columns(num_labels: int) -> AnswerColumns:
 def log_likelihood_columns() -> AnswerColumns:
     """Returns the columns of a language model: `log_likelihood`, float64, and `is_greedy`, uint8 (0 or 1)."""
     return np.dtype([("log_likelihood", np.float64), ("is_greedy", np.uint8)])
+
+
+def generation_columns(max_new_tokens: int) -> AnswerColumns:
+    """Returns the columns of a generated text: `tokens`, int32 of shape [max_new_tokens], and their number `length`."""
+    return np.dtype([("tokens", np.int32, (max_new_tokens,)), ("length", np.int32)])
 
 
 def column_names(columns: AnswerColumns) -> tuple[str, ...]:

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, expand_plan, plan_batches
-from dist_eval.data.token_file import TokenFile, token_writer
+from dist_eval.data.plan import Plan, expand_plan
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions
+from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
 
 TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
-FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE)
+COMMON_FILE = "common.npy"
+FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE, COMMON_FILE)
 """What `write_continuations` writes."""
 
-_ROWS_IN_A_CHUNK = 1024
 _DIGEST_BYTES = 16
 
 
@@ -37,6 +38,7 @@ class TokenizedContinuations:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.facts = ContinuationsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
         self.forward_of: np.ndarray = np.load(folder / FORWARDS_FILE, mmap_mode="r")
@@ -63,11 +65,22 @@ class TokenizedContinuations:
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 
-    def plan(self, token_budget: int) -> Plan:
-        """Plans batches that fill a token budget with distinct forwards."""
+    def plan(self, token_budget: int, session_tokens: int = 0) -> Plan:
+        """Plans batches that fill a token budget with distinct forwards (see `plan_with_sessions`)."""
         lengths = np.empty(self.facts.forwards, dtype=np.int64)
         lengths[self.forward_of] = np.asarray(self.lengths[:, 1]) - 1
-        return expand_plan(plan_batches(lengths, token_budget=token_budget), np.asarray(self.forward_of))
+        unused, text_of = lengths.copy(), lengths.copy()
+        np.minimum.at(unused, self.forward_of, np.asarray(self.lengths[:, 0]) - 1)
+        text_of[self.forward_of] = np.arange(len(self))
+        beginnings = Beginnings(
+            np.load(self._folder / COMMON_FILE),
+            unused,
+            lambda forward, size: self._tokens.input_ids(int(text_of[forward]))[:size],
+        )
+        plan = plan_with_sessions(
+            lengths, token_budget=token_budget, session_tokens=session_tokens, beginnings=beginnings
+        )
+        return expand_plan(plan, np.asarray(self.forward_of))
 
 
 def write_continuations(
@@ -88,31 +101,23 @@ def write_continuations(
     forward_of: list[int] = []
     lengths: list[tuple[int, int]] = []
     truncated = longest = 0
-    digest = hashlib.sha256()
-    with token_writer(folder / TOKENS_FILE) as writer:
-        chunk: list[np.ndarray] = []
-
-        def flush() -> None:
-            offsets = np.cumsum([0, *map(len, chunk)]).astype(np.int32)
-            writer.write(np.concatenate(chunk), offsets)
-            chunk.clear()
-
+    digest, forwards, common = hashlib.sha256(), CommonTokens(), list[int]()
+    with write_tokens(folder / TOKENS_FILE) as write:
         for context, continuation in pairs:
             tokens = np.asarray([*context, *continuation], dtype=np.int32)
             truncated += len(tokens) > max_length
             longest = max(longest, len(tokens))
             tokens = tokens[-max_length:]
             forward = hashlib.blake2b(tokens[:-1].tobytes(), digest_size=_DIGEST_BYTES).digest()
+            if forward not in numbers:
+                common.append(forwards.add(tokens[:-1]) if len(context) + len(continuation) <= max_length else -1)
             forward_of.append(numbers.setdefault(forward, len(numbers)))
             lengths.append((len(tokens) - len(continuation), len(tokens)))
             digest.update(tokens.tobytes() + np.asarray(lengths[-1], dtype=np.int32).tobytes())
-            chunk.append(tokens)
-            if len(chunk) == _ROWS_IN_A_CHUNK:
-                flush()
-        if chunk:
-            flush()
+            write(tokens)
     np.save(folder / LENGTHS_FILE, np.asarray(lengths, dtype=np.int32).reshape(-1, 2))
     np.save(folder / FORWARDS_FILE, np.asarray(forward_of, dtype=np.int32))
+    np.save(folder / COMMON_FILE, np.asarray(common, dtype=np.int32))
     facts = ContinuationsSummary(
         texts=len(lengths),
         forwards=len(numbers),

@@ -20,6 +20,7 @@ from dist_eval.data.label_columns import open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows, place_of
 from dist_eval.data.selection import SelectedRows, only_rows, places_of
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
 from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
@@ -27,7 +28,7 @@ from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
-_ROWS_FILE, _CUT_FILE = "rows.npy", "cut.npy"
+_ROWS_FILE, _CUT_FILE, _COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
 
 
 Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
@@ -76,6 +77,13 @@ class TokenizedDataset:
     def file_digests(self) -> dict[str, str]:
         """Returns the hash of each of its files, by name; empty if they are not listed (see `DatasetSummary`)."""
         return {shard.file: shard.digest for shard in self.facts.shards or ()}
+
+    def beginnings(self) -> Beginnings | None:
+        """Returns what prompts have in common; None for texts that are no prompts."""
+        path = self._folder / _COMMON_FILE
+        if not path.exists():
+            return None
+        return Beginnings(np.load(path), self.lengths - 1, lambda index, size: self.input_ids(index)[:size])
 
     def column(self, name: str) -> pa.Array:
         """Returns one of the extra columns as text: strings, null where a value is missing."""
@@ -156,7 +164,7 @@ def tokenize_dataset(
     source = only_rows(open_rows(dataset, columns, subset=subset, split=split), selected and selected.rows)
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
-    lengths, codes, lost = [], [], []
+    lengths, codes, lost, common, prompts = [], [], [], [], CommonTokens()
     row = truncated = longest = multiline = 0
     wordless = np.zeros(2, dtype=np.int64)
     with (
@@ -201,6 +209,9 @@ def tokenize_dataset(
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
             lengths.append(kept)
             lost.append((full - kept)[too_long])
+            if render is not None:
+                for begin, end, was in zip(offsets[:-1], offsets[1:], full, strict=True):
+                    common.append(prompts.add(values[begin:end]) if was <= max_length else -1)
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
             longest = max(longest, int(full.max(initial=0)))
@@ -217,6 +228,8 @@ def tokenize_dataset(
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _CUT_FILE, np.concatenate(lost))
     np.save(folder / _LABELS_FILE, label_ids)
+    if render is not None:
+        np.save(folder / _COMMON_FILE, np.asarray(common, dtype=np.int32))
     facts = DatasetSummary(
         source=source.name,
         is_path=source.is_path,

@@ -7,18 +7,19 @@ the rank that sends it. Needs no model and no process group.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from dist_eval.results.inputs import PlanSummary
+from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All batches of a run, longest first.
+    """All batches of a run, longest first; those of sessions come before the others.
 
     Attributes:
         order: rows of the dataset, sorted by length, int64 of shape [n].
@@ -26,6 +27,10 @@ class Plan:
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens before every example.
+        shared: tokens at the beginning of all texts of a batch, prompts included, that are computed once in a session,
+            and are not counted in `tokens`; 0 for plain forwards. int64 of shape [batches], None without sessions.
+        session_tokens: tokens that a session may hold.
+        longest_session: tokens of the largest session: one of a single text may hold more.
     """
 
     order: np.ndarray
@@ -33,6 +38,9 @@ class Plan:
     tokens: np.ndarray
     real_tokens: np.ndarray
     prefix: int
+    shared: np.ndarray | None = None
+    session_tokens: int = 0
+    longest_session: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -46,6 +54,10 @@ class Plan:
         """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
+    def shared_by(self, number: int) -> int:
+        """Returns the tokens that are computed once for all texts of batch `number`."""
+        return 0 if self.shared is None else int(self.shared[number])
+
     def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
         return PlanSummary(
@@ -55,17 +67,50 @@ class Plan:
             digest=self.digest(),
         )
 
+    @property
+    def gain(self) -> float:
+        """How many times the tokens of its own the batches for sessions would send in plain forwards; 1 without any."""
+        if self.shared is None:
+            return 1.0
+        own, saved = self.tokens[self.shared > 0].sum(), (self.shared * self.sizes).sum()
+        return float((own + saved) / own)
+
+    def sessions(self, fell_back: int) -> SessionsSummary | None:
+        """Returns the section `sessions` of `results.json`, None without sessions.
+
+        Args:
+            fell_back: batches that took plain forwards all the same.
+        """
+        if self.shared is None:
+            return None
+        return SessionsSummary(
+            session_tokens=self.session_tokens,
+            batches=int((self.shared > 0).sum()),
+            rows=int(self.sizes[self.shared > 0].sum()),
+            saved_tokens=int((self.shared * self.sizes).sum()),
+            fell_back=fell_back,
+        )
+
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
         for part in (self.order, self.starts):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
+        if self.shared is not None:
+            digest.update(np.ascontiguousarray(self.shared).data)
+            digest.update(self.session_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
 
 
 def plan_batches(
-    lengths: np.ndarray, *, token_budget: int, prefix: int = 0, copies: int = 1, rows: np.ndarray | None = None
+    lengths: np.ndarray,
+    *,
+    token_budget: int,
+    prefix: int = 0,
+    copies: int = 1,
+    most_apart: int | None = None,
+    rows: np.ndarray | None = None,
 ) -> Plan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
@@ -78,6 +123,7 @@ def plan_batches(
             is a batch of its own.
         prefix: prompt tokens before every example.
         copies: how often each example is sent, with another continuation each time.
+        most_apart: largest difference between the lengths in a batch, by default any.
         rows: the row of the dataset of each example, int64 of shape [n]; by default its position.
 
     Returns:
@@ -92,6 +138,8 @@ def plan_batches(
     while start < len(order):
         width = prefix + int(lengths[order[start]])
         end = min(start + max(1, token_budget // (copies * width)), len(order))
+        if most_apart is not None:
+            end = start + int((lengths[order[start:end]] >= lengths[order[start]] - most_apart).sum())
         tokens.append((end - start) * copies * width)
         starts.append(end)
         start = end
@@ -121,6 +169,32 @@ def expand_plan(plan: Plan, forward_of: np.ndarray) -> Plan:
     place[plan.order] = np.arange(len(plan.order))
     ends = np.concatenate([[0], np.cumsum(counts)])
     return replace(plan, order=np.argsort(place[forward_of], kind="stable"), starts=ends[plan.starts])
+
+
+def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
+    """Puts plans for parts of a dataset one after the other.
+
+    Args:
+        parts: at least one plan, all of one prefix, and the position in the dataset of each of its examples, int64 of
+            shape [n].
+
+    Returns:
+        The plan of all of them; no batch has examples of two parts.
+    """
+    plans = [plan for plan, _ in parts]
+    offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
+    starts = [plan.starts[:-1] + offset for plan, offset in zip(plans, offsets, strict=False)]
+    shared = [np.zeros(len(plan), dtype=np.int64) if plan.shared is None else plan.shared for plan in plans]
+    return Plan(
+        order=np.concatenate([positions[plan.order] for plan, positions in parts]),
+        starts=np.concatenate([*starts, offsets[-1:]]),
+        tokens=np.concatenate([plan.tokens for plan in plans]),
+        real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
+        prefix=plans[0].prefix,
+        shared=None if all(plan.shared is None for plan in plans) else np.concatenate(shared),
+        session_tokens=max(plan.session_tokens for plan in plans),
+        longest_session=max(plan.longest_session for plan in plans),
+    )
 
 
 def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:

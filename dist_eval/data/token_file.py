@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32()))])
+_ROWS_IN_A_CHUNK = 1024
 _ROWS_KEPT_MAPPED = 128
 """The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
 
@@ -86,3 +87,28 @@ def token_writer(path: Path) -> Iterator[TokenWriter]:
     """Opens a file for writing token ids."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         yield TokenWriter(writer)
+
+
+@contextmanager
+def write_tokens(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
+    """Opens a file for writing texts one by one.
+
+    Yields:
+        A function that writes the next text, int32 of shape [length].
+    """
+    with token_writer(path) as writer:
+        chunk: list[np.ndarray] = []
+
+        def flush() -> None:
+            offsets = np.cumsum([0, *map(len, chunk)]).astype(np.int32)
+            writer.write(np.concatenate(chunk), offsets)
+            chunk.clear()
+
+        def write(tokens: np.ndarray) -> None:
+            chunk.append(tokens)
+            if len(chunk) == _ROWS_IN_A_CHUNK:
+                flush()
+
+        yield write
+        if chunk:
+            flush()

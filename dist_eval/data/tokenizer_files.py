@@ -73,7 +73,7 @@ def _load(place: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, tokenizer_file=str(file))
     if stand_ins:
         _replace_words(tokenizer.backend_tokenizer, stand_ins)
-    tokenizer.definition = definition
+    tokenizer.definition, tokenizer.has_stand_ins = definition, bool(stand_ins)
     return tokenizer
 
 
@@ -96,6 +96,25 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     finally:
         backend.pre_tokenizer = translating
     write_atomically(folder / FILE, json.dumps(definition, ensure_ascii=False).encode())
+
+
+def require_decoding(tokenizer: Any, name: str) -> None:
+    """Checks that a tokenizer can make texts of token ids.
+
+    Args:
+        tokenizer: from `load_tokenizer`.
+        name: the model, for messages.
+
+    Raises:
+        CheckpointError: some of its words are translated.
+    """
+    if getattr(tokenizer, "has_stand_ins", False):
+        import tokenizers
+
+        raise CheckpointError(
+            f"{name}/{FILE}: tokenizers {tokenizers.__version__} cannot make texts of these tokens. Use an "
+            "installation with a newer one, such as that of Petals' main branch."
+        )
 
 
 def definition_of(tokenizer: Any) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Combined:
         precisions: in which the servers computed that gave the answers.
         timelines: each rank's entry in `timeline.json`.
         metrics: custom metrics with a reduction, reduced over all batches; on the leader only.
+        fell_back: batches that took plain forwards instead of a session.
     """
 
     gathered: Gathered
@@ -55,6 +56,7 @@ class Combined:
     precisions: list[str]
     timelines: list[RankTimeline]
     metrics: ReducedMetrics
+    fell_back: int
 
 
 def combine(
@@ -106,6 +108,7 @@ def combine(
         precisions=sorted(set[str]().union(*all_gather(precisions))),
         timelines=all_gather(timeline),
         metrics=reduced,
+        fell_back=sum(all_gather(worker.fell_back)),
     )
 
 

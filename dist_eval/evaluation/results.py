@@ -6,7 +6,7 @@ from typing import cast
 
 from dist_eval.evaluation.combination import Combined, spread, throughput
 from dist_eval.metrics.computing import Metrics
-from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary, PlanSummary
+from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary, PlanSummary, SessionsSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Analysis, ConfusionMatrix, ProblemType, Scores
 from dist_eval.results.work import Audit, BackendComparison, Swarm
@@ -21,6 +21,7 @@ def results_of(
     data: DatasetSummary,
     model: ModelSummary,
     plan: PlanSummary,
+    sessions: SessionsSummary | None,
     swarm: Swarm | None,
     audit: Audit | None,
     backends: BackendComparison | None,
@@ -35,6 +36,7 @@ def results_of(
         data: the dataset.
         model: the model.
         plan: the batches.
+        sessions: what was planned for sessions, None without any.
         swarm: the servers, None without a swarm.
         audit: the findings of the audits, None without any.
         backends: the comparison of the backends, None without one.
@@ -47,6 +49,7 @@ def results_of(
         data=data,
         model=model,
         plan=plan,
+        sessions=sessions,
         ranks=combined.ranks,
         spread=spread(combined.ranks, metrics),
         throughput=throughput(combined.ranks),

@@ -31,7 +31,7 @@ from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results, selection_words
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal import Journal, recorded_session_tokens
 from dist_eval.statistics.custom import statistics_of_functions
 
 EvalSession = Session[EvaluationConfig, EvaluationFolder]
@@ -60,12 +60,16 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
         session.claim(lambda: has_work(session, task, *dataset()))
         model = session.load_model(task.base, task.target) if needs_model else None
+        data = dataset()[0]
         if session.is_complete() or model is None:
             if not session.topology.is_leader:
                 return None
-            return rescore_complete(session.folder, config, task.custom_metrics, *dataset())
-        announce_selection(session, dataset()[0])
-        run = Evaluation(session, task, *dataset(), model)
+            plan = task.plan(data, recorded_session_tokens(session.folder.path) or 0)
+            return rescore_complete(session.folder, config, task.custom_metrics, data, plan)
+        announce_selection(session, data)
+        share = 0.0 if config.audit else config.session_share
+        plan = session.plan_with_sessions(partial(task.plan, data), model, share)
+        run = Evaluation(session, task, data, plan, model)
         local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
         with session.process_group(), run.predicting() as worker:
             batches = worker.run(session.topology, config.collective_timeout)
@@ -133,6 +137,7 @@ class Evaluation:
             drain_timeout=config.stop_grace,
             failures=self.failures,
             audited=audited_batches(len(self.plan), config.audit),
+            session_ranks=session.session_ranks,
         )
         with progress.shown():
             session.stop.defer_signals()
@@ -181,6 +186,7 @@ class Evaluation:
             data=self.data.facts,
             model=task.base.summary(task.target),
             plan=self.plan.summary(),
+            sessions=self.plan.sessions(combined.fell_back),
             swarm=self.session.swarm,
             audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
             backends=comparison.summary(folder.path) if comparison else None,

@@ -15,21 +15,30 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from dist_eval.data.plan import Plan
+from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
+from dist_eval.model.session_pool import SessionPool
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
+from dist_eval.runs.journal import record_session_tokens, recorded_session_tokens
 from dist_eval.runs.run_folder import RunFolder
+from dist_eval.swarm.session_room import NO_ROOM
 from dist_eval.swarm.window import Window, window_in_memory
 
 _OPENING_SECONDS = 120.0
 _PREPARATION_SECONDS = 72 * 3600.0
 """Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
 texts take about a day."""
+
+_WORTHWHILE = 1.2
+"""Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy."""
 
 _TO_DO, _COMPLETE = "to do", "complete"
 
@@ -54,6 +63,7 @@ class Session(Generic[Config, Folder]):
         swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
             and before the model is loaded.
         found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
+        session_ranks: the first so many ranks may hold sessions.
     """
 
     config: Config
@@ -64,6 +74,7 @@ class Session(Generic[Config, Folder]):
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
     found_results: bool = False
+    session_ranks: int = 0
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
@@ -138,6 +149,46 @@ class Session(Generic[Config, Folder]):
         )
         self._closing.callback(model.close)
         return model
+
+    def plan_with_sessions(self, make_plan: Callable[[int], Plan], model: LoadedModel, share: float) -> Plan:
+        """Lets the leader decide, once for a run, whether texts that begin alike are sent in sessions.
+
+        That is so if the servers have room for so many sessions that less work outweighs servers that wait. The model
+        gets this rank's part of the sessions; how many there are changes no result.
+
+        Args:
+            make_plan: returns the plan for sessions of a size, 0 for none.
+            model: the model.
+            share: of the servers' free memory that all ranks together may take, 0 to 1.
+
+        Returns:
+            The plan, the same in all starts of the run.
+        """
+        plain = make_plan(0)
+        if self.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
+            return plain
+
+        def decide() -> str:
+            recorded = recorded_session_tokens(self.folder.path)
+            plan = make_plan(SESSION_TOKENS if recorded is None else recorded)
+            room = NO_ROOM
+            if share and plan.shared is not None:
+                room = model.backbone.room_for_sessions(share, plan.longest_session)
+            if recorded is None and plan.gain * room.busy < _WORTHWHILE:
+                return "0 0"
+            if recorded is None:
+                record_session_tokens(self.folder.path, plan.session_tokens)
+            return f"{plan.session_tokens} {room.sessions}"
+
+        self.publish_as_leader("sessions", decide)
+        session_tokens, sessions = map(int, self.wait_for("sessions").split())
+        if not session_tokens:
+            return plain
+        rank, ranks = self.topology.rank, self.topology.world_size
+        self.session_ranks = min(sessions, ranks)
+        own = sessions // ranks + (rank < sessions % ranks)
+        model.backbone.sessions = SessionPool(model.backbone, own, session_tokens)
+        return make_plan(session_tokens)
 
     def is_complete(self) -> bool:
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.selection import Selection, select_rows
+from dist_eval.data.shared_prefixes import plan_with_sessions
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
@@ -71,14 +72,20 @@ class EvalTask:
     def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
         """Opens the tokenized dataset in a folder, and plans its batches."""
         data = TokenizedDataset(folder)
-        plan = plan_batches(
+        return data, self.plan(data)
+
+    def plan(self, data: TokenizedDataset, session_tokens: int = 0) -> Plan:
+        """Plans the batches of a dataset (see `plan_with_sessions`)."""
+        return plan_with_sessions(
             data.lengths,
             token_budget=self.base.token_budget,
+            session_tokens=session_tokens,
+            beginnings=data.beginnings(),
             prefix=self.target.extra_tokens,
+            prompt_tokens=self.target.pre_seq_len,
             copies=self.target.forwards_per_text,
             rows=data.rows,
         )
-        return data, plan
 
     def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""

@@ -63,7 +63,7 @@ class FailurePolicy:
             raise RunError(f"All {examples} examples failed. One of them: {reason}")
 
 
-def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int, int]:
+def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: int = 0) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
@@ -72,6 +72,7 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assign
         found: which batches this rank's journal has finished, bool of shape [batches].
         plan: all batches.
         topology: this process's place among the ranks.
+        session_ranks: the first so many ranks may hold sessions, and get the batches that are planned for one.
 
     Returns:
         This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
@@ -82,9 +83,22 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assign
     left = np.flatnonzero(~done)
     share = Assignment(
         resumed=np.flatnonzero(owner == topology.rank),
-        shard=left[shard_batches(len(left), rank=topology.rank, world_size=topology.world_size)],
+        shard=_shard(left, plan, topology, session_ranks),
     )
     return share, int(plan.sizes[done].sum()), int(plan.tokens[left].sum())
+
+
+def _shard(left: np.ndarray, plan: Plan, topology: Topology, session_ranks: int) -> np.ndarray:
+    """Returns the unfinished batches of this rank; where not all ranks hold sessions, in proportion to tokens."""
+    rank, ranks = topology.rank, topology.world_size
+    shared = np.zeros(len(plan), dtype=bool) if plan.shared is None else plan.shared > 0
+    if not 0 < session_ranks < ranks or not shared[left].any():
+        return left[shard_batches(len(left), rank=rank, world_size=ranks)]
+    owners, tokens = np.empty(len(left), dtype=np.int64), np.zeros(ranks)
+    for place, batch in enumerate(left):
+        owners[place] = tokens[: session_ranks if shared[batch] else ranks].argmin()
+        tokens[owners[place]] += plan.tokens[batch]
+    return left[owners == rank]
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
@@ -127,9 +141,11 @@ class BatchWorker:
         drain_timeout: seconds to wait for batches in flight once the run was asked to stop.
         failures: what to do about examples that get no prediction.
         audited: numbers of the batches to audit.
+        session_ranks: the first so many ranks may hold sessions.
 
     Attributes:
         timeline: this rank's batches over time, and their examples.
+        fell_back: batches that took plain forwards instead of a session, of those that `collect` has read.
     """
 
     def __init__(
@@ -145,6 +161,7 @@ class BatchWorker:
         drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
+        session_ranks: int = 0,
     ) -> None:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
@@ -153,7 +170,8 @@ class BatchWorker:
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
-        self.timeline = Timeline()
+        self._session_ranks = session_ranks
+        self.timeline, self.fell_back = Timeline(), 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
         """Predicts all unfinished batches; every rank calls it.
@@ -183,7 +201,7 @@ class BatchWorker:
             if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done, tokens_left = share_out(found, self._plan, topology)
+            share, done, tokens_left = share_out(found, self._plan, topology, self._session_ranks)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
@@ -275,6 +293,7 @@ class BatchWorker:
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
+            self.fell_back += outcome.fell_back
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
             precisions.update(segment.precision for segment in outcome.route if segment.precision)
             if outcome.audit is not None:

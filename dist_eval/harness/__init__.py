@@ -3,10 +3,9 @@
     dist-eval harness --nproc-per-node 4 --tasks hellaswag --model MODEL --initial-peers ADDRESS...
 
 For the harness there is one process: the leader runs it, with `language_model` as its model. At the first call all
-requests of all tasks become one dataset (`dist_eval.data.continuations`), which `requests` sends through the model
-like any evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `tasks` finds the
-harness' tasks, also those in `shipped_tasks/`; `metrics` reads their figures, and adds intervals; `folder` and `table`
-write and show the results.
+requests of all tasks become one dataset, which `dist_eval.evaluation.requests` sends through the model like any
+evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `tasks` finds the harness'
+tasks, also those in `shipped_tasks/`; `metrics` reads their figures, and adds intervals.
 
 `lm_eval` is imported in `language_model` and `tasks` only, on the leader.
 """

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
-from dist_eval.options.harness import HARNESS
+from dist_eval.options.harness import HARNESS, HarnessConfig
 
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
 
 
-def load() -> tuple[program.RunFunction, type[RunFolder]]:
+def load(config: HarnessConfig) -> tuple[program.RunFunction, type[RunFolder]]:
     """Imports the run function, and the class of the run's folder."""
-    from dist_eval.harness.folder import HarnessFolder
     from dist_eval.harness.runner import evaluate_tasks
+    from dist_eval.runs.requests_folder import RequestsFolder
 
-    return evaluate_tasks, HarnessFolder
+    return evaluate_tasks, RequestsFolder
 
 
 if __name__ == "__main__":

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import has_bos_prefix
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from pydantic import ValidationError
 
+from dist_eval.data.generated_text import text_of
+from dist_eval.data.tokenizer_files import require_decoding
 from dist_eval.errors import ConfigError, DataError, first_line
+from dist_eval.results.inputs import Decoding
 
 Pair = tuple[list[int], list[int]]
 """Token ids of a context and its continuation."""
 
-Answer = Callable[[Iterator[Pair]], np.ndarray]
-"""Answers contexts and continuations in their order, with the columns of `log_likelihood_columns`, of shape [n]."""
+Prompt = tuple[list[int], Decoding]
+"""Token ids of a prompt, and how the text after it is generated."""
 
-_ROLLING = "loglikelihood_rolling"
-_TYPES = ("loglikelihood", _ROLLING)
+Answer = Callable[[Iterator[Pair], Iterator[Prompt]], np.ndarray]
+"""Answers contexts and continuations, and then prompts, in their order, with the columns of `log_likelihood_columns`
+and of `generation_columns`, of shape [n]."""
+
+_ROLLING, _GENERATION = "loglikelihood_rolling", "generate_until"
+_SAMPLED_FROM = 50
+"""Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default."""
+
+_NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "use_cache": True}
+"""Further settings that a task may name, with the only values that are supported."""
 _TOKENIZED_AT_ONCE = 1000
 
 
@@ -36,6 +50,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         max_length: most tokens that the model can be sent.
         vocab_size: number of token ids that the model knows.
         strict: raise an error for a context that is too long.
+        seed: of texts that a task wants to be drawn at random.
     """
 
     def __init__(
@@ -47,11 +62,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         max_length: int,
         vocab_size: int,
         strict: bool = False,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
+        self._seed = seed
         self._answers: dict[int, tuple[float, bool]] | None = None
+        self._texts: dict[int, list[str]] = {}
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation after its context, and whether it is the likeliest."""
@@ -64,23 +82,87 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [answers[id(request)][0] for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Refuses (see `require_supported`)."""
-        raise refused(requests[0].task_name)
+        """Returns the text after each context; a request that is repeated has a text for each time."""
+        self._all_answers()
+        times: Counter[int] = Counter()
+        found = []
+        for request in requests:
+            texts = self._texts[id(request)]
+            found.append(texts[times[id(request)] % len(texts)])
+            times[id(request)] += 1
+        return found
 
     def _all_answers(self) -> dict[int, tuple[float, bool]]:
         if self._answers is None:
             instances = [instance for task in self._tasks for instance in task.instances]
-            for instance in instances:
-                if instance.request_type not in _TYPES:
-                    raise refused(instance.task_name)
+            scored = [instance for instance in instances if instance.request_type != _GENERATION]
+            generated = [instance for instance in instances if instance.request_type == _GENERATION]
+            decodings = [self._decoding_of(instance) for instance in generated]
+            if generated:
+                require_decoding(self.tokenizer, self.tokenizer.name_or_path)
             counts: list[int] = []  # of the texts of each instance
-            found = self._answer(self._pairs(instances, counts))
-            ends = np.cumsum(counts)
+            found = self._answer(self._pairs(scored, counts), self._prompts(generated, decodings))
+            ends = np.cumsum(counts, dtype=np.int64)
             self._answers = {
                 id(instance): _combined(found[end - count : end])
-                for instance, end, count in zip(instances, ends, counts, strict=True)
+                for instance, end, count in zip(scored, ends, counts, strict=True)
             }
+            texts = iter(found[sum(counts) :])
+            for instance, decoding in zip(generated, decodings, strict=True):
+                self._texts[id(instance)] = [
+                    text_of(one["tokens"][: one["length"]].tolist(), decoding.stop, self.tokenizer)
+                    for one in itertools.islice(texts, _times(instance, decoding))
+                ]
         return self._answers
+
+    def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
+        for instance, decoding in zip(instances, decodings, strict=True):
+            context = self.tok_encode(instance.args[0])
+            room = self.max_length - decoding.max_new_tokens
+            if room < 1:
+                problem = (
+                    f"it asks for up to {decoding.max_new_tokens} new tokens (max_gen_toks), which leaves no room for "
+                    f"a context in the {self.max_length} tokens that can be sent"
+                )
+            elif not context:
+                problem = "a context has no tokens"
+            elif self._strict and len(context) > room:
+                problem = (
+                    f"a context has {len(context)} tokens, more than the {room} that --max-length "
+                    f"{self.max_length + 1} leaves beside the new ones, and --strict forbids to cut it"
+                )
+            else:
+                self._require_known(instance, context)
+                yield from itertools.repeat((context, decoding), _times(instance, decoding))
+                continue
+            raise _problem(instance, problem)
+
+    def _decoding_of(self, instance: Instance) -> Decoding:
+        """Returns how the harness' own backend would generate the text."""
+        options = dict(normalize_gen_kwargs(instance.args[1]))
+        stop = handle_stop_sequences(options.pop("until"), eos=self.tokenizer.eos_token)
+        samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
+        most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
+        for name, value in options.items():
+            if value is not None and value != _NO_OTHERS.get(name):
+                raise ConfigError(
+                    f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
+                    "are generated greedily, or drawn with temperature, top_k and top_p."
+                )
+        if samples and not temperature:
+            raise ConfigError(
+                f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
+                "one above 0, or leave do_sample out."
+            )
+        drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": self._seed} if samples else {}
+        try:
+            return Decoding(max_new_tokens=most, stop=[one for one in stop if one], **drawn)
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            raise ConfigError(
+                f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: "
+                f"{first['msg']}."
+            ) from error
 
     def _pairs(self, instances: list[Instance], counts: list[int]) -> Iterator[Pair]:
         """Yields the texts of instances, and appends to `counts` how many each has."""
@@ -121,14 +203,18 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"context and continuation have {length} tokens, more than --max-length {self.max_length + 1}, and "
                 "--strict forbids to cut them"
             )
-        elif max(max(context), max(continuation)) >= self._vocab_size:
-            problem = (
-                f"the tokenizer gives the token id {max(*context, *continuation)}, but the model knows only "
-                f"{self._vocab_size} ids: it belongs to another model"
-            )
         else:
+            self._require_known(instance, [*context, *continuation])
             return
-        raise DataError(f"Task {instance.task_name}, document {instance.doc_id}: {problem}.")
+        raise _problem(instance, problem)
+
+    def _require_known(self, instance: Instance, tokens: list[int]) -> None:
+        if max(tokens) >= self._vocab_size:
+            raise _problem(
+                instance,
+                f"the tokenizer gives the token id {max(tokens)}, but the model knows only {self._vocab_size} ids: it "
+                "belongs to another model",
+            )
 
     @property
     def eot_token_id(self) -> int:
@@ -173,12 +259,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return text[: text.rindex(begun) + len(begun)]
 
 
-def refused(task: str) -> ConfigError:
-    """Returns the error for a task that needs generated text."""
-    return ConfigError(
-        f"The task {task} needs generated text (generate_until), which is not supported: choose tasks of the types "
-        "multiple_choice, loglikelihood or loglikelihood_rolling."
-    )
+def _problem(instance: Instance, problem: str) -> DataError:
+    return DataError(f"Task {instance.task_name}, document {instance.doc_id}: {problem}.")
+
+
+def _times(instance: Instance, decoding: Decoding) -> int:
+    """Returns how many texts are generated for a request: several ones only differ if they are drawn."""
+    return int(instance.repeats or 1) if decoding.temperature else 1
 
 
 def _combined(answers: np.ndarray) -> tuple[float, bool]:

@@ -12,28 +12,26 @@ import numpy as np
 
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.dataset import tokenizer_digest
+from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.evaluation.combination import throughput
+from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.harness.metrics import group_results, task_results
-from dist_eval.harness.requests import Answered, HarnessSession, answer_requests
-from dist_eval.harness.table import format_tasks
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.options.groups import ModelOptions
 from dist_eval.report.page import report_on
-from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
+from dist_eval.report.tasks_table import format_tasks
+from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT
 
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
 
-    from dist_eval.harness.language_model import Pair
+    from dist_eval.harness.language_model import Pair, Prompt
     from dist_eval.harness.tasks import LoadedTasks
 
 
-def evaluate_tasks(session: HarnessSession) -> HarnessResults | None:
+def evaluate_tasks(session: RequestSession) -> HarnessResults | None:
     """Evaluates a language model on tasks of the harness; every rank calls it.
 
     Args:
@@ -48,15 +46,7 @@ def evaluate_tasks(session: HarnessSession) -> HarnessResults | None:
     """
     if session.topology.is_leader:
         require_harness()
-    with session:
-        target = CausalModel.of(str(session.config.model))
-        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
-        if session.topology.is_leader:
-            return Leader(session, base, target).run()
-        answer_requests(session, base, target, _nothing, sys.stderr)
-        if session.topology.hosts > 1 and session.topology.is_host_leader:
-            session.wait_for("results written")  # a scheduler does not restart a host that has exited with 0
-        return None
+    return run_with_leader(session, lambda *own: Leader(*own).run())
 
 
 def require_harness() -> None:
@@ -85,7 +75,7 @@ class Leader:
         target: the language model.
     """
 
-    def __init__(self, session: HarnessSession, base: BaseModelSpec, target: CausalModel) -> None:
+    def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target = session, base, target
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None
@@ -101,15 +91,15 @@ class Leader:
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         session = self._session
-        OutputEmbedding(self._base.name, self._base.config)  # before anything is started: does the model have one?
         tasks, tokenizer = LoadedTasks.load(session.config), self._tokenizer()
         model = HarnessModel(
             tokenizer,
             list(tasks.tasks.values()),
-            lambda pairs: self._answer(pairs, tasks, tokenizer),
+            lambda pairs, prompts: self._answer(pairs, prompts, tasks, tokenizer),
             max_length=self._base.max_length + self._target.extra_tokens,
             vocab_size=self._base.config.vocab_size,
             strict=session.config.strict,
+            seed=session.config.seed,
         )
         tracker = tracker_of(session.folder.path)
         try:
@@ -136,13 +126,16 @@ class Leader:
             )
         return tokenizer
 
-    def _answer(self, pairs: Iterator[Pair], tasks: LoadedTasks, tokenizer: Any) -> np.ndarray:
+    def _answer(
+        self, pairs: Iterator[Pair], prompts: Iterator[Prompt], tasks: LoadedTasks, tokenizer: Any
+    ) -> np.ndarray:
         from dist_eval.harness.tasks import on_terminal
 
         session, config = self._session, self._session.config
 
         def write(folder: Path) -> dict[str, str]:
             write_continuations(folder, pairs, max_length=self._base.max_length)
+            write_prompts(folder, prompts, max_length=self._base.max_length + self._target.extra_tokens)
             return {
                 "tokenizer": tokenizer_digest(tokenizer),
                 **tasks.identity(),
@@ -167,27 +160,15 @@ class Leader:
     ) -> HarnessResults:
         from dist_eval.harness.tasks import save
 
-        session, answered, name = self._session, self._answered, self._base.name
+        session, answered = self._session, self._answered
         assert answered is not None, "the harness has asked for no answer"
         tasks, groups = task_results(found, loaded.aggregations(), session.config.confidence), group_results(found)
         results = HarnessResults(
-            problem_type=LANGUAGE_MODELING,
+            **answered.sections(session, self._base, tokenizer_digest(tokenizer)),
             tasks=tasks,
             groups=groups,
             harness_version=str(found["lm_eval_version"]),
             files=save(tracker, found, session.folder.path),
-            coverage=answered.coverage,
-            requests=answered.facts,
-            model=LanguageModelSummary(
-                base=name,
-                base_is_path=Path(name).is_dir(),
-                digest=self._base.digest(),
-                tokenizer_digest=tokenizer_digest(tokenizer),
-            ),
-            plan=answered.plan,
-            ranks=answered.ranks,
-            throughput=throughput(answered.ranks),
-            swarm=session.swarm and session.swarm.model_copy(update={"precisions": answered.precisions}),
         )
         session.folder.save_timelines(answered.timelines)
         session.folder.save(results)
@@ -205,7 +186,3 @@ class Leader:
             print(format_tasks(results, folder.path), flush=True)
         self._session.publish_as_leader("results written", lambda: "")
         return results
-
-
-def _nothing(folder: Path) -> dict[str, str]:
-    return {}

@@ -29,7 +29,6 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 """Task files of this package."""
 
 _NAMED = 3
-_SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -52,7 +51,7 @@ class LoadedTasks:
         """Reads the tasks and their data.
 
         Raises:
-            ConfigError: there is no such task, or it is of a type that is not supported.
+            ConfigError: there is no such task.
             DataError: a task's file or data cannot be read.
         """
         missing = [path for path in options.include_path if not Path(path).is_dir()]
@@ -72,12 +71,6 @@ class LoadedTasks:
                     raise DataError(f"The task {name} cannot be loaded: {_reason(error)}") from error
                 for part, values in loaded.items():
                     values.update(found.get(part, {}))
-        for name, task in loaded["tasks"].items():
-            kind = task.OUTPUT_TYPE
-            if kind not in _SUPPORTED and kind is not None:
-                from dist_eval.harness.language_model import refused
-
-                raise refused(name)
         manager.load = lambda _: loaded  # the harness would read all data again
         return cls(manager, loaded["tasks"], options)
 
@@ -177,12 +170,16 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         tracker.save_results_aggregated(results=results, samples=samples)
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
+    aggregated = f"results_{tracker.date_id}.json"
     files = HarnessFiles(
-        results=f"results_{tracker.date_id}.json",
+        results=aggregated,
         samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
     )
     # the tracker only logs its errors
-    wanted = {files.results: None, **{files.samples[name]: len(of_task) for name, of_task in samples.items()}}
+    wanted: dict[str, int | None] = {
+        aggregated: None,
+        **{files.samples[name]: len(of_task) for name, of_task in samples.items()},
+    }
     for name, lines in wanted.items():
         if not _is_written(folder / name, lines):
             raise RunError(

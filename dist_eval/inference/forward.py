@@ -95,7 +95,7 @@ def predict_batches(
 
     def outcome_of(number: int) -> BatchOutcome:
         began = time.monotonic()
-        rows, routing = plan.batch(number), Routing(audited=number in audited)
+        rows, routing = plan.batch(number), Routing(audited=number in audited, shared=plan.shared_by(number))
         failed: dict[int, str] = {}
         if skip_failed:
             answers, failed = _salvage_answers(model, dataset, number, rows, routing)
@@ -104,7 +104,7 @@ def predict_batches(
         if timeline is not None:
             timeline.add(began, time.monotonic(), done=len(rows) - len(failed), failed=len(failed))
         audit = routing.findings.to_record() if routing.findings else None
-        return BatchOutcome(int(number), answers, routing.route, failed, audit)
+        return BatchOutcome(int(number), answers, routing.route, failed, audit, routing.fell_back)
 
     return map_in_flight(
         outcome_of,

@@ -13,9 +13,13 @@ from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import ModelOutputError
+from dist_eval.errors import ModelOutputError, NoCacheError
+from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
+from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Routing
+from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -53,9 +57,11 @@ class Backbone(HostedModel, ABC):
 
     Attributes:
         model: the base model of Petals or Hugging Face.
+        sessions: where texts that begin alike are sent; None for plain forwards.
     """
 
     model: Any
+    sessions: SessionPool | None = None
 
     @property
     @abstractmethod
@@ -86,6 +92,36 @@ class Backbone(HostedModel, ABC):
         Returns:
             Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
         """
+
+    @abstractmethod
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """Opens a session for texts that are sent piece by piece; nothing is sent yet.
+
+        Args:
+            rows: number of texts.
+            max_length: most tokens of a text, without prompts.
+            prompts: float32 of shape [pre_seq_len, hidden], or None.
+            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
+        """
+
+    def cache_tokens(self) -> int | None:
+        """Returns for how many tokens of texts servers have room in their attention caches; None without a swarm."""
+        return None
+
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
+        """Asks for how many sessions with texts that begin alike there is room.
+
+        Args:
+            share: of the servers' free memory that may be taken, 0 to 1.
+            session_tokens: tokens that a session may hold.
+        """
+        return NO_ROOM
 
     @abstractmethod
     def move(self, device: torch.device) -> None:
@@ -130,10 +166,22 @@ class ModelOnBackbone(HostedModel, ABC):
     def hidden_states(self, input_ids: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`).
 
+        What `routing.shared` names is computed once, and has no outputs; without room for a session, it is computed.
+
         Raises:
             ModelOutputError: the outputs have the wrong shape.
         """
-        hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
+        hidden = None
+        if routing is not None and routing.shared:
+            try:
+                if self.backbone.sessions is None:
+                    raise NoCacheError("there are no sessions")
+                prompts = Prompts(self.prompts, self.deep_prompts)
+                hidden = self.backbone.sessions.hidden_states(input_ids, prompts, routing.shared, routing)
+            except NoCacheError:
+                routing.fell_back = True
+        if hidden is None:
+            hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
         prompt_tokens = 0 if self.prompts is None else len(self.prompts)
         expected = (len(input_ids), prompt_tokens + input_ids.shape[1], self._hidden_size)
         if tuple(hidden.shape) != expected:
@@ -207,6 +255,35 @@ class SwarmBackbone(Backbone):
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
         return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
 
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: servers keep what they have computed."""
+        from dist_eval.swarm.inference_session import InferenceSession
+
+        longest = max_length + (0 if prompts is None else len(prompts))
+        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
+        return SwarmTextSession(session, self.embedded, prompts)
+
+    def cache_tokens(self) -> int:
+        """See `Backbone.cache_tokens`: of the block with the least."""
+        room = [0] * self.requests.num_blocks
+        for span, free in self.requests.free_cache().items():
+            for block in range(span.start, span.end):
+                room[block] += free // (span.end - span.start)
+        return min(room)
+
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
+        """See `Backbone.room_for_sessions`."""
+        if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
+            return NO_ROOM
+        free = self.requests.free_cache()
+        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
+
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""
         return self.requests.traffic()
@@ -233,7 +310,9 @@ class SwarmBackbone(Backbone):
         self.model.to(device)
 
     def close(self) -> None:
-        """Stops the routing thread, then leaves the swarm."""
+        """Closes the sessions, stops the routing thread, then leaves the swarm."""
+        if self.sessions is not None:
+            self.sessions.close()
         from dist_eval.swarm.client import leave_swarm
 
         leave_swarm(self.dht, self.model.h.sequence_manager)
@@ -278,6 +357,16 @@ class LocalBackbone(Backbone):
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
             return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: the whole texts are computed at each step."""
+        return LocalTextSession(lambda ids: self.hidden_states(ids, prompts, deep_prompts), rows)
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""

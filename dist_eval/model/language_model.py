@@ -102,7 +102,10 @@ class LanguageModel(ModelOnBackbone):
             ModelOutputError: the outputs have the wrong shape.
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
-        parts = torch.split(torch.from_numpy(forwards), max(1, self._token_budget // forwards.shape[1]))
+        rows = max(1, self._token_budget // forwards.shape[1])
+        if routing is not None and routing.shared:
+            rows = len(forwards)  # a session has rows of its own
+        parts = torch.split(torch.from_numpy(forwards), rows)
         hidden = torch.cat([self.hidden_states(part, routing) for part in parts])
         # each position predicts the token after it
         counts = (lengths[:, 1] - lengths[:, 0]).numpy()

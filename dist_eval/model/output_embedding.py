@@ -8,6 +8,7 @@ another dtype.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _CHUNK_BYTES = 1 << 25
 """Of a chunk of the vocabulary, and of its logits, in float32."""
+
+_HELD_BYTES = 1 << 30
+"""Larger weights stay in the file, of which all ranks of a host share one copy."""
 
 
 class OutputEmbedding:
@@ -50,6 +54,37 @@ class OutputEmbedding:
         """Returns a copy of the rows of some tokens, float32 of shape [tokens, hidden]."""
         return torch.cat([self._weight[token : token + 1].to(torch.float32) for token in tokens])
 
+    def hold_in_memory(self) -> None:
+        """Reads the weights, in float32, unless they are large: generating goes through all of them for every token."""
+        if 4 * self.vocab_size * self.hidden_size <= _HELD_BYTES:
+            self._weight = self._weight[:].to(torch.float32)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Computes the logits of all tokens.
+
+        Args:
+            hidden: hidden states after the final norm, floats of shape [positions, hidden].
+
+        Returns:
+            float32 of shape [positions, vocabulary].
+        """
+        return torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1)
+
+    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Finds the likeliest token after each position, the one with the lowest id if several are as likely.
+
+        Args:
+            hidden: hidden states after the final norm, floats of shape [positions, hidden].
+
+        Returns:
+            Token ids, int64 of shape [positions], on the CPU.
+        """
+        best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
+        likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        for start, logits in self._chunks(hidden.to(torch.float32)):
+            likeliest, best = _likelier(likeliest, best, logits, start)
+        return likeliest.cpu()
+
     def log_likelihoods(
         self, hidden: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,17 +105,26 @@ class OutputEmbedding:
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         own = torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=hidden.device)
-        step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
-        for start in range(0, self.vocab_size, step):
-            chunk = self._weight[start : start + step].to(hidden)
-            logits = hidden @ chunk.T
+        for start, logits in self._chunks(hidden):
             total = torch.logaddexp(total, torch.logsumexp(logits, dim=1).to(torch.float64))
-            largest, where = logits.max(dim=1)
-            likeliest = torch.where(largest > best, where + start, likeliest)
-            best = torch.maximum(best, largest)
-            here = ((tokens >= start) & (tokens < start + len(chunk))).nonzero().squeeze(1)
+            likeliest, best = _likelier(likeliest, best, logits, start)
+            here = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero().squeeze(1)
             own[here] = logits[positions[here], tokens[here] - start].to(torch.float64)
         return (own - total[positions]).cpu(), (likeliest[positions] == tokens).cpu()
+
+    def _chunks(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields the logits of a chunk of the vocabulary after the other, each with the id of its first token."""
+        step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
+        for start in range(0, self.vocab_size, step):
+            yield start, hidden @ self._weight[start : start + step].to(hidden).T
+
+
+def _likelier(
+    likeliest: torch.Tensor, best: torch.Tensor, logits: torch.Tensor, start: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the likeliest tokens so far and their logits, once a chunk of the vocabulary is looked at."""
+    largest, where = logits.max(dim=1)
+    return torch.where(largest > best, where + start, likeliest), torch.maximum(best, largest)
 
 
 def _find(model: str, *, tied: bool) -> tuple[Path, str]:

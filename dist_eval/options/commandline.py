@@ -40,6 +40,7 @@ _FIRST_RANK_SECONDS = 10.0
 _GROUPS = {
     "data": ("the data", None),
     "prompt": ("a language model without a tuned head", None),
+    "generation": ("generated texts (--generate)", None),
     "where": ("where the model runs", "Data goes to a swarm only when that swarm is named here."),
     "how": ("how it runs", "Nothing here needs setting: a rank finds out by itself what is fast."),
     "failure": ("when servers fail, or answer falsely", None),
@@ -57,6 +58,8 @@ examples:
   {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
   {PROGRAM} --model ./llama --prompt 'Review: {{text}}\\nSentiment:' --label-words negative positive \\
       --dataset test.csv --swarm embedded
+  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\nAnswer:' --generate --stop '\n' \
+      --label-column answer --dataset test.jsonl --swarm embedded
   {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
 """
 
@@ -87,10 +90,10 @@ class Command(Generic[Config]):
 EVALUATION = Command(
     program=PROGRAM,
     config=EvaluationConfig,
-    description="Evaluates a tuned classifier, or a language model by label words, whose blocks live on a Petals "
-    "swarm: exactly, on any number of processes.",
+    description="Evaluates a tuned classifier, or a language model by label words or by the texts that it generates, "
+    "whose blocks live on a Petals swarm: exactly, on any number of processes.",
     examples=_EXAMPLES,
-    usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE --label-words WORD...)\n"
+    usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE (--label-words WORD... | --generate))\n"
     f"       --dataset FILE {WHERE.strip()}\n       [options]",
     nothing_asked=NOTHING_ASKED,
     groups={"what": ("what is evaluated", None), "figures": ("which figures", None)},

@@ -19,6 +19,7 @@ from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
     DataOptions,
+    GenerationOptions,
     ModelOptions,
     OutputOptions,
     PromptOptions,
@@ -29,6 +30,12 @@ from dist_eval.options.groups import (
     option,
 )
 from dist_eval.options.selection import SelectionOptions
+
+_OF_CLASSIFIERS = (
+    *("label_delimiter", "length_normalization", "few_shot", "metric", "compare_backends", "audit", "on_error"),
+    *("slice_by", "group_column", "labels", "limit", "sample", "precision"),
+)
+"""Options that --generate does not go with."""
 
 _DEMO_HINT = " (--demo needs no other option.)"
 
@@ -112,7 +119,7 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
+class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, GenerationOptions):
     """The options of one evaluation run.
 
     Raises:
@@ -210,6 +217,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
         super().__post_init__()
         if self.prompt is not None:
             self._take_columns_of(self.prompt)
+        self._check_generation()
         self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
@@ -244,6 +252,17 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions):
                 f"--few-shot-from {shared} is the dataset that is evaluated: draw examples from other data."
             )
         self.text_column = columns
+
+    def _check_generation(self) -> None:
+        is_given = {
+            field.name: getattr(self, field.name) not in (field.default, [])
+            for field in dataclasses.fields(self)
+            if field.name in (*_OF_CLASSIFIERS, *(own.name for own in dataclasses.fields(GenerationOptions)))
+        }
+        for name, given in is_given.items():
+            if given and self.generate == (name in _OF_CLASSIFIERS):
+                what = "evaluates texts, not classes" if self.generate else "is missing, which it is for"
+                raise ConfigError(f"{flag(name)}: --generate {what}. Leave {flag(name)} out.")
 
     def _become_demo(self) -> None:
         from dist_eval import demo

@@ -148,17 +148,22 @@ class DataOptions(Options):
 
 @dataclass(kw_only=True)
 class PromptOptions(Options):
-    """A prompt and label words, by which a language model is a classifier without a tuned head."""
+    """A prompt, and label words, by which a language model is a classifier without a tuned head, or `--generate`."""
 
     prompt: str | None = option(
         None,
         r"template over the columns of the dataset, such as 'Review: {text}\nSentiment:'; evaluates the language model "
-        "--model itself, by its --label-words",
+        "--model itself, by its --label-words or by the text that it generates",
         group="prompt",
         metavar="TEMPLATE",
         type=with_escapes,
     )
     prompt_file: str | None = option(None, "file with such a template", group="prompt", metavar="FILE")
+    generate: bool = option(
+        False,
+        "have the model write a text behind the prompt, and compare it with the references in the label column",
+        group="prompt",
+    )
     label_words: list[str] = option(
         [],
         "what may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
@@ -192,9 +197,17 @@ class PromptOptions(Options):
             if self.prompt is not None:
                 raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
             self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
-        if (self.prompt is None) != (not self.label_words):
+        if self.generate and self.label_words:
             raise ConfigError(
-                "--prompt and --label-words belong together: a language model chooses the word behind the prompt."
+                "--generate and --label-words contradict each other: a language model writes a text behind the prompt, "
+                "or it chooses a word."
+            )
+        if self.generate and self.prompt is None:
+            raise ConfigError("--generate continues a --prompt, which is missing.")
+        if (self.prompt is None) != (not self.label_words and not self.generate):
+            raise ConfigError(
+                "--prompt and --label-words belong together: a language model chooses the word behind the prompt. Or "
+                "give --generate, and it writes a text behind it."
             )
         if self.prompt is None and self.few_shot:
             raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")
@@ -211,6 +224,39 @@ def _read_prompt(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt-file {path}: cannot be read ({os_reason(error)}).") from error
+
+
+@dataclass(kw_only=True)
+class GenerationOptions(Options):
+    """How texts are generated."""
+
+    max_new_tokens: int = option(64, "most tokens of a text", group="generation")
+    stop: list[str] = option(
+        [],
+        r"strings at the first of which a text ends, such as '\n'; so do the tokens that the model ends texts with",
+        group="generation",
+        nargs="+",
+        metavar="TEXT",
+        type=with_escapes,
+    )
+    temperature: float = option(
+        0.0, "draw each token with this temperature; 0 takes the likeliest one", group="generation"
+    )
+    top_k: int = option(0, "draw from so many of the likeliest tokens; 0 for all", group="generation")
+    top_p: float = option(1.0, "draw from the likeliest tokens whose probabilities add up to this", group="generation")
+    seed: int = option(
+        0, "of the draws; a row's text depends on it and on the row's position alone", group="generation"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_range("max_new_tokens", 1)
+        for name in ("top_k", "seed"):
+            self._check_range(name, 0)
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"--temperature must be a number of at least 0, not {self.temperature}.")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p must be more than 0 and at most 1, not {self.top_p}.")
 
 
 @dataclass(kw_only=True)
@@ -234,6 +280,13 @@ class SwarmOptions(Options):
         group="how",
         metavar="TOKENS",
     )
+    session_share: float = option(
+        0.5,
+        "most of the servers' free attention cache that all ranks together take, 0 to 1: for generated texts, and for "
+        "sessions in which a beginning that texts have in common is computed once (0: plain forwards where possible)",
+        group="how",
+        metavar="SHARE",
+    )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
     max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
@@ -250,6 +303,8 @@ class SwarmOptions(Options):
             self._check_range(name, 1)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
+        if not 0 <= self.session_share <= 1:
+            raise ConfigError(f"--session-share must be between 0 and 1, such as 0.5, not {self.session_share:g}.")
 
 
 @dataclass(kw_only=True)

@@ -31,6 +31,7 @@ class HarnessConfig(RunConfig):
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"
     )
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
+    seed: int = option(0, "seed of texts that a task wants to be drawn at random", group="tasks")
     strict: bool = option(False, "a context that is too long is an error", group="tasks")
     bootstrap_iters: int = option(
         1000,
@@ -55,7 +56,8 @@ class HarnessConfig(RunConfig):
         self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag")
         super().__post_init__()
         self._check_range("max_length", 2)  # a context and a continuation
-        self._check_range("num_fewshot", 0)
+        for name in ("num_fewshot", "seed"):
+            self._check_range(name, 0)
         self._check_range("bootstrap_iters", 0)
         if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit % 1 == 0)):
             raise ConfigError(f"--limit must be a whole number, or a share between 0 and 1, not {self.limit:g}.")

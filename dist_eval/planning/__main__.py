@@ -8,10 +8,11 @@ from dist_eval.cli import program
 from dist_eval.planning.config import PLAN
 
 if TYPE_CHECKING:
+    from dist_eval.planning.config import PlanConfig
     from dist_eval.runs.run_folder import NoFolder
 
 
-def load() -> tuple[program.RunFunction, type[NoFolder]]:
+def load(config: PlanConfig) -> tuple[program.RunFunction, type[NoFolder]]:
     """Imports what a plan needs (see `dist_eval.cli.program.Load`)."""
     from dist_eval.planning.runner import plan_run
     from dist_eval.runs.run_folder import NoFolder

@@ -238,8 +238,10 @@ def _best_first(group: Sequence[Shown], metric: str) -> list[Shown]:
 def _title(group: Sequence[Shown]) -> tuple[str, list[str]]:
     runs = [one.results for one in group]
     if isinstance(runs[0], CompleteHarnessRun):
-        versions = sorted({run.harness_version for run in runs if isinstance(run, CompleteHarnessRun)})
-        return "Tasks of the lm-evaluation-harness", [f"version {' and '.join(versions)}"]
+        if runs[0].dataset is not None:
+            return name_of(runs[0].dataset.source, runs[0].dataset.is_path), ["generated texts"]
+        versions = {run.harness_version or "" for run in runs if isinstance(run, CompleteHarnessRun)}
+        return "Tasks of the lm-evaluation-harness", [f"version {' and '.join(sorted(versions))}"]
     names = dict.fromkeys(dataset_name(run.data) for run in runs if isinstance(run, CompleteRun))
     digests = dict.fromkeys(run.data.text_digest[:_DIGITS] for run in runs if isinstance(run, CompleteRun))
     what = f"{runs[0].problem_type.replace('_', ' ')}, {runs[0].coverage.expected} examples"

@@ -12,7 +12,8 @@ from dist_eval.report.charts import interval_bar, strips
 from dist_eval.report.layout import Contents, confidence_words, render_run
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import MetricCell, limits_in_words, ranks
-from dist_eval.results.harness import NO_FILTER, GroupMetric, TaskMetric
+from dist_eval.results.harness import NO_FILTER, GroupMetric, HarnessResults, TaskMetric
+from dist_eval.results.inputs import Decoding
 from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
 from dist_eval.tables import Footnotes
@@ -55,7 +56,8 @@ def render_tasks(run: TaskRun, contents: Contents) -> str:
         footnotes=Footnotes,
         cards=_cards(run),
         confidence_words=confidence_words(confidence),
-        unit="log-likelihoods",
+        unit=unit_of(results),
+        coverage_words=coverage_words(results),
         tasks=tasks,
         groups=[
             (name, metric_name(one), "–" if one.value is None else metric_words(one.metric, one.value))
@@ -65,7 +67,7 @@ def render_tasks(run: TaskRun, contents: Contents) -> str:
         ranks=ranks(results.ranks, with_hosts=contents.texts),
         strips=strips(read_timelines(run.folder)),
         mistakes_title="Missed documents",
-        mistakes_note=_note(len(missed), contents),
+        mistakes_note=_note(len(missed), contents, "predictions.parquet" if results.dataset else "samples_*.jsonl"),
         what_is_right="target",
         rows=missed[: contents.most],
         details=_details(run),
@@ -89,6 +91,39 @@ def cell_of(metric: TaskMetric) -> MetricCell:
 def metric_name(metric: TaskMetric | GroupMetric | MetricComparison) -> str:
     """Returns a metric's name with that of its filter, if any."""
     return metric.metric if metric.filter == NO_FILTER else f"{metric.metric} ({metric.filter})"
+
+
+def unit_of(results: HarnessResults) -> str:
+    """Returns what the harness asked for, in the plural."""
+    if results.prompts is None:
+        return "log-likelihoods"
+    return "requests" if results.requests.texts else "texts"
+
+
+def coverage_words(results: HarnessResults) -> str:
+    """Returns how many requests were answered, and what that took."""
+    coverage, requests, prompts = results.coverage, results.requests, results.prompts
+    words = f"{coverage.seen} of {coverage.expected} {unit_of(results)}, each exactly once"
+    if requests.texts:
+        words += f", by {requests.forwards} forwards"
+    if prompts:
+        words += f"; {prompts.texts} texts of {prompts.new_tokens} tokens generated"
+    if requests.truncated:
+        words += f"; {requests.truncated} contexts cut to {requests.max_length - 1} tokens"
+    if prompts and prompts.truncated:
+        words += f"; {prompts.truncated} prompts cut"
+    return words
+
+
+def decoding_words(decoding: Decoding) -> str:
+    """Returns how texts were generated, in words."""
+    if not decoding.temperature:
+        words = "greedy"
+    else:
+        top = [f"top {decoding.top_k}"] * bool(decoding.top_k) + [f"top p {decoding.top_p:g}"] * (decoding.top_p < 1)
+        words = ", ".join([f"drawn with temperature {decoding.temperature:g}", *top, f"seed {decoding.seed}"])
+    stop = f", up to {' or '.join(map(repr, decoding.stop))}" if decoding.stop else ""
+    return f"{words}, at most {decoding.max_new_tokens} tokens{stop}"
 
 
 def _cards(run: TaskRun) -> list[MetricCell]:
@@ -132,6 +167,8 @@ def answer_of(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[
         if own.get("arg_0") == context and isinstance(answer, list)
     ]
     target = str(sample["target"])
+    if isinstance(arguments[0].get("arg_1"), dict):  # how a text was generated
+        return (target, str(answers[0]), "") if contents.texts else ("–", "–", "")
     if len(choices) < 2:
         score = f"log-likelihood {choices[0][1]:.4g}" if choices else ""
         return target if contents.texts else "–", "–", score
@@ -145,12 +182,12 @@ def answer_of(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[
     return names[int(target)], names[best], f"likelier by {choices[best][1] - choices[int(target)][1]:.4g} nats"
 
 
-def _note(total: int, contents: Contents) -> str:
+def _note(total: int, contents: Contents, file: str) -> str:
     if not total:
         return "There are none, by a metric that is 0 or 1 for a document."
     words = f"{total} documents, by the first metric of their task that is 0 or 1 for a document."
     if total > contents.most:
-        words += f" The first {contents.most} are in this file, all in samples_*.jsonl."
+        words += f" The first {contents.most} are in this file, all in {file}."
     if contents.texts:
         return words + f" Of longer contexts the last {contents.longest} characters are shown."
     return words + " Their texts are not in this file: dist-eval report RUN --texts adds them."
@@ -158,22 +195,31 @@ def _note(total: int, contents: Contents) -> str:
 
 def _details(run: TaskRun) -> list[tuple[str, str]]:
     results, options = run.results, run.results.config
-    requests = results.requests
+    requests, prompts = results.requests, results.prompts
     details = {
         "model": name_of(results.model.base, results.model.base_is_path),
         "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
-        "--limit": options["limit"],
-        "--apply-chat-template": options["apply_chat_template"],
+        "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
+        "prompt": results.dataset and results.dataset.template,
+        "references": results.dataset and f"the column {results.dataset.reference_column}",
+        "--limit": options.get("limit"),
+        "--apply-chat-template": options.get("apply_chat_template"),
         "--confidence": options["confidence"],
-        "forwards": f"{requests.forwards} of {requests.texts} contexts with continuations; {requests.saved} were equal "
+        "forwards": requests.texts
+        and f"{requests.forwards} of {requests.texts} contexts with continuations; {requests.saved} were equal "
         "to another one up to the last token",
-        "longest": f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        "prompts": prompts
+        and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} had to be cut",
+        "decoding": prompts and "; ".join(decoding_words(one) for one in prompts.decodings[:_CARDS]),
+        "longest": requests.texts
+        and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
         "ranks": len(results.ranks),
         "started": results.started,
         "finished": results.finished,
         "swarm": results.swarm and results.swarm.dht_prefix,
         "versions": ", ".join(f"{name} {version}" for name, version in results.environment.packages.items()),
         "git commit": results.environment.git_commit,
-        "digest of the token ids": requests.digest,
+        "digest of the token ids": requests.digest if requests.texts else "",
+        "digest of the prompts": prompts and prompts.digest,
     }
     return [(name, str(value)) for name, value in details.items() if value]

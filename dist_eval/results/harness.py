@@ -1,10 +1,13 @@
-"""The sections of `results.json` that a complete run on tasks of the lm-evaluation-harness has."""
+"""The sections of `results.json` that a complete run on tasks of the lm-evaluation-harness, or on prompts, has.
+
+A run on prompts is like one on a single task, named after the dataset, whose documents are the rows.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.scores import Interval
 from dist_eval.results.work import RankWork, Swarm, Throughput
@@ -69,12 +72,27 @@ class GroupResults(Record):
 
 
 class HarnessFiles(Record):
-    """The harness' own files in the run's folder."""
+    """The files of a run on tasks, or on prompts, in its folder."""
 
-    results: str
-    """Its results."""
+    results: str | None
+    """The harness' own results; null for a run on prompts."""
     samples: dict[str, str]
-    """Its documents with the model's answers, by task."""
+    """Documents with the model's answers, by task."""
+
+
+class PromptedDataset(Record):
+    """A dataset whose rows, as prompts, a language model continued."""
+
+    source: str
+    """Name of the dataset."""
+    is_path: bool
+    """Whether the name is a file or folder, not a hub name."""
+    template: str
+    """Text of the prompt, with names of columns in braces."""
+    reference_column: str
+    """The column with the references that texts were compared with."""
+    references_digest: str
+    """Hash of the references."""
 
 
 class LanguageModelSummary(Record):
@@ -94,25 +112,32 @@ class HarnessResults(Record):
     """All sections that only a complete run has."""
 
     problem_type: Literal["language_modeling"]
-    """What is evaluated: continuations of texts."""
+    """What is evaluated: how a model continues texts."""
     tasks: dict[str, TaskResults]
     """The tasks by name."""
     groups: dict[str, GroupResults]
     """The groups by name, if the harness aggregates over them."""
-    harness_version: str
-    """Version of the lm-evaluation-harness."""
+    harness_version: str | None
+    """Version of the lm-evaluation-harness; null for a run on prompts."""
+    dataset: PromptedDataset | None = None
+    """What prompts were made of; null for a run on tasks."""
     files: HarnessFiles
-    """The harness' own files."""
+    """Its files."""
     coverage: Coverage
-    """The proof of who was counted: continuations with a log-likelihood."""
+    """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
     requests: ContinuationsSummary
-    """What the harness asked for: continuations of choices, and windows of texts."""
+    """The log-likelihoods that the harness asked for: of choices, and of windows of texts."""
+    prompts: PromptsSummary | None = None
+    """The texts that it asked for; null if it asked for none."""
     model: LanguageModelSummary
     """The model."""
     plan: PlanSummary
-    """The batches; their tokens are those of distinct forwards."""
+    """The batches; their tokens are those of distinct forwards, and of prompts with the longest texts that may follow
+    them."""
+    sessions: SessionsSummary | None = None
+    """What was planned for sessions, null without any."""
     ranks: list[RankWork]
-    """What each rank did; its examples are continuations."""
+    """What each rank did; its examples are continuations and prompts."""
     throughput: Throughput
     """The speed of all ranks together."""
     swarm: Swarm | None

@@ -167,6 +167,40 @@ class ContinuationsSummary(Record):
     """Hash of the token ids."""
 
 
+class Decoding(Record):
+    """How the texts after prompts are generated."""
+
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    """Most tokens of a text."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings at the first of which a text ends; they are not part of it."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """What logits are divided by before a token is drawn; 0 takes the likeliest token (greedy decoding)."""
+    top_k: Count = 0
+    """Tokens to draw from, the likeliest ones; 0 for all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draws from the likeliest tokens whose probabilities add up to this."""
+    seed: Count = 0
+    """Of the draws."""
+
+
+class PromptsSummary(Record):
+    """Prompts after which texts were generated."""
+
+    texts: Count
+    """Number of prompts."""
+    decodings: list[Decoding]
+    """How texts were generated after them, each way that some prompt asks for."""
+    truncated: Count
+    """Prompts that were cut from the left, because they were too long together with the text after them."""
+    longest: Count
+    """Tokens of the longest prompt, before it was cut."""
+    new_tokens: Count = 0
+    """Tokens of all texts after them."""
+    digest: str
+    """Hash of the token ids, and of how texts were generated."""
+
+
 class ModelSummary(Record):
     """The evaluated model."""
 
@@ -201,6 +235,22 @@ class PlanSummary(Record):
     """Tokens of all batches without padding."""
     digest: str
     """Equal for equal plans."""
+
+
+class SessionsSummary(Record):
+    """The batches whose texts begin alike, so that servers computed their beginning once."""
+
+    session_tokens: Count
+    """Tokens that a session may hold."""
+    batches: Count
+    """Batches that were planned for sessions."""
+    rows: Count
+    """Their examples."""
+    saved_tokens: Count
+    """Tokens at the beginning of their texts, prompts included, which were not sent with each of them."""
+    fell_back: Count
+    """Batches that took plain forwards all the same, because no server had room for a session: the last digits of their
+    answers may differ from those of a session."""
 
 
 class Environment(Record):

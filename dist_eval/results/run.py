@@ -15,6 +15,7 @@ from dist_eval.results.inputs import (
     FailedExample,
     ModelSummary,
     PlanSummary,
+    SessionsSummary,
 )
 from dist_eval.results.record import Count, Record, Time
 from dist_eval.results.scores import Analysis, OutputResults, Scores
@@ -108,6 +109,8 @@ class EvaluationResults(Analysis, Scores):
     """The model."""
     plan: PlanSummary
     """The batches."""
+    sessions: SessionsSummary | None = None
+    """What was planned for sessions, null without any."""
     ranks: list[RankResults]
     """What each rank did."""
     spread: Spread | None
@@ -172,10 +175,10 @@ class CompleteRun(
 
 
 class CompleteHarnessRun(HarnessResults, RunHeader):
-    """A complete run on tasks of the lm-evaluation-harness."""
+    """A complete run on tasks of the lm-evaluation-harness, or on prompts after which texts were generated."""
 
     status: Literal["complete"]
-    """Every continuation has a log-likelihood."""
+    """Every request has an answer."""
     error: None
     """There was none."""
     finished: Time

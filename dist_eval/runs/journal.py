@@ -10,7 +10,8 @@ Every rank of every start appends to its own file, and reads the files of all. A
     notes       uint32, bytes of the notes
     answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
     notes       JSON, {"route": [[peer, first block, one past the last block, precision if known], ...],
-                "failed": {row: reason}, "audit": the findings of an audit}
+                "failed": {row: reason}, "audit": the findings of an audit,
+                "fell_back": true if a session was planned, and there was no room for one}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
 the answers. The end of a file may be torn if its process died while writing; a record that fails its checksum is
@@ -42,7 +43,7 @@ from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import JOURNAL
 
-FINGERPRINT = "fingerprint.json"
+FINGERPRINT, SESSIONS = "fingerprint.json", "sessions.json"
 FOLLOWS = ("token ids", "plan")
 """Names in a fingerprint that change only if another one does, or if dist_eval itself has changed."""
 
@@ -195,6 +196,8 @@ def _packed(outcome: BatchOutcome, columns: AnswerColumns) -> bytes:
         notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
     if outcome.audit is not None:
         notes["audit"] = dict(outcome.audit)
+    if outcome.fell_back:
+        notes["fell_back"] = True
     extra = json.dumps(notes).encode() if notes else b""
     body = _FIELDS.pack(outcome.batch, len(outcome.answers), _width(columns), len(extra))
     body += outcome.answers.astype(columns).tobytes() + extra
@@ -228,6 +231,7 @@ def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | Non
         route=[RouteSegment(*segment) for segment in notes.get("route", [])],
         failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
         audit=notes.get("audit"),
+        fell_back=notes.get("fell_back", False),
     )
 
 
@@ -316,8 +320,21 @@ def has_batches(folder: Path) -> bool:
     return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{_SUFFIX}"))
 
 
+def recorded_session_tokens(folder: Path) -> int | None:
+    """Returns the size of sessions that a run's batches were planned with; None if that is still to be decided."""
+    try:
+        return int(json.loads((folder / JOURNAL / SESSIONS).read_bytes())["session_tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0 if has_batches(folder) else None
+
+
+def record_session_tokens(folder: Path, session_tokens: int) -> None:
+    """Records the size of sessions that a run's batches are planned with."""
+    write_atomically(folder / JOURNAL / SESSIONS, json.dumps({"session_tokens": session_tokens}).encode())
+
+
 def forget_journal(folder: Path) -> None:
     """Removes the finished batches of a run's folder."""
-    for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT):
+    for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT, SESSIONS):
         for path in (folder / JOURNAL).glob(pattern):
             path.unlink(missing_ok=True)

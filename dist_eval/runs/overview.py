@@ -53,7 +53,7 @@ def on_same_data(one: Measured, other: Measured) -> bool:
     """Returns whether the metrics of two runs can be compared.
 
     A prompt is part of the texts whose digest is recorded, so with one the columns decide. Runs on tasks always can be
-    compared: a metric's name has that of its task.
+    compared: a metric's name has that of its task. Generated texts can if their references are the same.
     """
     if isinstance(one, CompleteRun) and isinstance(other, CompleteRun):
         has_prompt = one.model.prompt is not None or other.model.prompt is not None
@@ -61,7 +61,10 @@ def on_same_data(one: Measured, other: Measured) -> bool:
             has_prompt and one.data.selection == other.data.selection and one.data.has_texts_of(other.data)
         )
         return one.problem_type == other.problem_type and is_same
-    return isinstance(one, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)
+    if not (isinstance(one, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)):
+        return False
+    references = (run.dataset and run.dataset.references_digest for run in (one, other))
+    return len({*references}) == 1
 
 
 def groups_on_same_data(outcomes: Sequence[Outcome]) -> list[list[tuple[Outcome, Measured]]]:

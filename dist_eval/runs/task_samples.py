@@ -12,7 +12,9 @@ from typing import Any
 from dist_eval.errors import RunError
 from dist_eval.results.harness import TaskMetric
 from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.reading import read_run
+from dist_eval.runs.saved_texts import read_as_samples
 
 DocumentKey = tuple[str, int]
 """The hash of a document, and how often it came before in its task."""
@@ -54,12 +56,10 @@ class TaskRun:
         path = self.folder / self.results.files.samples[task]
         seen: Counter[tuple[str, str]] = Counter()
         try:
-            with path.open(encoding="utf-8") as file:
-                for line in file:
-                    sample = json.loads(line)
-                    key = sample["doc_hash"], sample["filter"]
-                    yield (key[0], seen[key]), sample
-                    seen[key] += 1
+            for sample in read_as_samples(path) if path.name == PREDICTIONS else _lines(path):
+                key = sample["doc_hash"], sample["filter"]
+                yield (key[0], seen[key]), sample
+                seen[key] += 1
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{path} cannot be read: {error!r}.") from error
 
@@ -81,3 +81,8 @@ class TaskRun:
     def metrics(self, task: str) -> Mapping[tuple[str, str], TaskMetric]:
         """Returns the metrics of a task, by metric and filter."""
         return {(one.metric, one.filter): one for one in self.results.tasks[task].metrics}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)

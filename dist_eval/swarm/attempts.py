@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import EvaluationError, ModelOutputError, RefusedError, SwarmError, first_line
+from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.failures import Failure, classify
 from dist_eval.swarm.router import Router, Span, without
 
@@ -45,6 +45,8 @@ class RoutePart:
         tokens: of the request, counting padding and prompts.
         avoided: segments to avoid if there is another route; the request is then optional.
         prefer_whole: prefer servers that hold all blocks of the route.
+        cached: the segment to ask first, whose server holds attention caches of the texts.
+        messages: in which any other server is sent the texts from their beginning, one after the other.
     """
 
     block: int
@@ -52,6 +54,8 @@ class RoutePart:
     tokens: int
     avoided: Sequence[RouteSegment] = ()
     prefer_whole: bool = False
+    cached: Span | None = None
+    messages: int = 1
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ class Attempts:
     limit: int
     timeout: float
     _failed: int = 0
+    _has_failed: bool = False
     _outage_since: float | None = None
     _messages: list[str] = field(default_factory=list)
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)
@@ -154,11 +159,14 @@ class Attempts:
         spans: Sequence[Span] = without(online, self.part.avoided)
         if self.part.prefer_whole:
             spans = self._holding_all(spans, now)
-        segment = self._route(spans, now)
+        cached = None if self._has_failed else self.part.cached
+        has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
+        segment = cached if has_cache else self._route(spans, now)
         if segment is None:
             why = "no server online holds it, or a block after it"
             return self._unreachable(f"block {self.part.block}", why, now)
-        stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed
+        messages = 1 if segment is cached else self.part.messages
+        stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed * messages
         return Send(segment, min(self.timeout, stall_timeout), spans, now)
 
     def after(self, sent: Send, error: Exception) -> WaitForServers | Retry | Split | Skip | GiveUp:
@@ -168,7 +176,7 @@ class Attempts:
             sent: the decision that it followed.
             error: any of the daemon, the connection or the server.
         """
-        segment, failure = sent.segment, classify(error)
+        segment, failure, self._has_failed = sent.segment, classify(error), True
         what = f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
         if failure is Failure.TOO_LARGE:
             return Split(TooLarge(first_line(error)))
@@ -189,7 +197,8 @@ class Attempts:
             return GiveUp(ModelOutputError(f"servers answered with {messages}"), several)
         self._failed += 1
         if self._failed >= self.limit:
-            return GiveUp(SwarmError(f"got no answer for {what} in {self._failed} attempts: {self._messages[-1]}"))
+            kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
+            return GiveUp(kind(f"got no answer for {what} in {self._failed} attempts: {self._messages[-1]}"))
         return Retry(0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY))
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:

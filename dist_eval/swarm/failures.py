@@ -11,6 +11,7 @@ import concurrent.futures
 from enum import Enum
 
 _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
+_NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate KV cache")
 _BUSY = ("TimeoutError", "CancelledError", "deadline exceeded")
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
@@ -19,6 +20,7 @@ class Failure(Enum):
     """Kinds of failed requests."""
 
     TOO_LARGE = "the server accepts smaller requests only"
+    NO_CACHE = "the server has no room for an attention cache"
     REFUSED = "the server answered with an error, and would do so again"
     WRONG = "the server's answer cannot be right"
     NO_ANSWER = "the server did not answer in time, or the transport failed"
@@ -40,6 +42,8 @@ def classify(error: BaseException) -> Failure:
         return Failure.WRONG
     if any(words in text for words in _TOO_LARGE):
         return Failure.TOO_LARGE
+    if any(words in text for words in _NO_CACHE):
+        return Failure.NO_CACHE
     if isinstance(error, (asyncio.TimeoutError, TimeoutError, concurrent.futures.TimeoutError)):
         return Failure.NO_ANSWER
     if name == "P2PHandlerError":  # by name, so as not to import hivemind here

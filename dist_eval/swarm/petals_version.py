@@ -40,6 +40,11 @@ def is_main(version: str | None) -> bool:
         return False
 
 
+def can_roll_back(version: str | None) -> bool:
+    """Whether servers with a version can forget the last tokens of an attention cache; others ignore the request."""
+    return is_main(version)
+
+
 def serves(version: str | None, config: Any) -> bool:
     """Whether servers with a version of Petals compute a model, and compute it right.
 

@@ -152,6 +152,21 @@ class SwarmRequests:
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
             ) from error
 
+    def free_cache(self) -> dict[Span, int]:
+        """Asks all servers how much attention cache they have left.
+
+        Returns:
+            Tokens of a text times blocks; 0 for a server that does not answer.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
+            return await asyncio.gather(*map(self.transport.free_cache, spans), return_exceptions=True)
+
+        spans = self.spans()
+        answers = RemoteExpertWorker.run_coroutine(ask(spans))
+        return {span: left if isinstance(left, int) else 0 for span, left in zip(spans, answers, strict=True)}
+
     @property
     def num_blocks(self) -> int:
         """Blocks of the model."""
@@ -177,7 +192,11 @@ class SwarmRequests:
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,
             bytes_received=self.transport.bytes_received,
-            servers=[_traffic_of(str(peer), server) for peer, server in self.router.servers.items()],
+            servers=[
+                _traffic_of(str(peer), server)
+                for peer, server in self.router.servers.items()
+                if server.requests or server.failures
+            ],
         )
 
     def timelines(self) -> dict[str, Timeline]:
@@ -297,6 +316,7 @@ class SwarmRequests:
     ) -> Answer:
         server, gate = self.router.stats(segment.peer), self._gates[segment.peer]
         server.assigned(work)
+        server.announced = segment.announced
         try:
             await gate.enter()
         except TurnedAway:
@@ -316,7 +336,6 @@ class SwarmRequests:
             gate.failed()
             raise
         server.answered(work, sent_at, now := time.monotonic())
-        server.announced = segment.announced
         server.timeline.add(sent_at, now)
         gate.answered((now - sent_at) / work)
         return answer

@@ -69,12 +69,16 @@ class Routing:
     Attributes:
         audited: whether other servers recompute it, where there are any.
         avoided: segments to avoid if there is another route.
+        shared: tokens at the beginning of all texts that a session computes once; 0 for a plain forward.
+        fell_back: whether it took plain forwards all the same, because no server had room for a session.
         route: the servers that computed it, filled in as they answer.
         findings: of the audit.
     """
 
     audited: bool = False
     avoided: Sequence[RouteSegment] = ()
+    shared: int = 0
+    fell_back: bool = False
     route: list[RouteSegment] = field(default_factory=list)
     findings: Findings | None = None
 
@@ -121,7 +125,7 @@ class ServerStats:
         latencies: seconds from request to answer of the latest requests.
         backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
-        announced: what it announced when it answered last.
+        announced: what it announced when it was asked last.
     """
 
     requests: int = 0
@@ -192,7 +196,7 @@ class ServerStats:
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
-        if failure is Failure.REFUSED:
+        if failure in (Failure.REFUSED, Failure.NO_CACHE):
             self._banned_until = now + _BAN_SECONDS
             return
         if failure is Failure.WRONG:

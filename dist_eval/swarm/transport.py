@@ -15,7 +15,7 @@ import torch
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.router import Span
 
-_FORWARD, _BACKWARD = "rpc_forward", "rpc_backward"
+_FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
@@ -36,7 +36,7 @@ class Transport:
 
     def __init__(self, sequence_manager: Any, *, timeout: float, compression: str = "none") -> None:
         from hivemind.proto import runtime_pb2
-        from petals.utils.misc import DUMMY
+        from petals.utils.misc import DUMMY, DUMMY_INT64
         from petals.utils.packaging import pack_args_kwargs
 
         self.bytes_sent = self.bytes_received = 0
@@ -45,9 +45,9 @@ class Transport:
         self._prompts: torch.Tensor | None = None
         self._version: Any = None
         self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
-        self._no_prompts = DUMMY
+        self._no_prompts, self._no_reordering = DUMMY, DUMMY_INT64
         self._metadata = {}
-        for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3)):
+        for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3)):
             _, structure = pack_args_kwargs(*(torch.empty(1) for _ in range(tensors)))
             self._metadata[method] = sequence_manager.get_request_metadata(method, structure)
         if compression != "none":
@@ -120,17 +120,86 @@ class Transport:
         await _require(shapes, outputs)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
-    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
+    async def open_inference(
+        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any]
+    ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
+        """Opens a stream of requests to a server that keeps attention caches between them (see `ServerCache`).
+
+        Args:
+            segment: the server and its blocks.
+            requests: the requests; they are sent as they come.
+            metadata: of the first request, besides what every request has.
+
+        Returns:
+            The answers, and fields that the first request needs besides its tensors.
+        """
+        opening = self._stub(segment).rpc_inference(requests)
+        answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
+        return answers, self._head(_INFERENCE, segment, metadata)
+
+    async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
+        """Serializes what a request of `open_inference` has.
+
+        Args:
+            segment: the server and its blocks.
+            hidden: float tensor of shape [batch, length, hidden].
+            prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
+        """
+        from hivemind.proto import runtime_pb2
+
+        plain = runtime_pb2.CompressionType.NONE
+        deep = self._no_prompts if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
+        packed = [
+            await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression),
+            self._pack(deep, segment.dtype, plain),
+            self._pack(self._no_reordering, None, plain),
+        ]
+        self.bytes_sent += sum(len(tensor.buffer) for tensor in packed)
+        return packed
+
+    async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
+        """Reads the tensors of an answer to a request of `open_inference`.
+
+        Raises:
+            WrongAnswer: the answer has the wrong shape, or is not finite.
+        """
+        from hivemind.compression.serialization import deserialize_torch_tensor
+
+        self.bytes_received += sum(len(tensor.buffer) for tensor in tensors)
+        outputs = [await asyncio.to_thread(deserialize_torch_tensor, tensor) for tensor in tensors]
+        await _require([shape], outputs)
+        return outputs[0]
+
+    async def free_cache(self, segment: Span) -> int:
+        """Asks a server how much attention cache it has left, in tokens of a text times blocks.
+
+        Raises:
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+        """
         from hivemind import MSGPackSerializer
-        from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
-        from petals.data_structures import CHAIN_DELIMITER
+        from hivemind.proto import runtime_pb2
+
+        info = await self._stub(segment).rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
+        return int(MSGPackSerializer.loads(info.serialized_info)["cache_tokens_available"])
+
+    def _stub(self, segment: Span) -> Any:
         from petals.server.handler import TransformerConnectionHandler
 
-        head = {
+        return TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
+
+    def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
+        from hivemind import MSGPackSerializer
+        from petals.data_structures import CHAIN_DELIMITER
+
+        return {
             "uid": CHAIN_DELIMITER.join(self._manager.block_uids[segment.start : segment.end]),
-            "metadata": MSGPackSerializer.dumps(self._metadata[method]),
+            "metadata": MSGPackSerializer.dumps({**self._metadata[method], **(metadata or {})}),
         }
-        stub = TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
+
+    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
+        from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
+
+        head, stub = self._head(method, segment), self._stub(segment)
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
         outputs, received = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)

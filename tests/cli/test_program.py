@@ -27,7 +27,7 @@ def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
         prove_coverage(np.asarray([0, 1, 1, 3]), 6)
 
     config = config_for(tmp_path / "run")
-    assert program.run(config, tmp_path, None, lambda: (run, EvaluationFolder)) == 1
+    assert program.run(config, tmp_path, None, lambda config: (run, EvaluationFolder)) == 1
     assert "1 repeated (1); 3 missing (2, 4, 5)" in capsys.readouterr().err
     found = results_of(tmp_path / "run")
     assert (found["status"], found["error"]["transient"]) == ("failed", False)

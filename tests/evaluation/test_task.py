@@ -18,6 +18,7 @@ BY_CONTENT = {
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
     *("limit", "sample", "precision", "sample_seed", "stratify"),
+    "session_share",
 }
 """Options whose effect is in the fingerprint: digests of models, tokens and labels, the limits and the plan."""
 

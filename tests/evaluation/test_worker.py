@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,21 @@ def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bo
     everything = [batch for share in shares for batch in (*share.resumed, *share.shard)]
     assert sorted(everything) == list(range(12))
     assert not any(np.any(found_by_rank, axis=0)[batch] for share in shares for batch in share.shard)
+
+
+@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.booleans(), min_size=12, max_size=12))
+def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
+    ranks: int, session_ranks: int, in_sessions: list[bool]
+) -> None:
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
+    plan = replace(plan, shared=np.array(in_sessions) * 5)
+    shards = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "least_over_ranks", lambda value: np.full(12, ranks))
+        for rank in range(ranks):
+            topology = Topology(rank=rank, world_size=ranks)
+            share, _ = share_out(np.zeros(12, dtype=bool), plan, topology, session_ranks)
+            shards.append(share.shard.tolist())
+            assert not any(in_sessions[batch] for batch in shards[-1]) or rank < session_ranks or session_ranks == 0
+    assert sorted(batch for shard in shards for batch in shard) == list(range(12))
+    assert max(map(len, shards)) - min(map(len, shards)) <= max(1, sum(in_sessions))

@@ -8,30 +8,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness_tasks import make_tokenizer
+from harness_tasks import WORDS, make_tokenizer
 
-from dist_eval.data.answers import log_likelihood_columns
+from dist_eval.data.answers import generation_columns, log_likelihood_columns
 from dist_eval.errors import ConfigError, DataError
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance
 
-from dist_eval.harness.language_model import HarnessModel, Pair
+from dist_eval.harness.language_model import HarnessModel, Pair, Prompt
 
 VOCABULARY = 128
 TOKENIZER = make_tokenizer(VOCABULARY)
 
 
-def request(kind: str, *arguments: str, number: int = 0) -> Instance:
-    return Instance(kind, {}, arguments, 0, metadata=("stories", number, 1))
+def request(kind: str, *arguments: Any, number: int = 0, repeats: int = 1) -> Instance:
+    return Instance(kind, {}, arguments, 0, metadata=("stories", number, repeats))
 
 
 def asked(requests: list[Instance], **options: Any) -> tuple[list[Pair], HarnessModel]:
     """Returns the texts that requests become; each is answered with its number."""
     seen: list[Pair] = []
 
-    def answer(pairs: Iterator[Pair]) -> np.ndarray:
+    def answer(pairs: Iterator[Pair], prompts: Iterator[Prompt]) -> np.ndarray:
         seen.extend(pairs)
+        assert not list(prompts)
         answers = np.zeros(len(seen), dtype=log_likelihood_columns())
         answers["log_likelihood"], answers["is_greedy"] = range(len(seen)), [n % 2 for n in range(len(seen))]
         return answers
@@ -91,10 +92,58 @@ def test_what_cannot_be_sent_names_task_and_document(asks: Instance, options: di
         asked([request("loglikelihood", "river", " stone"), asks], **options)
 
 
-def test_generated_text_is_refused_before_anything_is_asked() -> None:
-    requests = [request("loglikelihood", "river", " stone"), request("generate_until", "river", "{}")]
-    with pytest.raises(ConfigError, match="The task stories needs generated text"):
-        asked(requests)
+def prompted(requests: list[Instance], **options: Any) -> tuple[list[Prompt], HarnessModel]:
+    """Returns the prompts that requests become; the text after each is its number, and `winter`."""
+    seen: list[Prompt] = []
+
+    def answer(pairs: Iterator[Pair], prompts: Iterator[Prompt]) -> np.ndarray:
+        assert not list(pairs)
+        seen.extend(prompts)
+        answers = np.zeros(len(seen), dtype=generation_columns(20))
+        for row, text in enumerate(answers):
+            tokens = ids(f"{WORDS[row]} winter", begins=False)
+            text["tokens"][: len(tokens)], text["length"] = tokens, len(tokens)
+        return answers
+
+    options = {"max_length": 40, "vocab_size": VOCABULARY, **options}
+    model = HarnessModel(TOKENIZER, [SimpleNamespace(instances=requests)], answer, **options)
+    model.loglikelihood([])
+    return seen, model
+
+
+def test_texts_are_generated_as_the_harness_own_backend_does_and_cut_at_stop_strings() -> None:
+    greedy = {"until": "winter", "max_gen_toks": 9, "do_sample": False, "temperature": 0.7}
+    drawn = {"until": [], "do_sample": True, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 5}
+    requests = [
+        request("generate_until", "river", greedy, repeats=2),
+        request("generate_until", "<s>stone", drawn, repeats=2),
+    ]
+    seen, model = prompted(requests, seed=3)
+    assert [tokens for tokens, _ in seen] == [ids("river"), *2 * [ids("stone")]]
+    assert seen[0][1].model_dump(exclude_defaults=True) == {"max_new_tokens": 9, "stop": ["winter", "</s>"]}
+    settings = {"max_new_tokens": 5, "stop": ["</s>"], "temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 3}
+    assert seen[1][1].model_dump() == seen[2][1].model_dump() == settings
+    asked = [requests[1], requests[0], requests[0], requests[1]]
+    found = [text.strip() for text in model.generate_until(asked)]
+    assert found == [f"{WORDS[1]} winter", WORDS[0], WORDS[0], f"{WORDS[2]} winter"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "error", "message"),
+    [
+        ({"num_beams": 4}, {}, ConfigError, "The task stories generates with num_beams: 4, which is not supported"),
+        ({"do_sample": True}, {}, ConfigError, "do_sample. with a temperature of 0"),
+        ({"max_gen_toks": 0}, {}, ConfigError, "cannot generate with max_new_tokens: 0"),
+        ({}, {}, DataError, r"document 0: it asks for up to 256 new tokens \(max_gen_toks\), which leaves no room"),
+        ({"max_gen_toks": 39}, {"strict": True}, DataError, "more than the 1 that --max-length 41 leaves"),
+        ({"max_gen_toks": 3}, {"vocab_size": 5}, DataError, "but the model knows only 5 ids"),
+    ],
+)
+def test_texts_that_cannot_be_generated(
+    settings: dict[str, Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        prompted([request("generate_until", "river stone", {"num_beams": 1, **settings})], **options)
 
 
 def test_a_chat_template_may_leave_the_answer_open() -> None:
@@ -103,7 +152,7 @@ def test_a_chat_template_may_leave_the_answer_open() -> None:
         "{% for m in messages %}[{{ m.role }}] {{ m.content }} [end]{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    model = HarnessModel(tokenizer, [], lambda pairs: np.empty(0), max_length=9, vocab_size=9)
+    model = HarnessModel(tokenizer, [], lambda pairs, prompts: np.empty(0), max_length=9, vocab_size=9)
     chat = [{"role": "user", "content": "river"}]
     assert model.apply_chat_template(chat) == "[user] river [end][assistant]"
     assert model.apply_chat_template(chat, add_generation_prompt=False) == "[user] river"

@@ -50,6 +50,7 @@ anywhere = {
     "swarm_timeout": seconds,
     "request_timeout": seconds,
     "max_tokens_per_second": st.floats(1, 1e9),
+    "session_share": st.floats(0, 1),
     "max_retries": st.integers(1, 1000),
     "collective_timeout": seconds,
     "verbose": st.booleans(),
@@ -102,6 +103,23 @@ prompted_runs = st.builds(
     ),
     wheres,
 )
+generation = {
+    "generate": st.just(True),
+    "max_new_tokens": st.integers(1, 1000),
+    "stop": st.lists(words, min_size=1, max_size=2),
+    "temperature": st.floats(0, 10),
+    "top_k": st.integers(0, 1000),
+    "top_p": st.floats(0.01, 1),
+    "seed": st.integers(0, 1000),
+}
+generating_runs = st.builds(
+    lambda what, where: {**what, **where},
+    st.fixed_dictionaries(
+        {"dataset": st.just("test.csv"), "model": words, "prompt": prompts["prompt"], **generation},
+        optional={name: anywhere[name] for name in ("label_column", "max_length", "strict", "confidence")},
+    ),
+    st.sampled_from([{"backend": "local"}, {"swarm": "embedded"}, {"initial_peers": [PEER]}]),
+)
 demo_runs = st.builds(
     lambda what, output, where: {**what, **output, **where},
     st.fixed_dictionaries(
@@ -110,7 +128,7 @@ demo_runs = st.builds(
     st.just({}) | st.fixed_dictionaries({"output": words, "overwrite": st.booleans()}),
     st.just({}) | wheres,
 )
-valid_options = ordinary_runs | prompted_runs | demo_runs
+valid_options = ordinary_runs | prompted_runs | generating_runs | demo_runs
 
 
 def command_line(options: dict[str, Any]) -> list[str]:
@@ -157,7 +175,8 @@ def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}
     assert fields - {"peers_file", "prompt_file"} == {
-        *(*anywhere, *outputs, *audits, *prompts, *demo.OPTIONS, "demo", *where, "limit", "sample", "precision", *drawn)
+        *(*anywhere, *outputs, *audits, *prompts, *generation, *demo.OPTIONS, "demo", *where),
+        *("limit", "sample", "precision", *drawn),
     }
 
 

@@ -122,6 +122,25 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
         EvaluationConfig(**LOCAL, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"label_words": ["no", "yes"]}, "--generate and --label-words contradict each other"),
+        ({"prompt": None, "checkpoint": "tuned"}, "--generate continues a --prompt, which is missing"),
+        ({"generate": False}, "Or give --generate, and it writes a text behind it."),
+        ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop: --generate is missing"),
+        ({"slice_by": ["length"]}, "--slice-by: --generate evaluates texts, not classes"),
+        ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1, not 0"),
+        ({"temperature": float("nan")}, "--temperature must be a number of at least 0"),
+        ({"top_p": 0.0}, "--top-p must be more than 0 and at most 1"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
+    ],
+)
+def test_texts_that_cannot_be_generated_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        EvaluationConfig(**{**PROMPT, "label_words": [], "prompt": "{text}", "generate": True, **options})
+
+
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, float("nan")])
 def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
     with pytest.raises(ConfigError, match=r"--confidence must be between 0 and 1, such as 0\.95"):

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
 from dist_eval.errors import RunError
 from dist_eval.runs.files import JOURNAL
-from dist_eval.runs.journal import Fingerprint, Journal, forget_journal, has_batches
+from dist_eval.runs.journal import (
+    Fingerprint,
+    Journal,
+    forget_journal,
+    has_batches,
+    record_session_tokens,
+    recorded_session_tokens,
+)
 
 BATCHES, LABELS = 12, 3
 SIZES = np.arange(1, BATCHES + 1)
@@ -41,7 +48,7 @@ def outcomes(draw: st.DrawFn) -> BatchOutcome:
     route = draw(st.lists(segments, max_size=3))
     failed = draw(st.dictionaries(st.integers(0, size - 1), reasons, max_size=2))
     audit = draw(st.none() | st.dictionaries(reasons, st.integers(), max_size=2))
-    return BatchOutcome(batch, answers_of(logits.reshape(size, LABELS)), route, failed, audit)
+    return BatchOutcome(batch, answers_of(logits.reshape(size, LABELS)), route, failed, audit, draw(st.booleans()))
 
 
 def answers_of(logits: np.ndarray) -> np.ndarray:
@@ -79,6 +86,7 @@ def found_in(folder: Path) -> tuple[list[int], Journal]:
 def same(one: BatchOutcome, other: BatchOutcome) -> bool:
     return (
         (one.batch, dict(one.failed), one.audit) == (other.batch, dict(other.failed), other.audit)
+        and one.fell_back == other.fell_back
         and list(one.route) == list(other.route)
         and one.answers.tobytes() == other.answers.tobytes()
     )
@@ -295,6 +303,17 @@ def test_a_forgotten_journal_is_gone(tmp_path: Path) -> None:
     forget_journal(tmp_path)
     assert not has_batches(tmp_path)
     assert Fingerprint.load(tmp_path) is None
+
+
+def test_whether_a_run_has_sessions_is_decided_once(tmp_path: Path) -> None:
+    assert recorded_session_tokens(tmp_path) is None
+    Fingerprint({"dataset": "a"}).save(tmp_path)
+    assert recorded_session_tokens(tmp_path) is None
+    record_session_tokens(tmp_path, 1024)
+    assert recorded_session_tokens(tmp_path) == 1024
+    forget_journal(tmp_path)
+    write(tmp_path, whole(0))
+    assert recorded_session_tokens(tmp_path) == 0, "its batches were planned without"
 
 
 def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Path) -> None:

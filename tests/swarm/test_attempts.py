@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import ModelOutputError, RefusedError, SwarmError
+from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
 from dist_eval.swarm.attempts import (
     _MIN_STALL_SECONDS,
     Attempts,
@@ -191,3 +191,23 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     assert sent(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"
     fails(attempts, LATE, REPLICAS[:1], 11.0)
     assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "x"
+
+
+def test_the_server_with_the_caches_is_asked_first_and_after_a_failure_all_are_sent_the_whole_texts() -> None:
+    cached, router = Span("c", 0, BLOCKS), router_with_latency(1.0)
+    for error in (LATE, GONE):
+        part = RoutePart(0, BLOCKS, TOKENS, cached=cached, messages=3)
+        attempts = Attempts(router, part, limit=LIMIT, timeout=1000.0)
+        first = sent(attempts, REPLICAS)
+        assert first.segment is cached
+        attempts.after(first, error)
+        assert sent(attempts, REPLICAS).segment is not cached
+    gone = Attempts(router, RoutePart(0, BLOCKS, TOKENS, cached=Span("gone", 0, BLOCKS)), limit=LIMIT, timeout=TIMEOUT)
+    assert sent(gone, REPLICAS).segment.peer in "abc"
+
+
+def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
+    attempts, error = attempts_of(), P2PHandlerError("Could not allocate 8192 bytes")
+    found = [fails(attempts, error, REPLICAS) for _ in range(LIMIT)]
+    assert all(isinstance(decision, Retry) for decision in found[:-1])
+    assert isinstance(found[-1], GiveUp) and isinstance(found[-1].error, NoCacheError)

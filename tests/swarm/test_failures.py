@@ -16,6 +16,9 @@ from dist_eval.swarm.router import ServerStats
     [
         (P2PHandlerError("ValueError: Task size greater than max_batch_size (2048)"), Failure.TOO_LARGE),
         (P2PDaemonError("Message size exceeds set limit 4194304"), Failure.TOO_LARGE),
+        (P2PHandlerError("Could not allocate 8192 bytes immediately: out of memory"), Failure.NO_CACHE),
+        (P2PHandlerError("Server's attention cache is full, failed to allocate 8192 bytes"), Failure.NO_CACHE),
+        (P2PHandlerError("Cannot allocate KV cache for 4096 tokens, max = 2048"), Failure.NO_CACHE),
         (P2PHandlerError("KeyError: 'llama.7'"), Failure.REFUSED),
         (P2PHandlerError("AssertionError: hidden_states must be a 3d tensor"), Failure.REFUSED),
         (P2PHandlerError("TimeoutError()"), Failure.NO_ANSWER),
@@ -44,6 +47,7 @@ def banned_for(failure: Failure, times: int = 1) -> float:
 def test_the_length_of_a_ban_depends_on_the_failure() -> None:
     assert banned_for(Failure.TOO_LARGE) == 0, "the client's fault"
     assert banned_for(Failure.REFUSED, 5) == 1, "perhaps the client's fault"
+    assert banned_for(Failure.NO_CACHE, 5) == 1, "it still answers forwards"
     assert banned_for(Failure.UNREACHABLE) == 1
     assert banned_for(Failure.UNREACHABLE, 4) == 8
     assert banned_for(Failure.UNREACHABLE, 40) == 60

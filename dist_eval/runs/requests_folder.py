@@ -1,7 +1,8 @@
-"""The folder of a run on tasks of the harness: `results.json`, and the harness' own files.
+"""The folder of a run whose requests a language model answers: tasks of the harness, or prompts.
 
 results.json                the run (see `dist_eval.results.harness`)
-results_DATE.json           the harness' own results, readable by its tools
+predictions.parquet         the generated texts, of a run on prompts
+results_DATE.json           the harness' own results, readable by its tools, of a run on tasks
 samples_TASK_DATE.jsonl     its documents with the model's answers, of each task
 journal/                    finished batches
 """
@@ -13,16 +14,16 @@ from dist_eval.results.harness import HarnessFiles, HarnessResults
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.environment import now
 from dist_eval.runs.evaluation_folder import ResultsFolder
-from dist_eval.runs.files import REPORT, TIMELINE
+from dist_eval.runs.files import PREDICTIONS, REPORT, TIMELINE
 
 _SCORING = ("confidence", "bootstrap_iters")
 """Options that change nothing of the answers."""
 
 
-class HarnessFolder(ResultsFolder):
-    """The folder of one run on tasks of the harness (see `RunFolder`)."""
+class RequestsFolder(ResultsFolder):
+    """The folder of one such run (see `RunFolder`)."""
 
-    derived_files = (TIMELINE, REPORT)
+    derived_files = (TIMELINE, REPORT, PREDICTIONS)
 
     def recorded(self) -> CompleteHarnessRun | None:
         """Returns the content of `results.json` if the run is complete."""
@@ -33,7 +34,7 @@ class HarnessFolder(ResultsFolder):
     def is_scored_otherwise(self) -> bool:
         """Whether the complete run in the folder has other intervals than these options ask for, or lacks a file."""
         recorded = self.recorded()
-        if recorded is None or any(recorded.config[name] != self.options[name] for name in _SCORING):
+        if recorded is None or any(recorded.config.get(name) != self.options.get(name) for name in _SCORING):
             return True
         return not all((self.path / name).exists() for name in _names(recorded.files))
 
@@ -59,4 +60,4 @@ class HarnessFolder(ResultsFolder):
 
 
 def _names(files: HarnessFiles) -> list[str]:
-    return [files.results, *files.samples.values()]
+    return [*([files.results] if files.results else []), *files.samples.values()]

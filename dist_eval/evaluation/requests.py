@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 
 from dist_eval.data.answers import column_names
 from dist_eval.data.collector import Columns
-from dist_eval.data.continuations import FILES, TokenizedContinuations
 from dist_eval.data.plan import Plan
+from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, broadcast, gather_columns, require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.evaluation.combination import throughput
+from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
-from dist_eval.harness.folder import HarnessFolder
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.model.backends import LoadedModel
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.language_model import CausalModel
-from dist_eval.options.harness import HarnessConfig
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.language_model import CausalModel, LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.options.config import RunConfig
+from dist_eval.options.groups import ModelOptions
+from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
+from dist_eval.runs.requests_folder import RequestsFolder
 
-HarnessSession = Session[HarnessConfig, HarnessFolder]
+RequestSession = Session[Any, RequestsFolder]
+"""Of a run whose options are a `RunConfig` of any kind."""
 
 Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
+
+Lead = Callable[[RequestSession, BaseModelSpec, CausalModel], HarnessResults | None]
+"""Makes the requests, has them answered, and writes the results."""
 
 _CHUNK_BYTES = 1 << 22
 
@@ -42,9 +53,11 @@ class Answered:
     """What all ranks found; the answers, and what is made of them, on the leader only.
 
     Attributes:
-        answers: of each request, with the columns of a language model, of shape [n].
-        facts: the requests.
+        answers: of each request, with the columns `Requests.columns`, of shape [n].
+        continuations: the requests for log-likelihoods.
+        prompts: the requests for texts.
         plan: their batches.
+        sessions: what was planned for sessions, None without any.
         coverage: the proof that each has one answer.
         ranks: what each rank did.
         timelines: each rank's entry in `timeline.json`.
@@ -52,16 +65,73 @@ class Answered:
     """
 
     answers: np.ndarray
-    facts: ContinuationsSummary
+    continuations: ContinuationsSummary
+    prompts: PromptsSummary
     plan: PlanSummary
+    sessions: SessionsSummary | None
     coverage: Coverage
     ranks: list[RankWork]
     timelines: list[RankTimeline]
     precisions: list[str]
 
+    def sections(self, session: RequestSession, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
+        """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
+
+        Args:
+            session: its part of the run.
+            base: the base model.
+            tokenizer: hash of the tokenizer.
+        """
+        prompts = None
+        if self.prompts.texts:
+            prompts = self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
+        return {
+            "problem_type": LANGUAGE_MODELING,
+            "coverage": self.coverage,
+            "requests": self.continuations,
+            "prompts": prompts,
+            "model": LanguageModelSummary(
+                base=base.name,
+                base_is_path=Path(base.name).is_dir(),
+                digest=base.digest(),
+                tokenizer_digest=tokenizer,
+            ),
+            "plan": self.plan,
+            "sessions": self.sessions,
+            "ranks": self.ranks,
+            "throughput": throughput(self.ranks),
+            "swarm": session.swarm and session.swarm.model_copy(update={"precisions": self.precisions}),
+        }
+
+
+def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | None:
+    """Evaluates a language model by requests that the leader makes; every rank calls it.
+
+    Args:
+        session: this rank's part of the run, not yet opened.
+        lead: called by the leader, with the base model and the language model; it calls `answer_requests`.
+
+    Returns:
+        On the leader the sections of `results.json`, else None.
+
+    Raises:
+        EvaluationError: the run failed; on the rank that has the root cause.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    with session:
+        target = CausalModel.of(str(session.config.model))
+        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
+        if session.topology.is_leader:
+            OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
+            return lead(session, base, target)
+        answer_requests(session, base, target, lambda folder: {}, sys.stderr)
+        if session.topology.hosts > 1 and session.topology.is_host_leader:
+            session.wait_for("results written")  # a scheduler does not restart a host that has exited with 0
+        return None
+
 
 def answer_requests(
-    session: HarnessSession, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
+    session: RequestSession, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
 ) -> Answered | None:
     """Answers requests; every rank calls it.
 
@@ -83,20 +153,21 @@ def answer_requests(
     identity: dict[str, str] = {}
     if topology.is_leader:
         session.publish_dataset(lambda folder: identity.update(_written(write, folder)))
-        data = TokenizedContinuations(session.scratch_dir)
+        data = Requests(session.scratch_dir)
         fingerprint = fingerprint_of(config, base, data, data.plan(base.token_budget), identity)
         session.claim(lambda: session.folder.claim(fingerprint) or session.folder.is_scored_otherwise)
     if session.is_complete():
         return None
     session.open_swarm(base)
-    model = session.load_model(base, target)
+    loaded = cast(LanguageModel, session.load_model(base, target))
     with session.process_group():
-        data = TokenizedContinuations(_folder_on_host(session))
-        plan = data.plan(base.token_budget)
+        data = Requests(_folder_on_host(session))
+        model = _answering(loaded, data, base, session)
+        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), loaded, config.session_share)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
-        require_agreement({"model": base.digest(), "requests": data.facts.digest, "plan": plan.digest()})
+        require_agreement({"model": base.digest(), "requests": data.digest(), "plan": plan.digest()})
         progress = Progress(
             *(topology, session.rank_store, len(data)),
             stop=session.stop,
@@ -109,6 +180,7 @@ def answer_requests(
             *(model, data, plan, journal, progress, session.window(base), session.stop),
             drain_timeout=config.stop_grace,
             failures=FailurePolicy(),
+            session_ranks=session.session_ranks,
         )
         with progress.shown():
             session.stop.defer_signals()
@@ -116,12 +188,24 @@ def answer_requests(
             return _combine(session, model, worker, batches, data, plan)
 
 
+def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, session: RequestSession) -> RequestModel:
+    """Returns what answers the requests."""
+    generator = None
+    if len(data.prompts):
+        tokenizer = load_tokenizer(base.name)
+        ends = end_tokens_of(base.name, base.config, tokenizer)
+        share = session.config.session_share / session.topology.world_size
+        room = int(share * (model.backbone.cache_tokens() or 0))
+        generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
+    return RequestModel(model, generator, data.columns)
+
+
 def _combine(
-    session: HarnessSession,
-    model: LoadedModel,
+    session: RequestSession,
+    model: RequestModel,
     worker: BatchWorker,
     batches: np.ndarray,
-    data: TokenizedContinuations,
+    data: Requests,
     plan: Plan,
 ) -> Answered:
     def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
@@ -142,8 +226,10 @@ def _combine(
         answers[name] = column
     return Answered(
         answers=answers,
-        facts=data.facts,
+        continuations=data.continuations.facts,
+        prompts=data.prompts.facts,
         plan=plan.summary(),
+        sessions=plan.sessions(sum(all_gather(worker.fell_back))),
         coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
         ranks=all_gather(worker.work(topology, model.traffic())),
         timelines=all_gather(timeline),
@@ -152,9 +238,9 @@ def _combine(
 
 
 def fingerprint_of(
-    config: HarnessConfig,
+    config: RunConfig,
     base: BaseModelSpec,
-    data: TokenizedContinuations,
+    data: Requests,
     plan: Plan,
     identity: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
@@ -165,17 +251,17 @@ def fingerprint_of(
         base: the base model.
         data: the requests.
         plan: their batches.
-        identity: further values: those that answers do not depend on, but what the harness makes of them.
+        identity: further values: those that answers do not depend on, but what is made of them.
     """
     return Fingerprint(
         {
             **base.identity(),
             **identity,
-            "--max-length": str(data.facts.max_length),
+            "--max-length": str(data.continuations.facts.max_length),
             "--token-budget": str(base.token_budget),
             "--compression": config.compression,
             "--backend": config.backend,
-            "token ids": data.facts.digest,
+            "token ids": data.digest(),
             "plan": plan.digest(),
         }
     )
@@ -187,7 +273,7 @@ def _written(write: Write, folder: Path) -> Mapping[str, str]:
         return write(folder)
 
 
-def _folder_on_host(session: HarnessSession) -> Path:
+def _folder_on_host(session: RequestSession) -> Path:
     """Returns the folder with the requests; other hosts' leaders copy the leader's files to theirs first."""
     topology = session.topology
     if topology.hosts > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_eval.report.table import format_metrics
-from dist_eval.report.tasks_page import metric_name
+from dist_eval.report.tasks_page import coverage_words, metric_name, unit_of
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT, RESULTS
 
@@ -29,16 +29,14 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
     for name, group in results.groups.items():
         lines += ["", f"{name}: {', '.join(group.tasks)}"]
         lines += format_metrics({metric_name(metric): metric.value for metric in group.metrics}, {}, {})
-    coverage, requests, throughput, ranks = results.coverage, results.requests, results.throughput, len(results.ranks)
+    throughput, ranks, unit = results.throughput, len(results.ranks), unit_of(results)
     lines += [
         "",
-        f"coverage: {coverage.seen} of {coverage.expected} log-likelihoods, each exactly once, by {requests.forwards} "
-        "forwards"
-        + (f"; {requests.truncated} contexts cut to {requests.max_length - 1} tokens" if requests.truncated else ""),
-        f"speed: {throughput.examples_per_second:.1f} log-likelihoods/s, {throughput.tokens_per_second:.0f} tokens/s "
+        f"coverage: {coverage_words(results)}",
+        f"speed: {throughput.examples_per_second:.1f} {unit}/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
         "files:",
-        *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values())),
+        *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values()) if name),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
     return "\n".join(lines)

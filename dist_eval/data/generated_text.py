@@ -1,0 +1,41 @@
+"""Generated tokens → texts, which end at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_TOKENS_AROUND = 2
+"""Tokens looked at besides those of a stop string itself: it may be split differently where it is generated."""
+
+
+class StopStrings:
+    """Strings at which a generated text ends.
+
+    They are looked for as in the Hugging Face backend of the lm-evaluation-harness (`MultiTokenEOSCriteria`): in the
+    decoded last tokens, so that the tokenizer may split them in any way.
+
+    Args:
+        strings: the strings; empty ones are ignored.
+        tokenizer: a Hugging Face tokenizer.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        self._strings, self._tokenizer = [one for one in strings if one], tokenizer
+        sizes = [len(tokenizer.encode(one, add_special_tokens=False)) for one in self._strings]
+        self._window = max(sizes, default=0) + _TOKENS_AROUND
+
+    def end(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the last tokens of a text hold a stop string."""
+        if not self._strings:
+            return False
+        text = self._tokenizer.decode(tokens[-self._window :])
+        return any(one in text for one in self._strings)
+
+
+def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any) -> str:
+    """Returns the text of tokens, without special ones, up to the first stop string."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    for one in filter(None, stop):
+        text = text.split(one, 1)[0]
+    return text

@@ -1,0 +1,121 @@
+"""Prompts after which texts are generated: token ids in a file that ranks map, and how to go on after each.
+
+A batch holds prompts of one decoding and of similar length. Its rows, prompts and texts together, take a bounded number
+of tokens, because servers keep each of them in their attention caches until the batch is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dist_eval.data.answers import AnswerColumns, generation_columns
+from dist_eval.data.plan import Plan, join_plans, plan_batches
+from dist_eval.data.shared_prefixes import SESSION_TOKENS
+from dist_eval.data.token_file import TokenFile, write_tokens
+from dist_eval.results.inputs import Decoding, PromptsSummary
+
+TOKENS_FILE, LENGTHS_FILE, FACTS_FILE = "prompts.arrow", "prompts.npy", "prompts.json"
+FILES = (TOKENS_FILE, LENGTHS_FILE, FACTS_FILE)
+"""What `write_prompts` writes."""
+
+
+class TokenizedPrompts:
+    """Prompts in memory-mapped files.
+
+    Args:
+        folder: the folder that `write_prompts` wrote.
+
+    Attributes:
+        facts: summary of the prompts.
+        lengths: number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape
+            [n, 2].
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
+        self._tokens = TokenFile(folder / TOKENS_FILE)
+
+    def __len__(self) -> int:
+        return self.facts.texts
+
+    @property
+    def source(self) -> str:
+        """Where they come from, for messages."""
+        return "the prompts"
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the texts; there is at least one prompt."""
+        return generation_columns(max(decoding.max_new_tokens for decoding in self.facts.decodings))
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Collates prompts into a batch (see `TokenFile.padded`).
+
+        Args:
+            indices: their positions, all of one decoding, int64 of shape [batch].
+
+        Returns:
+            Token ids, int64 of shape [batch, longest]; and what `Generator.answer` needs of each: number of tokens,
+            number of its decoding, and position, int64 of shape [batch, 3].
+        """
+        lengths = np.asarray(self.lengths[indices], dtype=np.int64)
+        return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
+
+    def plan(self) -> Plan:
+        """Plans batches that fill `SESSION_TOKENS` with prompts and the longest texts that may follow; see above.
+
+        A batch takes a step for each token by which its prompts differ, and one for each token of the longest text: the
+        differences may take a quarter more, and no prompt is in a batch with much shorter ones.
+        """
+        parts = []
+        for number, decoding in enumerate(self.facts.decodings):
+            positions = np.flatnonzero(self.lengths[:, 1] == number)
+            sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not
+            most_apart = max(1, decoding.max_new_tokens // 4)
+            parts.append((plan_batches(sent, token_budget=SESSION_TOKENS, most_apart=most_apart), positions))
+        return join_plans(parts)
+
+
+def write_prompts(
+    folder: Path, prompts: Iterable[tuple[Sequence[int], Decoding]], *, max_length: int
+) -> TokenizedPrompts:
+    """Writes prompts to a folder.
+
+    Args:
+        folder: an existing folder.
+        prompts: token ids of each, at least one; and how to go on, with fewer new tokens than `max_length`.
+        max_length: most tokens of a prompt and the text after it together; longer prompts are cut from the left, and
+            counted.
+
+    Returns:
+        The prompts.
+    """
+    decodings: list[Decoding] = []
+    numbers: dict[str, int] = {}
+    lengths: list[tuple[int, int]] = []
+    truncated = longest = 0
+    digest = hashlib.sha256()
+    with write_tokens(folder / TOKENS_FILE) as write:
+        for ids, decoding in prompts:
+            key = decoding.model_dump_json()
+            if key not in numbers:
+                numbers[key] = len(decodings)
+                decodings.append(decoding)
+                digest.update(key.encode())
+            tokens = np.asarray(ids[-(max_length - decoding.max_new_tokens) :], dtype=np.int32)
+            truncated += len(tokens) < len(ids)
+            longest = max(longest, len(ids))
+            lengths.append((len(tokens), numbers[key]))
+            digest.update(tokens.tobytes() + np.asarray(lengths[-1], dtype=np.int32).tobytes())
+            write(tokens)
+    np.save(folder / LENGTHS_FILE, np.asarray(lengths, dtype=np.int32).reshape(-1, 2))
+    facts = PromptsSummary(
+        texts=len(lengths), decodings=decodings, truncated=truncated, longest=longest, digest=digest.hexdigest()
+    )
+    (folder / FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
+    return TokenizedPrompts(folder)

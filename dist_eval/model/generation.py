@@ -1,0 +1,175 @@
+"""Base model + output embedding → prompts to generated texts.
+
+The rows of a batch are decoded in lock step, without padding or mask: the first step feeds as many tokens as the
+shortest prompt has, and each later one a token of every row. A row that is still within its prompt gets the prompt's
+next token, another one the token that was just generated. So each row sees exactly its own prompt and text, whatever
+the others are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dist_eval.data.answers import AnswerColumns, generation_columns
+from dist_eval.data.generated_text import StopStrings
+from dist_eval.errors import NoCacheError
+from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.language_model import LanguageModel
+from dist_eval.model.sampling import Draws, token_probabilities
+from dist_eval.model.text_session import TextSession
+from dist_eval.results.inputs import Decoding
+from dist_eval.swarm.router import Routing
+
+_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
+"""Seconds: other ranks, and others, keep their caches until their texts are complete."""
+
+
+class Generator(ModelOnBackbone):
+    """A language model that continues prompts.
+
+    Args:
+        model: the language model.
+        decodings: how texts are generated, each way that a batch may ask for.
+        tokenizer: its Hugging Face tokenizer.
+        end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
+        room: tokens of servers' caches that batches may take at a time; one batch is always let in.
+    """
+
+    LENGTHS = 3
+    """Numbers that `answer` needs of each prompt."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        decodings: Sequence[Decoding],
+        tokenizer: Any,
+        end_tokens: Sequence[int],
+        room: int = 0,
+    ) -> None:
+        super().__init__(model.backbone, model.output.hidden_size)
+        self._output, self._decodings = model.output, decodings
+        self._output.hold_in_memory()
+        self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
+        self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
+        self._room = _Room(room)
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of a generated text."""
+        return generation_columns(max(decoding.max_new_tokens for decoding in self._decodings))
+
+    @torch.no_grad()
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Generates a text after each prompt.
+
+        Args:
+            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
+            lengths: number of tokens of each prompt, at least 1; number of its decoding, the same for all; and its
+                position in the dataset, int64 of shape [batch, 3].
+            routing: records the route through a swarm.
+
+        Returns:
+            `tokens`: of the texts, with the one that ended each, int32 of shape [batch, longest possible], 0 behind a
+            text; `length`: number of tokens of each text, int32 of shape [batch].
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        number = int(lengths[0, 1])
+        decoding, stops = self._decodings[number], self._stops[number]
+        draws = Draws(decoding.seed, lengths[:, 2].tolist()) if decoding.temperature else None
+        starts = lengths[:, 0]
+        tokens = torch.nn.functional.pad(input_ids, (0, decoding.max_new_tokens))
+        ends = torch.zeros_like(starts)  # one past the last token of each text that is complete
+        position, rows = 0, len(tokens)
+        longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
+        servers = Routing()
+        with (
+            self._room.taken(rows * longest),
+            self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session,
+        ):
+            while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
+                # to where the first text begins or goes on
+                upto = max(position + 1, int(starts[open_rows].min()))
+                servers = Routing()
+                hidden = _step_with_room(session, tokens[:, position:upto], servers)
+                position = upto
+                generating = open_rows[starts[open_rows] <= position]
+                states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
+                found = self._chosen(states, decoding, draws, generating.tolist())
+                tokens[generating, position] = found
+                for row, is_end in zip(generating.tolist(), torch.isin(found, self._end_tokens).tolist(), strict=True):
+                    text = tokens[row, starts[row] : position + 1]
+                    if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
+                        ends[row] = position + 1
+        if routing is not None:
+            routing.route.extend(servers.route)  # each step knows those of all before
+        sizes = ends - starts
+        answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
+        for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+            answer[row, :size] = tokens[row, start : start + size]
+        return {"tokens": answer, "length": sizes.to(torch.int32)}
+
+    def _chosen(self, states: torch.Tensor, decoding: Decoding, draws: Draws | None, rows: list[int]) -> torch.Tensor:
+        if draws is None:
+            return self._output.likeliest(states)
+        return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
+
+
+def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Sends the next tokens; if no server has room for the caches, waits until others have given theirs back."""
+    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
+    while True:
+        try:
+            return session.step(input_ids, routing=routing)
+        except NoCacheError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+
+
+class _Room:
+    """Tokens that batches may take of servers' caches; one of them is always let in. Thread-safe."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens, self._taken = tokens, 0
+        self._given_back = threading.Condition()
+
+    @contextmanager
+    def taken(self, tokens: int) -> Iterator[None]:
+        """Waits until there is room for so many tokens, and takes it for the time of the context."""
+        with self._given_back:
+            self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= self._tokens)
+            self._taken += tokens
+        try:
+            yield
+        finally:
+            with self._given_back:
+                self._taken -= tokens
+                self._given_back.notify_all()
+
+
+def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
+    """Returns the ids of the tokens that end a text: those of the model's generation config and of its tokenizer.
+
+    Args:
+        model: folder or hub name of the model.
+        config: its `transformers` config.
+        tokenizer: its Hugging Face tokenizer.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # it has none
+        found = config.eos_token_id
+    named = found if isinstance(found, list) else [found]
+    return sorted({token for token in (*named, tokenizer.eos_token_id) if token is not None})

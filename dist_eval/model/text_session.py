@@ -1,0 +1,114 @@
+"""Texts that are sent through a base model piece by piece (see `dist_eval.model.backbone.Backbone.session`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from dist_eval.swarm.router import Routing
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.inference_session import InferenceSession
+
+
+class TextSession(ABC):
+    """Texts of equal length so far. To be used by one thread, as a context."""
+
+    def __enter__(self) -> TextSession:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """Tokens of each text that were sent so far, without prompts."""
+
+    @abstractmethod
+    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+        """Sends the next tokens of the texts; the first step also sends the prompts.
+
+        Args:
+            input_ids: int64 of shape [rows, n]; n may be 0, to send the prompts alone.
+            start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
+                follow what was sent.
+            routing: records the route through a swarm.
+
+        Returns:
+            Outputs of the last block before the final norm for these tokens, of shape [rows, n, hidden].
+
+        Raises:
+            EvaluationError: there is no answer.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives the memory of servers back."""
+
+
+class SwarmTextSession(TextSession):
+    """Texts whose attention caches are on servers.
+
+    Args:
+        session: sends to them.
+        embedded: returns the first block's inputs for token ids and prompts.
+        prompts: float32 of shape [pre_seq_len, hidden], or None.
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        embedded: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        prompts: torch.Tensor | None,
+    ) -> None:
+        self._session, self._embedded, self._prompts = session, embedded, prompts
+        self._prompt_tokens = 0 if prompts is None else len(prompts)
+
+    @property
+    def position(self) -> int:
+        """See `TextSession.position`."""
+        return max(0, self._session.position - self._prompt_tokens)
+
+    @torch.no_grad()
+    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+        """See `TextSession.step`."""
+        is_first = self._session.position < self._prompt_tokens
+        hidden = self._embedded(input_ids, self._prompts if is_first else None)
+        place = None if start is None or is_first else start + self._prompt_tokens
+        return self._session.step(hidden, place, routing)[:, hidden.shape[1] - input_ids.shape[1] :]
+
+    def close(self) -> None:
+        """See `TextSession.close`."""
+        self._session.close()
+
+
+class LocalTextSession(TextSession):
+    """Texts that this process computes from their beginning at each step.
+
+    Args:
+        hidden_states: the base model, from token ids to outputs for prompts and tokens.
+        rows: number of texts.
+    """
+
+    def __init__(self, hidden_states: Callable[[torch.Tensor], torch.Tensor], rows: int) -> None:
+        self._hidden_states = hidden_states
+        self._ids = torch.empty(rows, 0, dtype=torch.int64)
+
+    @property
+    def position(self) -> int:
+        """See `TextSession.position`."""
+        return self._ids.shape[1]
+
+    @torch.no_grad()
+    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+        """See `TextSession.step`."""
+        self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
+        hidden = self._hidden_states(self._ids)
+        return hidden[:, hidden.shape[1] - input_ids.shape[1] :]
+
+    def close(self) -> None:
+        """See `TextSession.close`: there is none."""

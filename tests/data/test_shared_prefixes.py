@@ -1,0 +1,108 @@
+"""Plans with sessions: texts that begin alike share one, and where that saves nothing, all stays as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions, rows_in_session
+
+SESSION, BUDGET = 1024, 1024
+
+
+def some_texts(prefix: int, rows: int, seed: int = 0, shortest: int = 15, longest: int = 35) -> list[np.ndarray]:
+    draw = np.random.default_rng(seed)
+    common = draw.integers(0, 90, prefix)
+    own = [draw.integers(0, 90, length) for length in draw.integers(shortest, longest + 1, rows)]
+    return [np.concatenate([common, text]).astype(np.int32) for text in own]
+
+
+def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), session: int = SESSION) -> Plan:
+    finder = CommonTokens()
+    common = np.array([-1 if row in cut else finder.add(text) for row, text in enumerate(texts)], dtype=np.int32)
+    lengths = np.array([len(text) for text in texts])
+    beginnings = Beginnings(common, lengths - 1, lambda row, size: texts[row][:size])
+    return plan_with_sessions(lengths, token_budget=BUDGET, session_tokens=session, beginnings=beginnings)
+
+
+def plain(texts: list[np.ndarray]) -> Plan:
+    return plan_batches(np.array([len(text) for text in texts]), token_budget=BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rows", "worth"), [(0, 500, False), (64, 500, True), (300, 20, True), (300, 1, False)]
+)
+def test_a_common_beginning_is_sent_once_where_that_is_cheaper(prefix: int, rows: int, worth: bool) -> None:
+    texts = some_texts(prefix, rows)
+    plan = plan_of(texts)
+    assert (plan.shared is not None) is worth
+    if worth:
+        assert {plan.shared_by(number) for number in range(len(plan))} == {prefix}
+        assert plan.real_tokens.sum() == plain(texts).real_tokens.sum() - prefix * rows
+        assert plan.sessions(0).rows == rows  # type: ignore[union-attr]
+
+
+def test_without_sessions_the_plan_is_the_one_it_always_was() -> None:
+    texts = some_texts(300, 50)
+    assert plan_of(texts, session=0).digest() == plain(texts).digest()
+    assert plan_of(some_texts(0, 50)).digest() == plain(some_texts(0, 50)).digest()
+    assert plan_of(texts).digest() != plain(texts).digest()
+    assert plan_of(texts, session=2048).digest() != plan_of(texts).digest()
+
+
+def test_texts_that_were_cut_or_begin_otherwise_do_not_part_the_others() -> None:
+    cut = some_texts(0, 2, seed=9)
+    texts = [
+        *some_texts(300, 40),
+        cut[0],
+        *some_texts(300, 40),
+        *some_texts(0, 30, seed=5),
+        cut[1],
+        *some_texts(300, 40),
+    ]
+    plan = plan_of(texts, frozenset({40, 111}))
+    shared = np.repeat([plan.shared_by(number) for number in range(len(plan))], plan.sizes)
+    assert sorted(plan.order[shared == 0].tolist()) == [40, *range(81, 112)]
+    assert set(shared.tolist()) == {0, 300}
+
+
+def test_several_beginnings_have_batches_of_their_own() -> None:
+    texts = [text for subject in range(4) for text in some_texts(200, 30, seed=subject)]
+    plan = plan_of(texts)
+    for number in range(len(plan)):
+        assert len({row // 30 for row in plan.batch(number).tolist()}) == 1
+        assert plan.sizes[number] <= rows_in_session(200 + 35, SESSION) + 1
+
+
+@pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (2100, False)])
+def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
+    options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
+    plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)
+    assert (plan.shared is not None) is worth
+    if worth:
+        assert {plan.shared_by(number) for number in range(len(plan))} == {16}
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=60),
+    st.integers(0, 60),
+    st.sampled_from([64, 256, 1024]),
+)
+def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
+    ends: list[list[int]], prefix: int, session: int
+) -> None:
+    texts = [np.array([*range(prefix), *end], dtype=np.int32) for end in ends]
+    plan = plan_of(texts, session=session)
+    assert sorted(plan.order.tolist()) == list(range(len(texts)))
+    assert plan.starts[0] == 0 and plan.starts[-1] == len(texts)
+    for number in range(len(plan)):
+        rows, shared = plan.batch(number), plan.shared_by(number)
+        assert len({texts[row][:shared].tobytes() for row in rows}) == 1
+        assert all(len(texts[row]) > shared for row in rows)
+        width = max(len(texts[row]) for row in rows)
+        if shared:
+            assert len(rows) <= rows_in_session(width, session)
+            assert plan.tokens[number] == len(rows) * (width - shared)

@@ -1,0 +1,92 @@
+"""Texts in sessions give the outputs of forwards, and the sessions of a rank are used by turns."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import random_checkpoint
+
+from dist_eval.errors import NoCacheError
+from dist_eval.model.backbone import LocalBackbone
+from dist_eval.model.classifier import Classifier, load_local_backbone
+from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.text_session import TextSession
+from dist_eval.swarm.router import Routing
+
+TOKENS = 64
+
+
+class CountedBackbone(LocalBackbone):
+    """Notes the sessions that are opened."""
+
+    opened: list[tuple[int, int]]
+
+    def session(self, rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
+        self.opened.append((rows, max_length))
+        return super().session(rows, max_length, *prompts)
+
+
+@pytest.fixture
+def backbone(tiny_models: dict[str, Path]) -> CountedBackbone:
+    found = CountedBackbone(load_local_backbone(str(tiny_models["llama"])).model)
+    found.opened = []
+    return found
+
+
+def texts(rows: int, own: int, seed: int, common: int = 10) -> torch.Tensor:
+    beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
+    ends = torch.randint(0, 100, (rows, own), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([beginning.expand(rows, -1), ends], dim=1)
+
+
+@pytest.mark.parametrize("mode", [None, "deep_ptune"])
+def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
+    backbone: CountedBackbone, mode: str | None
+) -> None:
+    tuned = random_checkpoint(mode)
+    prompts = Prompts(tuned.prompts, tuned.deep_prompts)
+    pool = SessionPool(backbone, 1, TOKENS)
+    shared = len(prompts) + 10
+    for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
+        ids = texts(rows, own, seed=own)
+        with torch.no_grad():
+            whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
+        found = pool.hidden_states(ids, prompts, shared)
+        assert found.shape == whole.shape
+        assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
+        assert found[:, :shared].isnan().all()
+    widths = {TOKENS // (shared + own) for own in (6, 5)}
+    assert [rows for rows, _ in backbone.opened] == sorted(widths), "batches of one shape share a session"
+
+
+def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone: CountedBackbone) -> None:
+    pool = SessionPool(backbone, 2, TOKENS)
+    batches = [texts(2, 6, seed, common) for seed in range(6) for common in (9, 10, 11)]
+
+    def predict(ids: torch.Tensor) -> torch.Tensor:
+        return pool.hidden_states(ids, Prompts(), ids.shape[1] - 6)
+
+    with ThreadPoolExecutor(6) as threads:
+        together = list(threads.map(predict, batches))
+    assert pool._open <= 2
+    for ids, found in zip(batches, together, strict=True):
+        assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
+
+
+def test_without_room_a_batch_takes_a_plain_forward_and_says_so(backbone: CountedBackbone) -> None:
+    classifier, ids = Classifier(backbone, random_checkpoint(None)), texts(3, 6, seed=1)
+    lengths = torch.full((3,), 16)
+    plain = classifier.logits(ids, lengths)
+    for pool in (None, SessionPool(backbone, 0, TOKENS)):
+        backbone.sessions, routing = pool, Routing(shared=10)
+        assert torch.equal(classifier.logits(ids, lengths, routing), plain)
+        assert routing.fell_back
+    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS), Routing(shared=10)
+    assert torch.allclose(classifier.logits(ids, lengths, routing), plain, atol=2e-5)
+    assert not routing.fell_back
+    backbone.sessions.close()
+    with pytest.raises(NoCacheError):
+        backbone.sessions.hidden_states(ids, Prompts(), 10)

@@ -1,0 +1,154 @@
+"""Sessions on real servers: the outputs of a forward, piece by piece, whatever happens to the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ForkedSwarm, SwarmClient, wait_for
+from tiny_models import LAYERS, random_checkpoint
+
+from dist_eval.errors import NoCacheError
+from dist_eval.model.backbone import SwarmBackbone
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import load_local_backbone
+from dist_eval.swarm.inference_session import REQUEST_TOKENS
+from dist_eval.swarm.petals_version import can_roll_back, installed_version
+from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.swarm.router import Routing
+
+ROWS, LENGTH = 3, 24
+ROLLS_BACK = can_roll_back(installed_version())
+
+
+@pytest.fixture
+def backbone(family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient) -> SwarmBackbone:
+    return swarm_client.backbone(family_swarms["llama"])
+
+
+@pytest.fixture(scope="module")
+def replicas_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
+    swarm = ForkedSwarm(
+        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="sessions", spans=[(0, 2), (2, 4), (0, 4)], threads=1
+    )
+    with swarm_client.visiting(swarm):
+        yield swarm
+
+
+def some_ids(rows: int = ROWS, length: int = LENGTH, seed: int = 3) -> torch.Tensor:
+    return torch.randint(0, 100, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def close_to(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=2e-5)
+
+
+def free_cache(backbone: SwarmBackbone) -> dict[str, int]:
+    return {str(span.peer): left for span, left in backbone.requests.free_cache().items()}
+
+
+@pytest.mark.parametrize("mode", [None, "ptune", "deep_ptune"])
+def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone, mode: str | None) -> None:
+    tuned, ids = random_checkpoint(mode), some_ids()
+    with torch.no_grad():
+        whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
+    with backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) as session:
+        pieces = [session.step(piece) for piece in torch.split(ids, [10, 1, 1, 12], dim=1)]
+        assert session.position == LENGTH
+        assert close_to(torch.cat(pieces, dim=1), whole)
+        again = session.step(ids[:, 10:], start=10)  # rolled back, or sent anew
+        assert close_to(again, whole[:, 10:])
+        with pytest.raises(ValueError, match=r"2 tokens at position \d+ of a session of at most"):
+            session.step(ids[:, :2], start=23)
+    route = Routing()
+    with backbone.session(ROWS, LENGTH) as session:
+        session.step(ids, routing=route)
+    assert [(segment.start, segment.end) for segment in route.route] == [(0, 2), (2, LAYERS)]
+
+
+def test_a_session_in_this_process_gives_the_same(backbone: SwarmBackbone, tiny_models: dict[str, Path]) -> None:
+    tuned, ids = random_checkpoint("deep_ptune"), some_ids()
+    local = load_local_backbone(str(tiny_models["llama"]))
+    one, other = (host.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) for host in (local, backbone))
+    with one as here, other as there:
+        for piece, start in ((ids[:, :0], None), (ids[:, :9], None), (ids[:, 9:], None), (ids[:, 4:7], 4)):
+            assert close_to(here.step(piece, start), there.step(piece, start))
+            assert here.position == there.position
+
+
+def test_the_cache_is_given_back(backbone: SwarmBackbone) -> None:
+    before = free_cache(backbone)
+    with backbone.session(ROWS, LENGTH) as session:
+        session.step(some_ids())
+        assert {before[peer] - left for peer, left in free_cache(backbone).items()} == {ROWS * LENGTH * 2}
+    assert wait_for(lambda: free_cache(backbone) == before, 5)
+
+
+def test_servers_without_room_say_so_and_keep_nothing(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient
+) -> None:
+    backbone = swarm_client.backbone(family_swarms["llama"], max_retries=1)
+    before = free_cache(backbone)
+    with backbone.session(ROWS, 2000) as session, pytest.raises(NoCacheError, match="no answer for blocks 0:2"):
+        session.step(some_ids())
+    assert wait_for(lambda: free_cache(backbone) == before, 5)
+    with torch.no_grad():
+        backbone.hidden_states(some_ids(), None, None)  # it still answers
+
+
+def test_a_long_step_takes_several_messages(backbone: SwarmBackbone) -> None:
+    rows, length = 10, 2 * REQUEST_TOKENS // 10 + 30
+    ids = some_ids(rows, length)
+    parts = [backbone.embedded(part, None) for part in ids.split(4)]
+    whole = torch.cat([backbone.requests.forward(part, None) for part in parts])
+    with backbone.session(rows, length) as session:
+        assert close_to(session.step(ids), whole)
+
+
+def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
+    replicas_swarm: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    tuned, ids = make_tuned("deep_ptune"), some_ids()
+    classifier = swarm_client.classifier_on_all(replicas_swarm, tuned)
+    backbone = classifier.backbone
+    assert isinstance(backbone, SwarmBackbone)
+    requests, everyone = backbone.requests, backbone.requests.spans()
+    whole_server = next(span for span in everyone if span.end - span.start == LAYERS)
+    with torch.no_grad():
+        whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
+    requests.excluded = {str(span.peer) for span in everyone if span is not whole_server}
+    with backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) as session:
+        first = session.step(ids[:, :20])
+        requests.excluded = set()
+        replicas_swarm.kill_server(2)
+        route = Routing()
+        last = session.step(ids[:, 20:], routing=route)
+        assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
+        assert close_to(torch.cat([first, last], dim=1), whole)
+        assert close_to(session.step(ids[:, 5:], start=5), whole[:, 5:])
+    assert requests.traffic().retries <= 1
+
+
+@pytest.mark.skipif(not ROLLS_BACK, reason="servers with this version of Petals cannot roll back")
+def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backbone: SwarmBackbone) -> None:
+    """Bits are the same after any history, so that results do not depend on what a session was used for before."""
+    prefix, texts = some_ids(length=300), [some_ids(length=25, seed=seed) for seed in range(3)]
+
+    def outputs(order: list[int]) -> dict[int, torch.Tensor]:
+        with backbone.session(ROWS, 330) as session:
+            session.step(prefix)
+            before = backbone.requests.transport.bytes_sent
+            found = {number: session.step(texts[number], start=300) for number in order}
+        tokens = 2 * len(order) * ROWS * 25  # to two servers
+        sent = backbone.requests.transport.bytes_sent - before
+        assert sent < tokens * backbone.word_embeddings.embedding_dim * 4 * 1.01
+        return found
+
+    one, other = outputs([0, 1, 2]), outputs([2, 1, 0])
+    for number in range(3):
+        assert torch.equal(one[number], other[number])
+    with torch.no_grad():
+        forward = backbone.hidden_states(torch.cat([prefix, texts[1]], dim=1), None, None)
+    assert close_to(one[1], forward[:, 300:])
