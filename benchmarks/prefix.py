@@ -230,6 +230,8 @@ def _measure_cell(
     planned = sessions.results["sessions"]
     way = f"sessions of {planned['session_tokens']} tokens" if planned else "planned as plain forwards"
     report.note(f"{group}: {way}; memory of both servers {sessions.peak:.0f} MiB, plain {plain.peak:.0f} MiB at most.")
+    if planned is None and bar == 1.0:
+        bar = None  # both are plain forwards
     report.compare(f"{group}: sessions / plain forwards", (group, SESSIONS), (group, PLAIN), bar=bar)
 
 

@@ -36,8 +36,8 @@ def references_in(source: RowSource, column: str, array: pa.Array, first_row: in
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not is_text and (pa.types.is_temporal(kind) or not pa.types.is_primitive(kind)):
         raise DataError(
-            f"{source.file}: column {column!r} holds {array.type}, not references: texts, or lists of them. Convert it, "
-            "or name another."
+            f"{source.file}: column {column!r} holds {array.type}, not references: texts, or lists of them. "
+            "Convert it, or name another."
         )
     values: list[Any] = array.cast(pa.list_(pa.string()) if is_list else pa.string()).to_pylist()
     rows = [value if is_list else [value] for value in values]

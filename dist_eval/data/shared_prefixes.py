@@ -110,7 +110,8 @@ def plan_with_sessions(
             groups.setdefault(key, []).append(places[start:end])
     elif session_tokens and prompt_tokens:
         places = np.flatnonzero(lengths + prefix <= _LONGEST)
-        if costs.saved(len(places), int(lengths[places].sum()), 0) > 0:
+        shapes = {rows_in_session(prefix + int(length), session_tokens) for length in np.unique(lengths[places])}
+        if costs.saved(len(places), int(lengths[places].sum()), 0, len(shapes)) > 0:
             groups[b""] = [places]
     if not groups:
         return plan_plain(lengths, rows=rows)
@@ -135,13 +136,14 @@ class _Costs:
     copies: int
     session_tokens: int
 
-    def saved(self, count: int, tokens: int, common: int) -> float:
+    def saved(self, count: int, tokens: int, common: int, shapes: int = 1) -> float:
         """Estimates what sessions save, in tokens; negative if it is not worth it.
 
         Args:
             count: number of texts.
             tokens: of all of them, without prompts.
             common: tokens that all of them begin with, without prompts.
+            shapes: numbers of rows for which sessions have to be opened.
         """
         forwards, beginning = count * self.copies, self.prompt_tokens + common
         tokens = tokens * self.copies + forwards * self.prefix
@@ -151,7 +153,7 @@ class _Costs:
         plain = tokens * (1 + REQUEST_OVERHEAD / 1024)
         steps = -(-forwards // rows)
         each = REQUEST_OVERHEAD + CACHE_READING * rows * beginning
-        sessions = min(steps, _SESSIONS) * (rows * beginning + REQUEST_OVERHEAD)
+        sessions = min(steps, _SESSIONS * shapes) * (rows * beginning + REQUEST_OVERHEAD)
         return _WORTHWHILE * plain - (tokens - forwards * beginning + steps * each + sessions)
 
 

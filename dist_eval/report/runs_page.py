@@ -19,7 +19,7 @@ from dist_eval.process.files import write_atomically
 from dist_eval.report.charts import interval_bars
 from dist_eval.report.differences import differing_options
 from dist_eval.report.layout import MOST_PAIRS, Contents, confidence_words, render_page
-from dist_eval.report.naming import dataset_name, without_directories
+from dist_eval.report.naming import dataset_name, name_of, without_directories
 from dist_eval.report.pairs import Pair, Shown, choose_pairs, compare_on_data
 from dist_eval.report.sections import MetricCell, metric_cell
 from dist_eval.report.table import group_lines

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dist_eval.data.readers import RowSource
 from dist_eval.data.references import references_in
 from dist_eval.errors import DataError
 
@@ -22,7 +23,7 @@ from dist_eval.errors import DataError
     ],
 )
 def test_each_row_has_its_references(column: pa.Array, expected: list[list[str]]) -> None:
-    assert references_in("here", "answers", column, 0) == expected
+    assert references_in(RowSource("here", iter([])), "answers", column, 0) == expected
 
 
 @pytest.mark.parametrize(
@@ -36,5 +37,5 @@ def test_each_row_has_its_references(column: pa.Array, expected: list[list[str]]
 )
 def test_a_row_without_a_reference_is_named(values: list[Any], message: str) -> None:
     with pytest.raises(DataError) as error:
-        references_in("here", "answers", pa.array(values), 7)
+        references_in(RowSource("here", iter([])), "answers", pa.array(values), 7)
     assert message in str(error.value)

@@ -84,6 +84,8 @@ def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -
     assert (plan.shared is not None) is worth
     if worth:
         assert {plan.shared_by(number) for number in range(len(plan))} == {16}
+    ragged = np.random.default_rng(0).integers(15, 36, 2000)  # sessions would have to be opened again and again
+    assert plan_with_sessions(ragged, session_tokens=SESSION, **options).shared is None
 
 
 @given(
