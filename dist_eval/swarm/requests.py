@@ -271,7 +271,7 @@ class SwarmRequests:
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
-                    gate = self._gates[decision.segment.peer] if decision.segment is not part.cached else Gate(OPEN)
+                    gate = Gate(OPEN) if decision.segment is part.cached else None
                     answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
                     return decision.segment, answer
                 except TurnedAway:
@@ -313,9 +313,14 @@ class SwarmRequests:
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
     async def _measured(
-        self, request: Coroutine[Any, Any, Answer], segment: Span, work: int, stall_timeout: float, gate: Gate
+        self,
+        request: Coroutine[Any, Any, Answer],
+        segment: Span,
+        work: int,
+        stall_timeout: float,
+        gate: Gate | None = None,
     ) -> Answer:
-        server = self.router.stats(segment.peer)
+        server, gate = self.router.stats(segment.peer), gate or self._gates[segment.peer]
         server.assigned(work)
         server.announced = segment.announced
         try:
