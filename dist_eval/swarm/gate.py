@@ -21,11 +21,20 @@ class TurnedAway(Exception):
     """A request was not sent, because the server failed meanwhile: another one may be the better choice."""
 
 
-class Gate:
-    """The gate before a server. Belongs to one event loop."""
+OPEN = 1
+"""Size of a gate that a single request passes at once: a session's next step, whose number the sessions limit. A step
+of few tokens takes as long as the way, which per token of a large request would look like a queue."""
 
-    def __init__(self) -> None:
-        self._window = Window(first=1, queued=_QUEUED, timeout=float("inf"), remeasure=True)
+
+class Gate:
+    """The gate before a server. Belongs to one event loop.
+
+    Args:
+        fixed: a constant number of requests; by default as many as their latency allows.
+    """
+
+    def __init__(self, fixed: int | None = None) -> None:
+        self._window = Window(fixed, first=1, queued=_QUEUED, timeout=float("inf"), remeasure=True)
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 

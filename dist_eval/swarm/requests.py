@@ -33,7 +33,7 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import classify
-from dist_eval.swarm.gate import Gate, TurnedAway
+from dist_eval.swarm.gate import OPEN, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.pace import Pace
@@ -271,7 +271,8 @@ class SwarmRequests:
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
-                    answer = await self._measured(request, decision.segment, work, decision.stall_timeout)
+                    gate = Gate(OPEN) if decision.segment is part.cached else None
+                    answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
                     return decision.segment, answer
                 except TurnedAway:
                     continue
@@ -312,9 +313,14 @@ class SwarmRequests:
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
     async def _measured(
-        self, request: Coroutine[Any, Any, Answer], segment: Span, work: int, stall_timeout: float
+        self,
+        request: Coroutine[Any, Any, Answer],
+        segment: Span,
+        work: int,
+        stall_timeout: float,
+        gate: Gate | None = None,
     ) -> Answer:
-        server, gate = self.router.stats(segment.peer), self._gates[segment.peer]
+        server, gate = self.router.stats(segment.peer), gate or self._gates[segment.peer]
         server.assigned(work)
         server.announced = segment.announced
         try:
