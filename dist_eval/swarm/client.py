@@ -124,7 +124,7 @@ def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
 async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
     """Runs in the node's process."""
     from hivemind.p2p import PeerID
-    from multiaddr import Multiaddr
+    from hivemind.utils.multiaddr import Multiaddr
 
     for address in addresses:
         with contextlib.suppress(Exception):  # a peer that is not up yet is pinged next time

@@ -156,7 +156,7 @@ def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
         patch.setattr(worker, "least_over_ranks", lambda value: np.full(12, ranks))
         for rank in range(ranks):
             topology = Topology(rank=rank, world_size=ranks)
-            share, _ = share_out(np.zeros(12, dtype=bool), plan, topology, session_ranks)
+            share, _, _ = share_out(np.zeros(12, dtype=bool), plan, topology, session_ranks)
             shards.append(share.shard.tolist())
             assert not any(in_sessions[batch] for batch in shards[-1]) or rank < session_ranks or session_ranks == 0
     assert sorted(batch for shard in shards for batch in shard) == list(range(12))
