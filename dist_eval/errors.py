@@ -60,7 +60,7 @@ class RefusedError(SwarmError):
 
 
 class NoCacheError(SwarmError):
-    """No server has room for an attention cache; a plain forward may still work."""
+    """No server has room for an attention cache, or takes such large steps; a plain forward may still work."""
 
 
 class OutageError(SwarmError):

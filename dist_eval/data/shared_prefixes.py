@@ -104,9 +104,10 @@ def plan_with_sessions(
     if session_tokens and beginnings is not None:
         places = np.flatnonzero((beginnings.common >= 0) & (lengths + prefix <= _LONGEST))
         unused = beginnings.unused[places]
-        least = np.minimum(beginnings.common[places], np.minimum(unused, np.roll(unused, 1)))
-        for start, end, common in _worthwhile_runs(least, lengths[places], costs):
-            key = beginnings.prefix_of(int(places[start]), common).tobytes()
+        common = _common_with_place_before(beginnings.common, places)
+        least = np.minimum(common, np.minimum(unused, np.roll(unused, 1)))
+        for start, end, size in _worthwhile_runs(least, lengths[places], costs):
+            key = beginnings.prefix_of(int(places[start]), size).tobytes()
             groups.setdefault(key, []).append(places[start:end])
     elif session_tokens and prompt_tokens:
         places = np.flatnonzero(lengths + prefix <= _LONGEST)
@@ -127,6 +128,14 @@ def plan_with_sessions(
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([places for _, places in parts]))
     plan = join_plans([*parts, (plan_plain(lengths[rest]), rest)])
     return plan if rows is None else replace(plan, order=rows[plan.order])
+
+
+def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the tokens that some texts share with the one before among them, for `Beginnings.common` of all texts."""
+    if not len(places):
+        return common[:0]
+    known = np.where(common < 0, np.iinfo(common.dtype).max, common)[: places[-1] + 1]
+    return np.minimum.reduceat(known, np.concatenate([[0], places[:-1] + 1]))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
 from dist_eval.results.work import RankTimeline, RankWork
 from dist_eval.runs.journal import Fingerprint, Journal
 from dist_eval.runs.requests_folder import RequestsFolder
+from dist_eval.swarm.window import Window
 
 RequestSession = Session[Any, RequestsFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
@@ -176,8 +177,11 @@ def answer_requests(
             stall_timeout=config.collective_timeout,
             stream=stream,
         )
+        window = session.window(base)
+        if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
+            window = Window(window.largest)
         worker = BatchWorker(
-            *(model, data, plan, journal, progress, session.window(base), session.stop),
+            *(model, data, plan, journal, progress, window, session.stop),
             drain_timeout=config.stop_grace,
             failures=FailurePolicy(),
             session_ranks=session.session_ranks,

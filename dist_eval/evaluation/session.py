@@ -27,7 +27,7 @@ from dist_eval.model.session_pool import SessionPool
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
-from dist_eval.runs.journal import record_session_tokens, recorded_session_tokens
+from dist_eval.runs.journal import record_sessions, recorded_session_tokens, require_recorded_plan
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.swarm.session_room import NO_ROOM
 from dist_eval.swarm.window import Window, window_in_memory
@@ -171,13 +171,15 @@ class Session(Generic[Config, Folder]):
         def decide() -> str:
             recorded = recorded_session_tokens(self.folder.path)
             plan = make_plan(SESSION_TOKENS if recorded is None else recorded)
+            if recorded:
+                require_recorded_plan(self.folder.path, plan.digest())
             room = NO_ROOM
             if share and plan.shared is not None:
                 room = model.backbone.room_for_sessions(share, plan.longest_session)
             if recorded is None and plan.gain * room.busy < _WORTHWHILE:
                 return "0 0"
             if recorded is None:
-                record_session_tokens(self.folder.path, plan.session_tokens)
+                record_sessions(self.folder.path, plan.session_tokens, plan.digest())
             return f"{plan.session_tokens} {room.sessions}"
 
         self.publish_as_leader("sessions", decide)
@@ -187,8 +189,9 @@ class Session(Generic[Config, Folder]):
         rank, ranks = self.topology.rank, self.topology.world_size
         self.session_ranks = min(sessions, ranks)
         own = sessions // ranks + (rank < sessions % ranks)
-        model.backbone.sessions = SessionPool(model.backbone, own, session_tokens)
-        return make_plan(session_tokens)
+        plan = make_plan(session_tokens)
+        model.backbone.sessions = SessionPool(model.backbone, own, session_tokens, plan.longest_session)
+        return plan
 
     def is_complete(self) -> bool:
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""

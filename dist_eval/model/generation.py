@@ -126,12 +126,12 @@ class Generator(ModelOnBackbone):
 
 def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Sends the next tokens; if no server has room for the caches, waits until others have given theirs back."""
-    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
+    start, give_up = session.position, time.monotonic() + _LONGEST_WAIT_FOR_ROOM
     while True:
         try:
-            return session.step(input_ids, routing=routing)
-        except NoCacheError:
-            if time.monotonic() > give_up:
+            return session.step(input_ids, start, routing)
+        except NoCacheError as error:
+            if not error.transient or time.monotonic() > give_up:
                 raise
             time.sleep(_BETWEEN_TRIES)
 

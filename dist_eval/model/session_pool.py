@@ -53,10 +53,11 @@ class SessionPool:
         backbone: opens the sessions.
         sessions: how many may be open at a time.
         session_tokens: tokens that each of them may hold.
+        longest: tokens that one of a single text may hold.
     """
 
-    def __init__(self, backbone: Backbone, sessions: int, session_tokens: int) -> None:
-        self._backbone, self._limit, self._tokens = backbone, sessions, session_tokens
+    def __init__(self, backbone: Backbone, sessions: int, session_tokens: int, longest: int) -> None:
+        self._backbone, self._limit, self._tokens, self._longest = backbone, sessions, session_tokens, longest
         self._changed = threading.Condition()
         self._idle: list[tuple[_Key, TextSession]] = []
         self._open = 0
@@ -86,7 +87,7 @@ class SessionPool:
         missing = -len(input_ids) % rows
         padded = torch.cat([input_ids, input_ids[:1].expand(missing, -1)])
         found = []
-        with self._session(input_ids[0, :common], prompts, rows, width) as session:
+        with self._session(input_ids[0, :common], prompts, rows) as session:
             for part in torch.split(padded, rows):
                 found.append(session.step(part[:, common:], start=common, routing=routing))
         outputs = torch.cat(found)[: len(input_ids)]
@@ -98,11 +99,12 @@ class SessionPool:
         with self._changed:
             idle, self._idle, self._limit = self._idle, [], 0
             self._open -= len(idle)
+            self._changed.notify_all()
         for _, session in idle:
             session.close()
 
     @contextmanager
-    def _session(self, beginning: torch.Tensor, prompts: Prompts, rows: int, width: int) -> Iterator[TextSession]:
+    def _session(self, beginning: torch.Tensor, prompts: Prompts, rows: int) -> Iterator[TextSession]:
         """Lends a session that holds a beginning."""
         key = beginning.numpy().tobytes(), rows
         held, session = self._take(key)
@@ -111,8 +113,9 @@ class SessionPool:
                 if session is not None:
                     session.close()
                 session = None  # it is closed
-                longest = max(self._tokens // rows, width) - len(prompts)
-                session = self._backbone.session(rows, longest, prompts.tokens, prompts.deep)
+                # the same for all texts of this key: the next one may be longer
+                longest = self._tokens // rows if rows > 1 else self._longest
+                session = self._backbone.session(rows, longest - len(prompts), prompts.tokens, prompts.deep)
                 session.step(beginning.expand(rows, -1))
             assert session is not None
             yield session
@@ -123,11 +126,11 @@ class SessionPool:
                 self._open -= 1
                 if isinstance(error, NoCacheError):
                     self._paused_until = time.monotonic() + _PAUSE_SECONDS
-                self._changed.notify()
+                self._changed.notify_all()
             raise
         with self._changed:
             self._idle.append((key, session))
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _take(self, key: _Key) -> tuple[_Key | None, TextSession | None]:
         """Waits for a session: one that holds the beginning, or else leave to open one, in place of another if any."""

@@ -24,6 +24,7 @@ from dist_eval.report.pairs import Pair, Shown, choose_pairs, compare_on_data
 from dist_eval.report.sections import MetricCell, metric_cell
 from dist_eval.report.table import group_lines
 from dist_eval.report.task_pairs import compare_on_tasks
+from dist_eval.report.tasks_page import unit_of
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
@@ -254,7 +255,8 @@ def _interval(group: Sequence[Shown]) -> str:
 
 
 def _columns(runs: Sequence[Shown]) -> list[Column]:
-    unit = "log-likelihoods/s" if isinstance(runs[0].results, CompleteHarnessRun) else "examples/s"
+    first = runs[0].results
+    unit = f"{unit_of(first)}/s" if isinstance(first, CompleteHarnessRun) else "examples/s"
     speeds = [one.results.throughput.examples_per_second for one in runs]
     ends = [one.results.finished for one in runs]
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
-from dist_eval.results.inputs import DatasetSummary
+from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
@@ -177,6 +177,17 @@ def caveats(results: EvaluationResults) -> list[str]:
         *selection_lines(results.data, results.groups),
         *group_lines(results.groups),
         *precision_lines(results.swarm),
+        *session_lines(results.sessions),
+    ]
+
+
+def session_lines(sessions: SessionsSummary | None) -> list[str]:
+    """Returns a line on batches that servers had no room for as planned; empty without any."""
+    if sessions is None or not sessions.fell_back:
+        return []
+    return [
+        f"{sessions.fell_back} of {sessions.batches} batches were planned for sessions, but sent as plain forwards: "
+        "the last digits may differ from those of other runs"
     ]
 
 

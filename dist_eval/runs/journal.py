@@ -328,9 +328,27 @@ def recorded_session_tokens(folder: Path) -> int | None:
         return 0 if has_batches(folder) else None
 
 
-def record_session_tokens(folder: Path, session_tokens: int) -> None:
-    """Records the size of sessions that a run's batches are planned with."""
-    write_atomically(folder / JOURNAL / SESSIONS, json.dumps({"session_tokens": session_tokens}).encode())
+def record_sessions(folder: Path, session_tokens: int, plan: str) -> None:
+    """Records the size of sessions that a run's batches are planned with, and the digest of that plan."""
+    content = {"session_tokens": session_tokens, "plan": plan}
+    write_atomically(folder / JOURNAL / SESSIONS, json.dumps(content).encode())
+
+
+def require_recorded_plan(folder: Path, plan: str) -> None:
+    """Requires that a run's batches are still planned as they were.
+
+    Raises:
+        RunError: they are not: another version of dist_eval began the run.
+    """
+    try:
+        recorded = json.loads((folder / JOURNAL / SESSIONS).read_bytes())["plan"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if recorded != plan:
+        raise RunError(
+            f"{folder} holds a part of a run whose sessions another version of dist_eval planned. Finish it with that "
+            "version, choose another --output, or start afresh with --overwrite."
+        )
 
 
 def forget_journal(folder: Path) -> None:

@@ -57,10 +57,8 @@ def on_same_data(one: Measured, other: Measured) -> bool:
     """
     if isinstance(one, CompleteRun) and isinstance(other, CompleteRun):
         has_prompt = one.model.prompt is not None or other.model.prompt is not None
-        is_same = one.data.text_digest == other.data.text_digest or (
-            has_prompt and one.data.selection == other.data.selection and one.data.has_texts_of(other.data)
-        )
-        return one.problem_type == other.problem_type and is_same
+        is_same = one.data.text_digest == other.data.text_digest or (has_prompt and one.data.has_texts_of(other.data))
+        return one.problem_type == other.problem_type and one.data.selection == other.data.selection and is_same
     if not (isinstance(one, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)):
         return False
     references = (run.dataset and run.dataset.references_digest for run in (one, other))

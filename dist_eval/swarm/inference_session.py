@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.swarm.attempts import RoutePart
+from dist_eval.errors import NoCacheError
+from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.router import Routing, Span
 from dist_eval.swarm.server_cache import CacheLost, ServerCache
 
@@ -99,7 +100,7 @@ class InferenceSession:
 
         Raises:
             ValueError: the texts would become longer than the session, or `start` is behind their end.
-            NoCacheError: no server has room for the caches.
+            NoCacheError: no server has room for the caches; not a transient one if a server takes smaller steps only.
             EvaluationError: see `SwarmRequests.forward`.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
@@ -110,7 +111,12 @@ class InferenceSession:
                 f"{hidden.shape[1]} tokens at position {start} of a session of at most {self._max_length} tokens, of "
                 f"which {self.position} were sent."
             )
-        return RemoteExpertWorker.run_coroutine(self._step(hidden, start, routing or Routing())).to(hidden)
+        try:
+            return RemoteExpertWorker.run_coroutine(self._step(hidden, start, routing or Routing())).to(hidden)
+        except TooLarge as error:
+            refused = NoCacheError(f"steps of sessions are larger than a server accepts ({error})")
+            refused.transient = False
+            raise refused from error
 
     def close(self) -> None:
         """Gives the servers' memory back."""

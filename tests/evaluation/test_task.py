@@ -32,8 +32,8 @@ WITHOUT_EFFECT = {
     *("metric", "confidence", "slice_by", "group_column", "output", "overwrite", "verbose", "report"),
     *("generate", "max_new_tokens", "stop", "temperature", "top_k", "top_p", "seed"),
 }
-"""Options that change no prediction: where and how fast it is computed, what is checked, and what follows from it. Those of
-generated texts belong to another kind of run (`evaluation.generation`)."""
+"""Options that change no prediction: where and how fast it is computed, what is checked, what follows from it. Those
+of generated texts belong to another kind of run (`evaluation.generation`)."""
 
 
 def test_whoever_adds_an_option_says_whether_it_makes_another_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
 ) -> None:
     tuned = random_checkpoint(mode)
     prompts = Prompts(tuned.prompts, tuned.deep_prompts)
-    pool = SessionPool(backbone, 1, TOKENS)
+    pool = SessionPool(backbone, 1, TOKENS, TOKENS)
     shared = len(prompts) + 10
     for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
         ids = texts(rows, own, seed=own)
@@ -63,7 +64,7 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
 
 
 def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone: CountedBackbone) -> None:
-    pool = SessionPool(backbone, 2, TOKENS)
+    pool = SessionPool(backbone, 2, TOKENS, TOKENS)
     batches = [texts(2, 6, seed, common) for seed in range(6) for common in (9, 10, 11)]
 
     def predict(ids: torch.Tensor) -> torch.Tensor:
@@ -76,15 +77,51 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
         assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
 
 
+def test_a_text_longer_than_a_session_opens_one_for_the_longest(backbone: CountedBackbone) -> None:
+    pool = SessionPool(backbone, 1, TOKENS, 90)
+    for own in (60, 75):
+        assert pool.hidden_states(texts(1, own, seed=own), Prompts(), 10).shape[1] == 10 + own
+    assert backbone.opened == [(1, 90)]
+
+
+def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
+    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, waiting = SessionPool(backbone, 1, TOKENS, TOKENS), threading.Semaphore(0)
+
+    def full(rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
+        for _ in range(3):
+            assert waiting.acquire(timeout=20)
+        raise NoCacheError("the server is full")
+
+    def predict(ids: torch.Tensor) -> str:
+        try:
+            pool.hidden_states(ids, Prompts(), 10)
+        except NoCacheError as error:
+            return str(error)
+        return ""
+
+    def waits(*args: object) -> bool:
+        waiting.release()
+        return wait(*args)
+
+    wait = pool._changed.wait
+    monkeypatch.setattr(backbone, "session", full)
+    monkeypatch.setattr(pool._changed, "wait", waits)
+    with ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(predict, texts(2, 6, seed)) for seed in range(4)]
+        assert all(one.result(timeout=30) for one in found)
+
+
 def test_without_room_a_batch_takes_a_plain_forward_and_says_so(backbone: CountedBackbone) -> None:
     classifier, ids = Classifier(backbone, random_checkpoint(None)), texts(3, 6, seed=1)
     lengths = torch.full((3,), 16)
     plain = classifier.logits(ids, lengths)
-    for pool in (None, SessionPool(backbone, 0, TOKENS)):
+    for pool in (None, SessionPool(backbone, 0, TOKENS, TOKENS)):
         backbone.sessions, routing = pool, Routing(shared=10)
         assert torch.equal(classifier.logits(ids, lengths, routing), plain)
         assert routing.fell_back
-    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS), Routing(shared=10)
+    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS, TOKENS), Routing(shared=10)
     assert torch.allclose(classifier.logits(ids, lengths, routing), plain, atol=2e-5)
     assert not routing.fell_back
     backbone.sessions.close()

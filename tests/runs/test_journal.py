@@ -24,8 +24,9 @@ from dist_eval.runs.journal import (
     Journal,
     forget_journal,
     has_batches,
-    record_session_tokens,
+    record_sessions,
     recorded_session_tokens,
+    require_recorded_plan,
 )
 
 BATCHES, LABELS = 12, 3
@@ -309,9 +310,13 @@ def test_whether_a_run_has_sessions_is_decided_once(tmp_path: Path) -> None:
     assert recorded_session_tokens(tmp_path) is None
     Fingerprint({"dataset": "a"}).save(tmp_path)
     assert recorded_session_tokens(tmp_path) is None
-    record_session_tokens(tmp_path, 1024)
+    record_sessions(tmp_path, 1024, "a digest")
     assert recorded_session_tokens(tmp_path) == 1024
+    require_recorded_plan(tmp_path, "a digest")
+    with pytest.raises(RunError, match="another version of dist_eval planned"):
+        require_recorded_plan(tmp_path, "another one")
     forget_journal(tmp_path)
+    require_recorded_plan(tmp_path, "another one")
     write(tmp_path, whole(0))
     assert recorded_session_tokens(tmp_path) == 0, "its batches were planned without"
 
