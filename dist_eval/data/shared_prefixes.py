@@ -104,8 +104,8 @@ def plan_with_sessions(
     if session_tokens and beginnings is not None:
         places = np.flatnonzero((beginnings.common >= 0) & (lengths + prefix <= _LONGEST))
         unused = beginnings.unused[places]
-        common = _common_with_place_before(beginnings.common, places)
-        least = np.minimum(common, np.minimum(unused, np.roll(unused, 1)))
+        least = np.minimum(unused, np.roll(unused, 1))
+        least = np.minimum(least, _common_with_place_before(beginnings.common, places))
         for start, end, size in _worthwhile_runs(least, lengths[places], costs):
             key = beginnings.prefix_of(int(places[start]), size).tobytes()
             groups.setdefault(key, []).append(places[start:end])

@@ -149,7 +149,7 @@ def _recorded_steps(model: Generator, monkeypatch: pytest.MonkeyPatch) -> list[i
     def session(*arguments: Any) -> Any:
         opened = begin(*arguments)
         step = opened.step
-        monkeypatch.setattr(opened, "step", lambda ids, **rest: widths.append(ids.shape[1]) or step(ids, **rest))
+        monkeypatch.setattr(opened, "step", lambda ids, *rest: widths.append(ids.shape[1]) or step(ids, *rest))
         return opened
 
     monkeypatch.setattr(model.backbone, "session", session)
