@@ -30,7 +30,7 @@ from dist_eval.swarm.router import Routing
 
 PHASES = {
     "tokenizing": (runner, "write_dataset"),
-    "planning": (task, "plan_batches"),
+    "planning": (task, "plan_with_sessions"),
     "sharding": (worker, "share_out"),
     "forwards": (worker, "predict_batches"),
     "journal": (journal.Journal, "append"),
