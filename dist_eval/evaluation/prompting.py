@@ -10,7 +10,8 @@ from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.options.groups import DataOptions, PromptOptions
+from dist_eval.options.groups import DataOptions
+from dist_eval.options.prompts import PromptOptions
 from dist_eval.swarm.families import read_base_config
 
 BETWEEN_EXAMPLES = "\n\n"

@@ -24,7 +24,8 @@ from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_targ
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import DataOptions, ModelOptions, PromptOptions
+from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.options.prompts import PromptOptions
 from dist_eval.options.selection import SelectionOptions
 from dist_eval.results.inputs import SelectionMethod
 from dist_eval.runs.journal import Fingerprint

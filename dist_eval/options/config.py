@@ -19,16 +19,15 @@ from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
     DataOptions,
-    GenerationOptions,
     ModelOptions,
     OutputOptions,
-    PromptOptions,
     RankOptions,
     SwarmOptions,
     flag,
     one_name,
     option,
 )
+from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.options.selection import SelectionOptions
 
 _OF_CLASSIFIERS = (
