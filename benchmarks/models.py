@@ -61,17 +61,18 @@ class Model:
         return self.base.name
 
 
-def make_model(folder: Path, size: Size, sentences: Sequence[str]) -> Model:
+def make_model(folder: Path, size: Size, sentences: Sequence[str], *, grouped: bool = False) -> Model:
     """Writes a base model and a checkpoint with 16 deep prompts and two labels; equal arguments give equal weights.
 
     Args:
         folder: an existing folder.
         size: size of the base model.
         sentences: training text of the tokenizer; the predictions for it are balanced.
+        grouped: whether attention is grouped-query attention with one key and value for all queries.
     """
     model = Model(size, folder / f"base-{size}", folder / f"tuned-{size}")
     tokenizer = train_tokenizer(sentences)
-    _write_base(model, tokenizer)
+    _write_base(model, tokenizer, grouped)
     _write_tuned(model, tokenizer, sentences)
     return model
 
@@ -104,7 +105,7 @@ def train_tokenizer(sentences: Sequence[str]) -> Any:
     )
 
 
-def _write_base(model: Model, tokenizer: Any) -> None:
+def _write_base(model: Model, tokenizer: Any, grouped: bool) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
@@ -114,6 +115,7 @@ def _write_base(model: Model, tokenizer: Any) -> None:
         intermediate_size=model.size.hidden * 7 // 2,  # the proportion of Llama 3 and of Mistral
         num_hidden_layers=model.size.layers,
         num_attention_heads=max(1, model.size.hidden // _HEAD_WIDTH),
+        num_key_value_heads=1 if grouped else None,
         max_position_embeddings=_POSITIONS,
         initializer_range=_SPREAD,
         pad_token_id=tokenizer.pad_token_id,

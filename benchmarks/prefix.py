@@ -179,7 +179,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     report = harness.Report("prefix", QUESTION, unit="rows/s", options=options)
     sentences = make_corpus(2000).sentences
     torch.set_num_threads(1)  # a DHT node that is forked from a process with threads of torch may hang
-    model = make_model(scratch_dir, SIZES[str(TINY) if options.quick else options.base], sentences)
+    model = make_model(
+        scratch_dir, SIZES[str(TINY) if options.quick else options.base], sentences, grouped=not options.multi_head
+    )
     _lengthen(model)
     with swarm_of(model, scratch_dir) as swarm:
         stage = Stage(model, words_of_one_token(model, sentences), swarm, options.rows, options.ranks, scratch_dir)
@@ -241,7 +243,7 @@ def shortest_prefix(rows: int) -> int:
         lengths = np.full(rows, prefix + TEXT_TOKENS)
         common = np.full(rows, prefix)
         begun = Beginnings(common, lengths - 1, lambda row, size: np.zeros(size, dtype=np.int32))
-        if plan_with_sessions(lengths, token_budget=1024, session_tokens=1024, beginnings=begun).shared is not None:
+        if plan_with_sessions(lengths, token_budget=1024, session_tokens=1024, beginnings=begun).held is not None:
             return prefix
     return _SWITCH_UP_TO
 
@@ -269,6 +271,11 @@ def main() -> None:
     """Runs the command line."""
     parser = harness.parser("prefix", QUESTION, rounds=3)
     parser.add_argument("--base", choices=SIZES, default=str(SMALL), help="size of the model (%(default)s)")
+    parser.add_argument(
+        "--multi-head",
+        action="store_true",
+        help="a key for each query, for which servers have less room",
+    )
     parser.add_argument("--rows", type=int, default=2000, help="texts (default 2000)")
     parser.add_argument("--ranks", type=int, default=1, help="processes of dist_eval (default 1)")
     parser.add_argument("--prefixes", nargs="+", type=int, default=PREFIXES, help="common tokens of the prompts")

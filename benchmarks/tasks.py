@@ -2,12 +2,15 @@
 
 That is the harness' Hugging Face backend around Petals' own causal model, with batches of one request and of the size
 that is fastest for it. All contenders use the same swarm, in the same round; the last one is a single process with the
-whole model, without a swarm.
+whole model, without a swarm. Examples before the documents are the same for all of a task, as in MMLU;
+servers with Petals main compute them once: `uv run --project launch/petals-main --extra harness python -m
+benchmarks.tasks`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +27,7 @@ from benchmarks.program import run_program
 from benchmarks.text import SEED, make_corpus
 
 QUESTION = "How fast are the harness' multiple-choice tasks on a swarm, beside its own backend around Petals' model?"
-ROUND_TRIPS, RANKS, BATCH_SIZES = (0, 100), (1, 4), (1, 8, 32, 128)
+ROUND_TRIPS, RANKS, BATCH_SIZES, SHOTS = (0, 100), (1, 4), (1, 8, 32, 128), (0, 5)
 BARS = {0: 3.0, 100: 8.0}
 """How many times as fast as the fastest of theirs, by the round trip in milliseconds."""
 
@@ -42,6 +45,7 @@ class Stage:
         model: the language model.
         tasks: folder of the task files.
         documents: of each task.
+        shots: examples before each document.
         peers: addresses of the swarm.
         folder: for temporary files.
     """
@@ -49,6 +53,7 @@ class Stage:
     model: Model
     tasks: Path
     documents: int
+    shots: int
     peers: list[str]
     folder: Path
 
@@ -57,6 +62,7 @@ class Stage:
         output = self.folder / f"output-{len(list(self.folder.iterdir()))}"
         arguments: list[Any] = ["-m", "dist_eval.harness", "--model", self.model.base, "--tasks", *TASKS]
         arguments += ["--include-path", self.tasks, "--limit", self.documents, "--bootstrap-iters", 0]
+        arguments += ["--num-fewshot", self.shots]
         arguments += ["--output", output, "--initial-peers", *self.peers]
         run_process(contender, self.folder, *map(str, arguments), torchrun=True)
         results = json.loads((output / "results.json").read_text(encoding="utf-8"))
@@ -73,6 +79,7 @@ class Stage:
             tasks=list(TASKS),
             include_path=str(self.tasks),
             limit=self.documents,
+            num_fewshot=self.shots,
             initial_peers=[] if local else self.peers,
             dht_prefix=self.model.dht_prefix,
             batch_size=contender.batch_size,
@@ -97,7 +104,7 @@ def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
     draw, rows = np.random.default_rng(SEED), []
     words = [sentence.split() for sentence in sentences]
     words = [one for one in words if len(one) > _CHOICES]
-    for number in range(documents):
+    for number in range(documents + max(SHOTS)):
         own = words[number % len(words)]
         others = [words[i] for i in draw.choice(len(words), _CHOICES, replace=False)]
         endings = [" ".join(one[len(one) // 2 :]) for one in others]
@@ -105,7 +112,9 @@ def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
         endings[answer] = " ".join(own[len(own) // 2 :])
         rows.append({"begin": " ".join(own[: len(own) // 2]), "endings": endings, "answer": answer})
     file = folder / "documents.json"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    file.write_text("\n".join(map(json.dumps, rows[:documents])), encoding="utf-8")
+    examples = folder / "examples.json"
+    examples.write_text("\n".join(map(json.dumps, rows[documents:])), encoding="utf-8")
     letters = [chr(ord("A") + number) for number in range(_CHOICES)]
     listed = "\n".join(f"{letter}. {{{{endings[{number}]}}}}" for number, letter in enumerate(letters))
     forms: dict[str, Any] = {
@@ -116,8 +125,10 @@ def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
         task = {
             "task": name,
             "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(file)}},
+            "dataset_kwargs": {"data_files": {"test": str(file), "train": str(examples)}},
             "test_split": "test",
+            "fewshot_split": "train",
+            "fewshot_config": {"sampler": "first_n"},
             "output_type": "multiple_choice",
             "doc_to_target": "answer",
             "metric_list": [{"metric": "acc"}],
@@ -136,15 +147,17 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """
     if options.quick:
         options.documents, options.round_trips, options.ranks, options.batch_sizes = 6, [0], [1], [1, 8]
+        options.shots = [0]
     report = harness.Report("tasks", QUESTION, unit="requests/s", options=options)
     sentences = make_corpus(2000).sentences
-    model = make_model(scratch_dir, TINY if options.quick else SIZES[options.base], sentences)
+    model = make_model(scratch_dir, TINY if options.quick else SIZES[options.base], sentences, grouped=True)
     tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
-        stage = Stage(model, tasks, options.documents, swarm.initial_peers, scratch_dir)
-        for milliseconds in options.round_trips:
+        for shots, milliseconds in itertools.product(options.shots, options.round_trips):
+            stage = Stage(model, tasks, options.documents, shots, swarm.initial_peers, scratch_dir)
             proxy.set_round_trip(milliseconds / 1000)
-            _measure_cell(report, f"{options.base}, {milliseconds} ms", stage, BARS.get(milliseconds), options)
+            group = f"{options.base}, {shots} examples, {milliseconds} ms"
+            _measure_cell(report, group, stage, BARS.get(milliseconds), options)
     report.finish()
 
 
@@ -188,6 +201,7 @@ def main() -> None:
     for name, values, what in (
         ("--round-trips", ROUND_TRIPS, "milliseconds"),
         ("--ranks", RANKS, "numbers of ranks"),
+        ("--shots", SHOTS, "examples before each document"),
         ("--batch-sizes", BATCH_SIZES, "requests in a batch of the harness' backend"),
     ):
         parser.add_argument(name, nargs="+", type=int, default=values, help=what)

@@ -22,6 +22,7 @@ class Spec:
         tasks: names of tasks.
         include_path: folder with their files.
         limit: documents of each task.
+        num_fewshot: examples before each document.
         initial_peers: addresses of the swarm; empty for a model in this process.
         dht_prefix: name under which the swarm announces the model.
         batch_size: requests in a batch.
@@ -31,6 +32,7 @@ class Spec:
     tasks: list[str]
     include_path: str
     limit: int
+    num_fewshot: int
     initial_peers: list[str]
     dht_prefix: str
     batch_size: int
@@ -75,6 +77,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
         tasks=spec.tasks,
         task_manager=TaskManager(include_path=spec.include_path, include_defaults=False),
         limit=spec.limit,
+        num_fewshot=spec.num_fewshot,
         bootstrap_iters=0,
     )
     samples = [sample for task in spec.tasks for sample in found["samples"][task]]

@@ -222,9 +222,9 @@ def tokenize_dataset(
         if row < len(selected.rows):
             raise DataError(f"{source.name} lost rows while it was read: does something else write to it?")
         np.save(folder / _ROWS_FILE, selected.rows)
-    label_ids = reader.ids(np.concatenate(codes))
+    label_ids = np.ascontiguousarray(reader.ids(np.concatenate(codes)))
     for one in (digest, of_texts):
-        one.update(label_ids.tobytes())
+        one.update(label_ids.data)
     np.save(folder / _LENGTHS_FILE, np.concatenate(lengths))
     np.save(folder / _CUT_FILE, np.concatenate(lost))
     np.save(folder / _LABELS_FILE, label_ids)

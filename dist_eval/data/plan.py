@@ -18,6 +18,48 @@ from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
 @dataclass(frozen=True)
+class Held:
+    """What sessions hold of the texts in a plan.
+
+    Attributes:
+        shared: tokens at the beginning of each text of a batch, prompts included, that are in a session; 0 for plain
+            forwards. int64 of shape [batches].
+        common: those of them that all texts of a batch have in common; fewer where several contexts are continued in
+            several ways each. They are computed once and not counted in `Plan.tokens`. int64 of shape [batches].
+        saved: tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches].
+        session_tokens: tokens that a session may hold.
+        longest: tokens of the largest session: one of a single text may hold more.
+    """
+
+    shared: np.ndarray
+    common: np.ndarray
+    saved: np.ndarray
+    session_tokens: int
+    longest: int
+
+    @property
+    def batches(self) -> np.ndarray:
+        """Which batches are for sessions, bool of shape [batches]."""
+        return self.shared > 0
+
+    @classmethod
+    def join(cls, plans: Sequence[Plan]) -> Held | None:
+        """Puts what is held in several plans one after the other."""
+        known = [plan.held for plan in plans if plan.held is not None]
+        if not known:
+            return None
+        nothing = [np.zeros(len(plan), dtype=np.int64) for plan in plans]
+        parts = [plan.held or cls(none, none, none, 0, 0) for plan, none in zip(plans, nothing, strict=True)]
+        return cls(
+            shared=np.concatenate([part.shared for part in parts]),
+            common=np.concatenate([part.common for part in parts]),
+            saved=np.concatenate([part.saved for part in parts]),
+            session_tokens=max(part.session_tokens for part in parts),
+            longest=max(part.longest for part in parts),
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
     """All batches of a run, longest first; those of sessions come before the others.
 
@@ -27,10 +69,7 @@ class Plan:
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens before every example.
-        shared: tokens at the beginning of all texts of a batch, prompts included, that are computed once in a session,
-            and are not counted in `tokens`; 0 for plain forwards. int64 of shape [batches], None without sessions.
-        session_tokens: tokens that a session may hold.
-        longest_session: tokens of the largest session: one of a single text may hold more.
+        held: what sessions hold of the texts, None without sessions.
     """
 
     order: np.ndarray
@@ -38,9 +77,7 @@ class Plan:
     tokens: np.ndarray
     real_tokens: np.ndarray
     prefix: int
-    shared: np.ndarray | None = None
-    session_tokens: int = 0
-    longest_session: int = 0
+    held: Held | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -54,9 +91,14 @@ class Plan:
         """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def shared_by(self, number: int) -> int:
-        """Returns the tokens that are computed once for all texts of batch `number`."""
-        return 0 if self.shared is None else int(self.shared[number])
+    def held_for(self, number: int) -> tuple[int, int]:
+        """Returns the `shared` and the `common` tokens of batch `number`."""
+        return (0, 0) if self.held is None else (int(self.held.shared[number]), int(self.held.common[number]))
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest batch, with those that a session holds for each of its texts."""
+        return int((self.tokens if self.held is None else self.tokens + self.held.saved).max(initial=0))
 
     def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
@@ -70,10 +112,10 @@ class Plan:
     @property
     def gain(self) -> float:
         """How many times the tokens of its own the batches for sessions would send in plain forwards; 1 without any."""
-        if self.shared is None:
+        if self.held is None:
             return 1.0
-        own, saved = self.tokens[self.shared > 0].sum(), (self.shared * self.sizes).sum()
-        return float((own + saved) / own)
+        own = self.tokens[self.held.batches].sum()
+        return float((own + self.held.saved.sum()) / own)
 
     def sessions(self, fell_back: int) -> SessionsSummary | None:
         """Returns the section `sessions` of `results.json`, None without sessions.
@@ -81,25 +123,25 @@ class Plan:
         Args:
             fell_back: batches that took plain forwards all the same.
         """
-        if self.shared is None:
+        if self.held is None:
             return None
         return SessionsSummary(
-            session_tokens=self.session_tokens,
-            batches=int((self.shared > 0).sum()),
-            rows=int(self.sizes[self.shared > 0].sum()),
-            saved_tokens=int((self.shared * self.sizes).sum()),
+            session_tokens=self.held.session_tokens,
+            batches=int(self.held.batches.sum()),
+            rows=int(self.sizes[self.held.batches].sum()),
+            saved_tokens=int(self.held.saved.sum()),
             fell_back=fell_back,
         )
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
-        for part in (self.order, self.starts):
+        held = () if self.held is None else (self.held.shared, self.held.common)
+        for part in (self.order, self.starts, *held):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
-        if self.shared is not None:
-            digest.update(np.ascontiguousarray(self.shared).data)
-            digest.update(self.session_tokens.to_bytes(8, "little"))
+        if self.held is not None:
+            digest.update(self.held.session_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
 
 
@@ -184,16 +226,13 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
     plans = [plan for plan, _ in parts]
     offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
     starts = [plan.starts[:-1] + offset for plan, offset in zip(plans, offsets, strict=False)]
-    shared = [np.zeros(len(plan), dtype=np.int64) if plan.shared is None else plan.shared for plan in plans]
     return Plan(
         order=np.concatenate([positions[plan.order] for plan, positions in parts]),
         starts=np.concatenate([*starts, offsets[-1:]]),
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
         prefix=plans[0].prefix,
-        shared=None if all(plan.shared is None for plan in plans) else np.concatenate(shared),
-        session_tokens=max(plan.session_tokens for plan in plans),
-        longest_session=max(plan.longest_session for plan in plans),
+        held=Held.join(plans),
     )
 
 

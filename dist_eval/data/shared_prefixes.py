@@ -1,6 +1,7 @@
 """Texts that begin alike: which of them are sent in sessions, where servers compute their common beginning once.
 
 A session holds a number of rows, each with its own copy of the common beginning, and continues them with one batch
+after the other. Where contexts are continued in several ways each, a row holds one context, and is continued in one way
 after the other. All of it is decided from the tokens alone, before anything is sent: so a batch is computed in the same
 way on any rank, after any restart, and has the same bits.
 """
@@ -13,27 +14,15 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, join_plans, plan_batches
-
-SESSION_TOKENS = 1024
-"""Tokens that a session may hold, of all its texts; one of a single text may hold more. Petals' servers have memory for
-4096 by default, or 16384 with grouped-query attention. More rows would hardly be faster (see `benchmarks.prefix`), and
-what is left has room for further sessions, which keep other servers busy."""
+from dist_eval.data.plan import Held, Plan, join_plans, plan_batches
+from dist_eval.data.session_costs import Costs, rows_in_session
+from dist_eval.data.shared_contexts import plan_contexts
 
 _LONGEST = 2048
 """Longest text that Petals' servers take in a session by default."""
 
-REQUEST_OVERHEAD = 80.0
-"""What a server does for a request besides its tokens, in tokens (see `benchmarks.prefix`)."""
-
-CACHE_READING = 0.02
-"""What attending to a token in a cache costs, in tokens that are computed anew (see `benchmarks.prefix`)."""
-
-_SESSIONS = 4
-"""Sessions that a run may open, each of which computes the beginning."""
-
-_WORTHWHILE = 0.9
-"""Sessions have to cost less than this share of plain forwards: what is estimated may be wrong."""
+_Part = tuple[Plan, np.ndarray]
+"""A plan for some of the texts, and their positions."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +55,6 @@ class CommonTokens:
         return int(differs[0]) if len(differs) else size
 
 
-def rows_in_session(length: int, session_tokens: int) -> int:
-    """Returns how many texts of a length, prompts included, a session holds; at least 1."""
-    return max(1, session_tokens // length)
-
-
 def plan_with_sessions(
     lengths: np.ndarray,
     *,
@@ -99,35 +83,68 @@ def plan_with_sessions(
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     plan_plain = partial(plan_batches, token_budget=token_budget, prefix=prefix, copies=copies)
-    costs = _Costs(prefix, prompt_tokens, copies, session_tokens)
-    groups: dict[bytes, list[np.ndarray]] = {}
+    costs = Costs(prefix, prompt_tokens, copies, session_tokens)
+    places = np.flatnonzero(lengths + prefix <= _LONGEST)
+    parts: list[_Part] = []
     if session_tokens and beginnings is not None:
-        places = np.flatnonzero((beginnings.common >= 0) & (lengths + prefix <= _LONGEST))
-        unused = beginnings.unused[places]
-        least = np.minimum(unused, np.roll(unused, 1))
-        least = np.minimum(least, _common_with_place_before(beginnings.common, places))
-        for start, end, size in _worthwhile_runs(least, lengths[places], costs):
-            key = beginnings.prefix_of(int(places[start]), size).tobytes()
-            groups.setdefault(key, []).append(places[start:end])
+        parts = _parts(lengths, beginnings, places[beginnings.common[places] >= 0], costs)
     elif session_tokens and prompt_tokens:
-        places = np.flatnonzero(lengths + prefix <= _LONGEST)
         shapes = {rows_in_session(prefix + int(length), session_tokens) for length in np.unique(lengths[places])}
         if costs.saved(len(places), int(lengths[places].sum()), 0, len(shapes)) > 0:
-            groups[b""] = [places]
-    if not groups:
+            parts = [_plan_in_turn(lengths, places, 0, costs)]
+    if not parts:
         return plan_plain(lengths, rows=rows)
-    parts = []
-    for key, runs in groups.items():
-        places = np.concatenate(runs)
-        common = prompt_tokens + len(key) // np.dtype(np.int32).itemsize
-        own = plan_batches(lengths[places], token_budget=session_tokens, prefix=prefix, copies=copies)
-        once, shared = common * copies * own.sizes, np.full(len(own), common, dtype=np.int64)
-        own = replace(own, tokens=own.tokens - once, real_tokens=own.real_tokens - once, shared=shared)
-        longest = max(session_tokens, prefix + int(lengths[places].max()))
-        parts.append((replace(own, session_tokens=session_tokens, longest_session=longest), places))
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([places for _, places in parts]))
     plan = join_plans([*parts, (plan_plain(lengths[rest]), rest)])
     return plan if rows is None else replace(plan, order=rows[plan.order])
+
+
+def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, costs: Costs) -> list[_Part]:
+    """Plans the texts for which sessions are worthwhile."""
+    lengths, unused = lengths[places], beginnings.unused[places]
+    least = np.minimum(unused, np.roll(unused, 1))
+    least = np.minimum(least, _common_with_place_before(beginnings.common, places))
+    goes_on = np.zeros(len(places), dtype=bool)  # with the context of the text before
+    if costs.copies == 1:
+        goes_on[1:] = (least[1:] == unused[1:]) & (unused[1:] == unused[:-1])
+    families: dict[bytes, list[np.ndarray]] = {}
+    rest = np.ones(len(places), dtype=bool)
+    for start, end, size in _worthwhile_runs(_between_contexts(least, goes_on), lengths, costs):
+        key = beginnings.prefix_of(int(places[start]), size).tobytes()
+        families.setdefault(key, []).append(np.arange(start, end))
+        rest[start:end] = False
+    parts: list[_Part] = []
+    for key, runs in (*families.items(), (b"", [np.flatnonzero(rest)])):
+        common, texts = len(key) // np.dtype(np.int32).itemsize, np.concatenate(runs)
+        continued = plan_contexts(texts, goes_on, lengths, unused, common, costs)
+        if continued is not None:
+            parts.append(continued)
+            texts = np.setdiff1d(texts, continued[1])
+        if common and costs.saved(len(texts), int(lengths[texts].sum()), common) > 0:
+            parts.append(_plan_in_turn(lengths, texts, common, costs))
+    return [(plan, places[texts]) for plan, texts in parts]
+
+
+def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Costs) -> _Part:
+    """Plans texts with a common beginning of so many tokens, without prompts, whose sessions continue it in turn."""
+    plan = plan_batches(lengths[texts], token_budget=costs.session_tokens, prefix=costs.prefix, copies=costs.copies)
+    shared = np.full(len(plan), costs.prompt_tokens + common, dtype=np.int64)
+    saved = shared * costs.copies * plan.sizes
+    longest = max(costs.session_tokens, costs.prefix + int(lengths[texts].max()))
+    return replace(
+        plan,
+        tokens=plan.tokens - saved,
+        real_tokens=plan.real_tokens - saved,
+        held=Held(shared, shared, saved, costs.session_tokens, longest),
+    ), texts
+
+
+def _between_contexts(least: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
+    """Returns what texts share with the one before, but within a context only what it shares with those around it."""
+    starts = np.flatnonzero(~goes_on)
+    borders = np.append(least[starts], 0)
+    context = np.cumsum(~goes_on) - 1
+    return np.where(goes_on, np.maximum(borders[context], borders[context + 1]), least)
 
 
 def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -136,34 +153,6 @@ def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndar
         return common[:0]
     known = np.where(common < 0, np.iinfo(common.dtype).max, common)[: places[-1] + 1]
     return np.minimum.reduceat(known, np.concatenate([[0], places[:-1] + 1]))
-
-
-@dataclass(frozen=True)
-class _Costs:
-    prefix: int
-    prompt_tokens: int
-    copies: int
-    session_tokens: int
-
-    def saved(self, count: int, tokens: int, common: int, shapes: int = 1) -> float:
-        """Estimates what sessions save, in tokens; negative if it is not worth it.
-
-        Args:
-            count: number of texts.
-            tokens: of all of them, without prompts.
-            common: tokens that all of them begin with, without prompts.
-            shapes: numbers of rows for which sessions have to be opened.
-        """
-        forwards, beginning = count * self.copies, self.prompt_tokens + common
-        tokens = tokens * self.copies + forwards * self.prefix
-        if not forwards:
-            return 0.0
-        rows = rows_in_session(-(-tokens // forwards), self.session_tokens)
-        plain = tokens * (1 + REQUEST_OVERHEAD / 1024)
-        steps = -(-forwards // rows)
-        each = REQUEST_OVERHEAD + CACHE_READING * rows * beginning
-        sessions = min(steps, _SESSIONS * shapes) * (rows * beginning + REQUEST_OVERHEAD)
-        return _WORTHWHILE * plain - (tokens - forwards * beginning + steps * each + sessions)
 
 
 @dataclass
@@ -180,7 +169,7 @@ class _Run:
         self.parts += other.parts
 
 
-def _worthwhile_runs(common: np.ndarray, lengths: np.ndarray, costs: _Costs) -> list[tuple[int, int, int]]:
+def _worthwhile_runs(common: np.ndarray, lengths: np.ndarray, costs: Costs) -> list[tuple[int, int, int]]:
     """Finds the disjoint runs of texts whose common beginnings save most: start, end, and number of common tokens.
 
     Runs with a longer beginning lie within those with a shorter one: of each, either itself is taken or the best of

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32()))])
 _ROWS_IN_A_CHUNK = 1024
-_ROWS_KEPT_MAPPED = 128
-"""The kernel maps 64 KiB around each row that is read; after this many rows the pages are released."""
+_ROWS_KEPT_MAPPED, _CHUNKS_KEPT_MAPPED = 128, 16
+"""The kernel maps 64 KiB around whatever is read; after so many rows or beginnings of chunks the pages are released."""
 
 
 class TokenFile:
@@ -26,11 +26,15 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._tokens = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        chunks = pa.ipc.open_file(pa.py_buffer(self._tokens)).read_all().column("input_ids").chunks
+        chunks = []
+        for chunk in _chunks(pa.py_buffer(self._tokens)):
+            chunks.append(chunk)
+            if len(chunks) % _CHUNKS_KEPT_MAPPED == 0:
+                self._unmap()
+        self._unmap()
         self._chunk_starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
         self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
         self._values = [chunk.values.to_numpy() for chunk in chunks]
-        self._unmap()  # opening the file has read all of its chunks
 
     def input_ids(self, index: int) -> np.ndarray:
         """Returns the token ids of one text, int32 of shape [length]."""
@@ -63,6 +67,12 @@ class TokenFile:
         """Releases the pages that were read: the page cache keeps them, and a rank should not hold the whole file."""
         self._tokens.madvise(mmap.MADV_DONTNEED)
         self._rows_mapped = 0
+
+
+def _chunks(buffer: pa.Buffer) -> Iterator[pa.ListArray]:
+    file = pa.ipc.open_file(buffer)
+    for number in range(file.num_record_batches):
+        yield file.get_batch(number).column("input_ids")
 
 
 class TokenWriter:

@@ -164,7 +164,7 @@ def answer_requests(
     with session.process_group():
         data = Requests(_folder_on_host(session))
         model = _answering(loaded, data, base, session)
-        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), loaded, config.session_share)
+        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
         run_id = fingerprint_of(config, base, data, plan).digest()
         journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(journal)
@@ -177,7 +177,7 @@ def answer_requests(
             stall_timeout=config.collective_timeout,
             stream=stream,
         )
-        window = session.window(base)
+        window = session.window(base, plan)
         if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
             window = Window(window.largest)
         worker = BatchWorker(

@@ -68,7 +68,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
             return rescore_complete(session.folder, config, task.custom_metrics, data, plan)
         announce_selection(session, data)
         share = 0.0 if config.audit else config.session_share
-        plan = session.plan_with_sessions(partial(task.plan, data), model, share)
+        plan = session.plan_with_sessions(partial(task.plan, data), task.base, model, share)
         run = Evaluation(session, task, data, plan, model)
         local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
         with session.process_group(), run.predicting() as worker:
@@ -108,7 +108,7 @@ class Evaluation:
         self.session, self.task, self.data, self.plan, self.model = session, task, data, plan, model
         self.analysis = analysis_of(config, data) if topology.is_leader else AnalysisOptions()
         self.failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
-        self.window = session.window(task.base)
+        self.window = session.window(task.base, plan)
         run_id = task.fingerprint(config, data, plan).digest()
         self.journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(self.journal)

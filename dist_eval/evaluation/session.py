@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dist_eval.data.plan import Plan
-from dist_eval.data.shared_prefixes import SESSION_TOKENS
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
@@ -29,6 +28,7 @@ from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.work import Swarm
 from dist_eval.runs.journal import record_sessions, recorded_session_tokens, require_recorded_plan
 from dist_eval.runs.run_folder import RunFolder
+from dist_eval.swarm.families import session_tokens
 from dist_eval.swarm.session_room import NO_ROOM
 from dist_eval.swarm.window import Window, window_in_memory
 
@@ -150,7 +150,9 @@ class Session(Generic[Config, Folder]):
         self._closing.callback(model.close)
         return model
 
-    def plan_with_sessions(self, make_plan: Callable[[int], Plan], model: LoadedModel, share: float) -> Plan:
+    def plan_with_sessions(
+        self, make_plan: Callable[[int], Plan], base: BaseModelSpec, model: LoadedModel, share: float
+    ) -> Plan:
         """Lets the leader decide, once for a run, whether texts that begin alike are sent in sessions.
 
         That is so if the servers have room for so many sessions that less work outweighs servers that wait. The model
@@ -158,6 +160,7 @@ class Session(Generic[Config, Folder]):
 
         Args:
             make_plan: returns the plan for sessions of a size, 0 for none.
+            base: the base model.
             model: the model.
             share: of the servers' free memory that all ranks together may take, 0 to 1.
 
@@ -170,27 +173,28 @@ class Session(Generic[Config, Folder]):
 
         def decide() -> str:
             recorded = recorded_session_tokens(self.folder.path)
-            plan = make_plan(SESSION_TOKENS if recorded is None else recorded)
+            plan = make_plan(session_tokens(base.config) if recorded is None else recorded)
             if recorded:
                 require_recorded_plan(self.folder.path, plan.digest())
-            room = NO_ROOM
-            if share and plan.shared is not None:
-                room = model.backbone.room_for_sessions(share, plan.longest_session)
-            if recorded is None and plan.gain * room.busy < _WORTHWHILE:
+            if plan.held is None:
                 return "0 0"
+            room = model.backbone.room_for_sessions(share, plan.held.longest) if share else NO_ROOM
             if recorded is None:
-                record_sessions(self.folder.path, plan.session_tokens, plan.digest())
-            return f"{plan.session_tokens} {room.sessions}"
+                if plan.gain * room.busy < _WORTHWHILE:
+                    return "0 0"
+                record_sessions(self.folder.path, plan.held.session_tokens, plan.digest())
+            return f"{plan.held.session_tokens} {room.sessions}"
 
         self.publish_as_leader("sessions", decide)
-        session_tokens, sessions = map(int, self.wait_for("sessions").split())
-        if not session_tokens:
+        tokens, sessions = map(int, self.wait_for("sessions").split())
+        if not tokens:
             return plain
         rank, ranks = self.topology.rank, self.topology.world_size
         self.session_ranks = min(sessions, ranks)
         own = sessions // ranks + (rank < sessions % ranks)
-        plan = make_plan(session_tokens)
-        model.backbone.sessions = SessionPool(model.backbone, own, session_tokens, plan.longest_session)
+        plan = make_plan(tokens)
+        assert plan.held is not None
+        model.backbone.sessions = SessionPool(model.backbone, own, tokens, plan.held.longest)
         return plan
 
     def is_complete(self) -> bool:
@@ -201,12 +205,17 @@ class Session(Generic[Config, Folder]):
         """Closes something at the end of the session."""
         self._closing.callback(resource.close)
 
-    def window(self, base: BaseModelSpec) -> Window:
-        """Returns this rank's window of requests in flight, sized within its share of the host's memory."""
+    def window(self, base: BaseModelSpec, plan: Plan | None = None) -> Window:
+        """Returns this rank's window of requests in flight, sized within its share of the host's memory.
+
+        Args:
+            base: the base model.
+            plan: the batches, of which those for sessions may have more tokens than a forward.
+        """
         return window_in_memory(
             self.topology,
             in_flight=self.config.in_flight,
-            tokens=base.token_budget,
+            tokens=max(base.token_budget, plan.most_tokens if plan else 0),
             hidden_size=base.config.hidden_size,
             timeout=self.config.request_timeout,
         )

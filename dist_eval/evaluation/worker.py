@@ -91,7 +91,7 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: 
 def _shard(left: np.ndarray, plan: Plan, topology: Topology, session_ranks: int) -> np.ndarray:
     """Returns the unfinished batches of this rank; where not all ranks hold sessions, in proportion to tokens."""
     rank, ranks = topology.rank, topology.world_size
-    shared = np.zeros(len(plan), dtype=bool) if plan.shared is None else plan.shared > 0
+    shared = np.zeros(len(plan), dtype=bool) if plan.held is None else plan.held.batches
     if not 0 < session_ranks < ranks or not shared[left].any():
         return left[shard_batches(len(left), rank=rank, world_size=ranks)]
     owners, tokens = np.empty(len(left), dtype=np.int64), np.zeros(ranks)

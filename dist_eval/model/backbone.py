@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
+from dist_eval.data.session_costs import SESSION_TOKENS, rows_in_session
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.model.session_pool import Prompts, SessionPool
@@ -166,7 +167,7 @@ class ModelOnBackbone(HostedModel, ABC):
     def hidden_states(self, input_ids: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`).
 
-        What `routing.shared` names is computed once, and has no outputs; without room for a session, it is computed.
+        What `routing.shared` names has no outputs; without room for a session, it is computed like the rest.
 
         Raises:
             ModelOutputError: the outputs have the wrong shape.
@@ -177,12 +178,17 @@ class ModelOnBackbone(HostedModel, ABC):
                 if self.backbone.sessions is None:
                     raise NoCacheError("there are no sessions")
                 prompts = Prompts(self.prompts, self.deep_prompts)
-                hidden = self.backbone.sessions.hidden_states(input_ids, prompts, routing.shared, routing)
+                hidden = self.backbone.sessions.hidden_states(input_ids, prompts, routing)
             except NoCacheError:
                 routing.fell_back = True
-        if hidden is None:
-            hidden = self.backbone.hidden_states(input_ids, self.prompts, self.deep_prompts, routing)
         prompt_tokens = 0 if self.prompts is None else len(self.prompts)
+        if hidden is None:
+            parts: Sequence[torch.Tensor] = [input_ids]
+            if routing is not None and routing.shared:  # a batch for a session may be too large for one forward
+                parts = torch.split(input_ids, rows_in_session(prompt_tokens + input_ids.shape[1], SESSION_TOKENS))
+            hidden = torch.cat(
+                [self.backbone.hidden_states(part, self.prompts, self.deep_prompts, routing) for part in parts]
+            )
         expected = (len(input_ids), prompt_tokens + input_ids.shape[1], self._hidden_size)
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")

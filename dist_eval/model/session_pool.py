@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
-from dist_eval.data.shared_prefixes import rows_in_session
+from dist_eval.data.session_costs import rows_in_session
 from dist_eval.errors import NoCacheError
 from dist_eval.model.text_session import TextSession
 from dist_eval.swarm.router import Routing
@@ -19,8 +20,8 @@ from dist_eval.swarm.router import Routing
 if TYPE_CHECKING:
     from dist_eval.model.backbone import Backbone
 
-_PAUSE_SECONDS = 60.0
-"""Time without further attempts once no server had room."""
+_LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
+"""Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,25 @@ class Prompts:
         return 0 if self.tokens is None else len(self.tokens)
 
 
-_Key = tuple[bytes, int]
-"""Token ids of the beginning that a session holds, and its rows."""
+class _Beginnings(NamedTuple):
+    """What the rows of a session hold.
+
+    Attributes:
+        ids: their token ids, int64 of shape [rows, tokens].
+        common: tokens that are a step of their own, because other beginnings have them, too.
+    """
+
+    ids: torch.Tensor
+    common: int
+
+    def equal(self, other: _Beginnings) -> bool:
+        """Whether rows hold the same tokens, which were sent in the same steps."""
+        return self.common == other.common and torch.equal(self.ids, other.ids)
+
+    def start_like(self, other: _Beginnings) -> bool:
+        """Whether rows have in common what those of other beginnings have."""
+        size = self.common
+        return size == other.common and torch.equal(self.ids[:, :size], other.ids[:, :size])
 
 
 class SessionPool:
@@ -59,39 +77,65 @@ class SessionPool:
     def __init__(self, backbone: Backbone, sessions: int, session_tokens: int, longest: int) -> None:
         self._backbone, self._limit, self._tokens, self._longest = backbone, sessions, session_tokens, longest
         self._changed = threading.Condition()
-        self._idle: list[tuple[_Key, TextSession]] = []
+        self._idle: list[tuple[_Beginnings, TextSession]] = []
         self._open = 0
         self._paused_until = float("-inf")
+        self._full_since: float | None = None
 
-    def hidden_states(
-        self, input_ids: torch.Tensor, prompts: Prompts, shared: int, routing: Routing | None = None
-    ) -> torch.Tensor:
-        """Runs the base model on texts with a common beginning.
+    def hidden_states(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
+        """Runs the base model on texts that begin alike.
+
+        If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
+        other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
 
         Args:
             input_ids: int64 of shape [batch, length].
             prompts: the prompts, the same in all calls.
-            shared: tokens at the beginning, prompts included, that all texts have in common.
-            routing: records the route.
+            routing: has the tokens at the beginning, prompts included, that the session holds (`shared`), and of these
+                those that all texts have in common (`common`); records the route.
 
         Returns:
-            Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for the
-            common beginning, which nobody may need.
+            Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for what
+            the session holds, which nobody may need.
 
         Raises:
-            NoCacheError: no server has room for a session, or this rank may not open one.
+            NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
             EvaluationError: there is no answer.
         """
-        common, width = shared - len(prompts), len(prompts) + input_ids.shape[1]
-        rows = rows_in_session(width, self._tokens)
-        missing = -len(input_ids) % rows
-        padded = torch.cat([input_ids, input_ids[:1].expand(missing, -1)])
+        while True:
+            known = len(routing.route)
+            try:
+                return self._in_session(input_ids, prompts, routing)
+            except NoCacheError as error:
+                if not error.transient or self._seconds_without_room() > _LONGEST_WAIT:
+                    raise
+                del routing.route[known:]
+                time.sleep(_BETWEEN_TRIES)
+
+    def _seconds_without_room(self) -> float:
+        with self._changed:
+            return 0.0 if self._full_since is None else time.monotonic() - self._full_since
+
+    def _in_session(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
+        held, common = routing.shared - len(prompts), routing.common - len(prompts)
+        width = len(prompts) + input_ids.shape[1]
+        places = np.arange(len(input_ids))
+        if common == held:
+            rows = rows_in_session(width, self._tokens)
+            beginnings = input_ids[:1, :held].expand(rows, -1)
+        else:
+            beginnings, row_of = _distinct(input_ids[:, :held])
+            rows = len(beginnings)
+            places = _turns(row_of) * rows + row_of
+        # a row without a text of its own gets the first text, whose outputs are not used
+        text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
+        text_at[places] = np.arange(len(input_ids))
         found = []
-        with self._session(input_ids[0, :common], prompts, rows) as session:
-            for part in torch.split(padded, rows):
-                found.append(session.step(part[:, common:], start=common, routing=routing))
-        outputs = torch.cat(found)[: len(input_ids)]
-        unknown = outputs.new_full((len(outputs), shared, outputs.shape[2]), torch.nan)
+        with self._session(_Beginnings(beginnings, common), prompts) as session:
+            for texts in np.split(text_at, len(text_at) // rows):
+                found.append(session.step(input_ids[texts, held:], start=held, routing=routing))
+        outputs = torch.cat(found)[places]
+        unknown = outputs.new_full((len(outputs), routing.shared, outputs.shape[2]), torch.nan)
         return torch.cat([unknown, outputs], dim=1)
 
     def close(self) -> None:
@@ -104,20 +148,22 @@ class SessionPool:
             session.close()
 
     @contextmanager
-    def _session(self, beginning: torch.Tensor, prompts: Prompts, rows: int) -> Iterator[TextSession]:
-        """Lends a session that holds a beginning."""
-        key = beginning.numpy().tobytes(), rows
-        held, session = self._take(key)
+    def _session(self, wanted: _Beginnings, prompts: Prompts) -> Iterator[TextSession]:
+        """Lends a session that holds the beginnings."""
+        held, session = self._take(wanted)
+        rows, tokens = wanted.ids.shape
         try:
-            if held != key:
+            if held is None or session is None or not held.start_like(wanted):
                 if session is not None:
                     session.close()
-                session = None  # it is closed
-                # the same for all texts of this key: the next one may be longer
+                held, session = None, None  # it is closed
+                # the same for all texts of these rows: the next one may be longer
                 longest = self._tokens // rows if rows > 1 else self._longest
                 session = self._backbone.session(rows, longest - len(prompts), prompts.tokens, prompts.deep)
-                session.step(beginning.expand(rows, -1))
-            assert session is not None
+                if wanted.common + len(prompts):
+                    session.step(wanted.ids[:, : wanted.common])
+            if wanted.common < tokens and (held is None or not held.equal(wanted)):
+                session.step(wanted.ids[:, wanted.common :], start=wanted.common)
             yield session
         except BaseException as error:
             if session is not None:
@@ -125,20 +171,25 @@ class SessionPool:
             with self._changed:
                 self._open -= 1
                 if isinstance(error, NoCacheError):
-                    self._paused_until = time.monotonic() + _PAUSE_SECONDS
+                    now = time.monotonic()
+                    self._full_since = self._full_since or now
+                    has_waited = now - self._full_since > _LONGEST_WAIT
+                    self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
                 self._changed.notify_all()
             raise
         with self._changed:
-            self._idle.append((key, session))
+            self._full_since = None
+            self._idle.append((wanted, session))
             self._changed.notify_all()
 
-    def _take(self, key: _Key) -> tuple[_Key | None, TextSession | None]:
-        """Waits for a session: one that holds the beginning, or else leave to open one, in place of another if any."""
+    def _take(self, wanted: _Beginnings) -> tuple[_Beginnings | None, TextSession | None]:
+        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one."""
         with self._changed:
             while self._limit > 0:
-                for place, (held, _) in enumerate(self._idle):
-                    if held == key:
-                        return self._idle.pop(place)
+                for fits in (wanted.equal, wanted.start_like):
+                    for place, (held, _) in enumerate(self._idle):
+                        if fits(held):
+                            return self._idle.pop(place)
                 if self._open < self._limit and time.monotonic() >= self._paused_until:
                     self._open += 1
                     return None, None
@@ -147,4 +198,22 @@ class SessionPool:
                 if not self._open:
                     break
                 self._changed.wait()
-        raise NoCacheError("there is no room for a session")
+            error = NoCacheError("there is no room for a session")
+            error.transient = self._limit > 0
+            raise error
+
+
+def _distinct(beginnings: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+    """Returns the distinct rows of a tensor in order of appearance, and for each row which of them it is."""
+    numbers: dict[bytes, int] = {}
+    which = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in beginnings.numpy()])
+    return beginnings[np.unique(which, return_index=True)[1]], which
+
+
+def _turns(row_of: np.ndarray) -> np.ndarray:
+    """Returns for each text how many before it have the same row, int64 of shape [texts]."""
+    order = np.argsort(row_of, kind="stable")
+    starts = np.searchsorted(row_of[order], row_of)
+    turns = np.empty_like(order)
+    turns[order] = np.arange(len(order))
+    return turns - starts

@@ -99,3 +99,13 @@ def max_request_tokens(config: Any) -> int:
     else:
         key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
+
+
+def session_tokens(config: Any) -> int:
+    """Returns how many tokens a session of texts that begin alike may hold.
+
+    More rows are faster, fewer leave room for other sessions: it is a quarter of what Petals' servers have memory for
+    by default (`attn_cache_tokens`, twice `max_batch_size`), so that half of that keeps two servers busy. It depends on
+    the model alone, because results depend on it.
+    """
+    return max_request_tokens(config) // 2

@@ -7,6 +7,7 @@ else is lost.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -125,8 +126,7 @@ class InferenceSession:
         RemoteExpertWorker.run_coroutine(self._close())
 
     async def _close(self) -> None:
-        for segment in self._segments:
-            await segment.close()
+        await asyncio.gather(*(segment.close() for segment in self._segments))
 
     async def _step(self, hidden: torch.Tensor, start: int, routing: Routing) -> torch.Tensor:
         self.position = start

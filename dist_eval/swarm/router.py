@@ -69,7 +69,8 @@ class Routing:
     Attributes:
         audited: whether other servers recompute it, where there are any.
         avoided: segments to avoid if there is another route.
-        shared: tokens at the beginning of all texts that a session computes once; 0 for a plain forward.
+        shared: tokens at the beginning of each text that a session holds; 0 for a plain forward.
+        common: those of them that all texts have in common.
         fell_back: whether it took plain forwards all the same, because no server had room for a session.
         route: the servers that computed it, filled in as they answer.
         findings: of the audit.
@@ -78,6 +79,7 @@ class Routing:
     audited: bool = False
     avoided: Sequence[RouteSegment] = ()
     shared: int = 0
+    common: int = 0
     fell_back: bool = False
     route: list[RouteSegment] = field(default_factory=list)
     findings: Findings | None = None

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dist_eval.data import shared_prefixes
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions, rows_in_session
+from dist_eval.data.session_costs import rows_in_session
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions
 
 SESSION, BUDGET = 1024, 1024
 
@@ -39,9 +40,9 @@ def plain(texts: list[np.ndarray]) -> Plan:
 def test_a_common_beginning_is_sent_once_where_that_is_cheaper(prefix: int, rows: int, worth: bool) -> None:
     texts = some_texts(prefix, rows)
     plan = plan_of(texts)
-    assert (plan.shared is not None) is worth
+    assert (plan.held is not None) is worth
     if worth:
-        assert {plan.shared_by(number) for number in range(len(plan))} == {prefix}
+        assert {plan.held_for(number)[0] for number in range(len(plan))} == {prefix}
         assert plan.real_tokens.sum() == plain(texts).real_tokens.sum() - prefix * rows
         assert plan.sessions(0).rows == rows  # type: ignore[union-attr]
 
@@ -65,7 +66,7 @@ def test_texts_that_were_cut_or_begin_otherwise_do_not_part_the_others() -> None
         *some_texts(300, 40),
     ]
     plan = plan_of(texts, frozenset({40, 111}))
-    shared = np.repeat([plan.shared_by(number) for number in range(len(plan))], plan.sizes)
+    shared = np.repeat([plan.held_for(number)[0] for number in range(len(plan))], plan.sizes)
     assert sorted(plan.order[shared == 0].tolist()) == [40, *range(81, 112)]
     assert set(shared.tolist()) == {0, 300}
 
@@ -82,11 +83,11 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
     options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
     plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)
-    assert (plan.shared is not None) is worth
+    assert (plan.held is not None) is worth
     if worth:
-        assert {plan.shared_by(number) for number in range(len(plan))} == {16}
+        assert {plan.held_for(number)[0] for number in range(len(plan))} == {16}
     ragged = np.random.default_rng(0).integers(15, 36, 2000)  # sessions would have to be opened again and again
-    assert plan_with_sessions(ragged, session_tokens=SESSION, **options).shared is None
+    assert plan_with_sessions(ragged, session_tokens=SESSION, **options).held is None
 
 
 @given(
@@ -109,7 +110,8 @@ def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
     assert sorted(plan.order.tolist()) == list(range(len(texts)))
     assert plan.starts[0] == 0 and plan.starts[-1] == len(texts)
     for number in range(len(plan)):
-        rows, shared = plan.batch(number), plan.shared_by(number)
+        rows, (shared, common) = plan.batch(number), plan.held_for(number)
+        assert common == shared
         assert len({texts[row][:shared].tobytes() for row in rows}) == 1
         assert all(len(texts[row]) > shared for row in rows)
         width = max(len(texts[row]) for row in rows)

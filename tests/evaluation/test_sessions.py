@@ -115,6 +115,31 @@ def test_soft_prompts_are_computed_once(demo_swarm: PrivateSwarm, tmp_path: Path
     assert np.allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("examples", [0, 3])
+def test_prompts_before_several_words_are_computed_once(
+    options: list[str], examples: int, launcher: Launcher, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{digit}=<{digit}><{(digit + 1) % 10}>" for digit in range(10)]
+    first, second = options.index("--label-words") + 1, options.index("--label-delimiter")
+    command = [*options[:first], *words, *options[second:]]
+    if not examples:
+        few_shot = command.index("--few-shot")
+        del command[few_shot : few_shot + 4]
+    assert run_here(*command, "--output", str(tmp_path / "one")) == 0, capfd.readouterr().err
+    assert run_here(*command, "--session-share", "0", "--output", str(tmp_path / "plain")) == 0
+    result = launcher.run(*command, "--output", str(tmp_path / "two"), ranks=2)
+    assert result.returncode == 0, result.stderr
+    one, plain = (results_of(tmp_path / name) for name in ("one", "plain"))
+    assert (tmp_path / "one" / PREDICTIONS).read_bytes() == (tmp_path / "two" / PREDICTIONS).read_bytes()
+    assert one["sessions"]["rows"] == ROWS and one["sessions"]["fell_back"] == 0
+    assert 4 * one["plan"]["real_tokens"] < plain["plan"]["real_tokens"]
+    assert one["plan"]["real_tokens"] + one["sessions"]["saved_tokens"] <= plain["plan"]["padded_tokens"]
+    found, expected = (
+        np.stack(pandas.read_parquet(tmp_path / name / PREDICTIONS)["probabilities"]) for name in ("one", "plain")
+    )
+    assert np.allclose(found, expected, atol=1e-4)
+
+
 def test_a_resumed_run_keeps_its_plan_and_takes_plain_forwards_without_room(
     options: list[str], tmp_path: Path, launcher: Launcher
 ) -> None:

@@ -16,7 +16,7 @@ from samples import tokenized_digits
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import Held, Plan, plan_batches
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -150,7 +150,8 @@ def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
     ranks: int, session_ranks: int, in_sessions: list[bool]
 ) -> None:
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
-    plan = replace(plan, shared=np.array(in_sessions) * 5)
+    held = np.array(in_sessions) * 5
+    plan = replace(plan, held=Held(held, held, held, 1024, 1024))
     shards = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "least_over_ranks", lambda value: np.full(12, ranks))

@@ -10,7 +10,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.data.shared_prefixes import SESSION_TOKENS
+from dist_eval.data.session_costs import SESSION_TOKENS
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import LanguageModel

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import random_checkpoint
 
 from dist_eval.errors import NoCacheError
+from dist_eval.model import session_pool
 from dist_eval.model.backbone import LocalBackbone
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.session_pool import Prompts, SessionPool
@@ -43,6 +46,11 @@ def texts(rows: int, own: int, seed: int, common: int = 10) -> torch.Tensor:
     return torch.cat([beginning.expand(rows, -1), ends], dim=1)
 
 
+def alike(tokens: int) -> Routing:
+    """All texts begin with the same tokens."""
+    return Routing(shared=tokens, common=tokens)
+
+
 @pytest.mark.parametrize("mode", [None, "deep_ptune"])
 def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
     backbone: CountedBackbone, mode: str | None
@@ -55,7 +63,7 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
         ids = texts(rows, own, seed=own)
         with torch.no_grad():
             whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
-        found = pool.hidden_states(ids, prompts, shared)
+        found = pool.hidden_states(ids, prompts, alike(shared))
         assert found.shape == whole.shape
         assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
         assert found[:, :shared].isnan().all()
@@ -63,12 +71,29 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
     assert [rows for rows, _ in backbone.opened] == sorted(widths), "batches of one shape share a session"
 
 
+@pytest.mark.parametrize("common", [0, 4])
+def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone, common: int) -> None:
+    pool = SessionPool(backbone, 1, TOKENS, TOKENS)
+    draw = torch.Generator().manual_seed(3)
+    for ways in ((2, 2, 2), (3, 1, 2), (1, 2)):  # the sessions of three contexts follow each other
+        beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
+        contexts = torch.cat([beginning.expand(len(ways), -1), torch.randint(0, 100, (len(ways), 9))], dim=1)
+        which = torch.tensor([context for context, count in enumerate(ways) for _ in range(count)])
+        ids = torch.cat([contexts[which], torch.randint(0, 100, (len(which), 5), generator=draw)], dim=1)
+        with torch.no_grad():
+            whole = backbone.hidden_states(ids, None, None)
+        found = pool.hidden_states(ids, Prompts(), Routing(shared=common + 8, common=common))
+        assert torch.allclose(found[:, common + 8 :], whole[:, common + 8 :], atol=2e-5)
+        assert found[:, : common + 8].isnan().all()
+    assert [rows for rows, _ in backbone.opened] == [3, 2]
+
+
 def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone: CountedBackbone) -> None:
     pool = SessionPool(backbone, 2, TOKENS, TOKENS)
     batches = [texts(2, 6, seed, common) for seed in range(6) for common in (9, 10, 11)]
 
     def predict(ids: torch.Tensor) -> torch.Tensor:
-        return pool.hidden_states(ids, Prompts(), ids.shape[1] - 6)
+        return pool.hidden_states(ids, Prompts(), alike(ids.shape[1] - 6))
 
     with ThreadPoolExecutor(6) as threads:
         together = list(threads.map(predict, batches))
@@ -80,7 +105,7 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
 def test_a_text_longer_than_a_session_opens_one_for_the_longest(backbone: CountedBackbone) -> None:
     pool = SessionPool(backbone, 1, TOKENS, 90)
     for own in (60, 75):
-        assert pool.hidden_states(texts(1, own, seed=own), Prompts(), 10).shape[1] == 10 + own
+        assert pool.hidden_states(texts(1, own, seed=own), Prompts(), alike(10)).shape[1] == 10 + own
     assert backbone.opened == [(1, 90)]
 
 
@@ -96,7 +121,7 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
 
     def predict(ids: torch.Tensor) -> str:
         try:
-            pool.hidden_states(ids, Prompts(), 10)
+            pool.hidden_states(ids, Prompts(), alike(10))
         except NoCacheError as error:
             return str(error)
         return ""
@@ -106,6 +131,7 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
         return wait(*args)
 
     wait = pool._changed.wait
+    pool._full_since = time.monotonic() - 61  # as if they had waited already
     monkeypatch.setattr(backbone, "session", full)
     monkeypatch.setattr(pool._changed, "wait", waits)
     with ThreadPoolExecutor(4) as threads:
@@ -113,17 +139,37 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
         assert all(one.result(timeout=30) for one in found)
 
 
+def test_a_batch_waits_for_room_because_a_plain_forward_would_have_other_bits(
+    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, ids, full = SessionPool(backbone, 2, TOKENS, TOKENS), texts(2, 6, seed=1), [True] * 3
+    open_session = backbone.session
+
+    def session(*options: Any) -> TextSession:
+        if full and full.pop():
+            raise NoCacheError("the server is full")
+        return open_session(*options)
+
+    monkeypatch.setattr(session_pool, "_BETWEEN_TRIES", 0.05)
+    monkeypatch.setattr(backbone, "session", session)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda _: pool.hidden_states(ids, Prompts(), alike(10)), range(3)))
+    assert not full
+    for one in found:
+        assert torch.equal(one[:, 10:], found[0][:, 10:])
+
+
 def test_without_room_a_batch_takes_a_plain_forward_and_says_so(backbone: CountedBackbone) -> None:
     classifier, ids = Classifier(backbone, random_checkpoint(None)), texts(3, 6, seed=1)
     lengths = torch.full((3,), 16)
     plain = classifier.logits(ids, lengths)
     for pool in (None, SessionPool(backbone, 0, TOKENS, TOKENS)):
-        backbone.sessions, routing = pool, Routing(shared=10)
+        backbone.sessions, routing = pool, alike(10)
         assert torch.equal(classifier.logits(ids, lengths, routing), plain)
         assert routing.fell_back
-    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS, TOKENS), Routing(shared=10)
+    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS, TOKENS), alike(10)
     assert torch.allclose(classifier.logits(ids, lengths, routing), plain, atol=2e-5)
     assert not routing.fell_back
     backbone.sessions.close()
     with pytest.raises(NoCacheError):
-        backbone.sessions.hidden_states(ids, Prompts(), 10)
+        backbone.sessions.hidden_states(ids, Prompts(), alike(10))
