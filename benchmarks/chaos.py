@@ -3,6 +3,9 @@
 A seeded schedule kills and stops the processes of a run, which is restarted, each time on another number of ranks,
 until it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the time is measured
 until a run resumes after servers were killed.
+
+With `--sessions`, few-shot prompts stand before the texts, and servers compute them once. That needs Petals main:
+`uv run --project launch/petals-main python -m benchmarks.chaos --sessions`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from benchmarks import harness, ranks
 from benchmarks.harness import Report
 from benchmarks.program import BenchmarkError, run_program
 from dist_eval import demo
+from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run resume?"
@@ -39,6 +44,10 @@ _WORLD_SIZES = (1, 2, 3)
 _TOKEN_BUDGET = 400
 """Small, so that there are hundreds of batches."""
 _REPEATED, _QUICK_REPEATED = 24, 3
+_FEW_SHOT = [
+    *("--prompt", "{text}", "--label-words", *(f"<{digit}>" for digit in range(10)), "--label-delimiter", ""),
+    *("--few-shot", "3", "--few-shot-from", str(demo.TRAIN_DATA)),
+]
 _STEP = 0.015
 """Share of the batches to finish before the next event."""
 _ORPHANS_SECONDS = 30.0
@@ -54,14 +63,18 @@ class Run:
         output: the run's folder.
         scratch_dir: folder for temporary files and logs.
         peers: addresses of the swarm; if empty, the model runs in the ranks themselves.
+        sessions: whether texts begin alike, so that they are sent in sessions.
     """
 
-    def __init__(self, dataset: Path, output: Path, scratch_dir: Path, peers: list[str]) -> None:
+    def __init__(
+        self, dataset: Path, output: Path, scratch_dir: Path, peers: list[str], *, sessions: bool = False
+    ) -> None:
         self.output, self._scratch_dir, self.starts, self.orphans = output, scratch_dir, 0, 0
         self.marker = f"CHAOS_{uuid.uuid4().hex}"
         where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
         self._arguments = [
-            *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
+            *("-m", "dist_eval", "--model", str(demo.BASE_MODEL)),
+            *(_FEW_SHOT if sessions else ["--checkpoint", str(demo.CHECKPOINT)]),
             *("--dataset", str(dataset), "--output", str(output), "--token-budget", str(_TOKEN_BUDGET)),
             *("--swarm-timeout", str(_TIMEOUT), "--stop-grace", "5", *where),
         ]
@@ -204,17 +217,25 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
     count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)
     dataset = write_rows(scratch_dir / "short.csv", _QUICK_REPEATED) if options.quick else long
-    undisturbed = Run(dataset, scratch_dir / "undisturbed", scratch_dir, peers=[])
-    undisturbed.start(2)
-    if undisturbed.wait():
-        raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_message()}")
+    if options.sessions and not can_roll_back(installed_version()):
+        raise BenchmarkError("--sessions needs servers with Petals main, see launch/petals-main/README.md.")
     with replicated_swarm(scratch_dir) as swarm:
+        start = partial(Run, scratch_dir=scratch_dir, peers=swarm.initial_peers, sessions=options.sessions)
+        # without sessions a swarm gives the very bits of the local model
+        peers = swarm.initial_peers if options.sessions else []
+        undisturbed = start(dataset, scratch_dir / "undisturbed", peers=peers)
+        at_first = free_cache(swarm) if options.sessions else []
+        undisturbed.start(2)
+        if undisturbed.wait():
+            raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_message()}")
         for round_number in range(1 if options.quick else options.rounds):
-            run = Run(dataset, scratch_dir / f"disturbed-{round_number}", scratch_dir, swarm.initial_peers)
+            run = start(dataset, scratch_dir / f"disturbed-{round_number}")
             tally = disturb(run, swarm, random.Random(options.seed + round_number), count, undisturbed.journal_size())
             judge(report, run, undisturbed, tally)
+            if options.sessions:
+                report.note(judge_caches(run, swarm, at_first))
         for _ in range(1 if options.quick else options.rounds):
-            run = Run(long, scratch_dir / f"watched-{uuid.uuid4().hex}", scratch_dir, swarm.initial_peers)
+            run = start(long, scratch_dir / f"watched-{uuid.uuid4().hex}")
             with_replica, without = watch(run, swarm)
             report.add(SOONEST, KILLED, with_replica)
             report.add(SOONEST, RETURNED, without)
@@ -317,6 +338,36 @@ def judge(report: Report, run: Run, undisturbed: Run, tally: Counter[str]) -> No
     )
 
 
+def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
+    """Says how a disturbed run used its sessions, and whether servers have all of their memory again."""
+    left, deadline = free_cache(swarm), time.monotonic() + _ORPHANS_SECONDS
+    while left != at_first and time.monotonic() < deadline:
+        left = free_cache(swarm)
+    sessions = run.results()["sessions"]
+    return (
+        f"{sessions['batches']} batches for sessions, of which {sessions['fell_back']} took plain forwards; memory of "
+        f"servers for attention caches: {left} of {at_first} tokens times blocks are free."
+        + (" LOST: memory" if left != at_first else "")
+    )
+
+
+def free_cache(swarm: PrivateSwarm) -> list[int]:
+    """Returns the attention cache that servers have left, in tokens times blocks."""
+    from dist_eval.model.classifier import load_swarm_backbone
+    from dist_eval.swarm.client import join_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+
+    for number in range(_REPLICAS):
+        wait_until_up(swarm, number)
+    dht = join_swarm(swarm.initial_peers, _TIMEOUT)
+    wait_until_covered(dht, _PREFIX, _BLOCKS, _TIMEOUT, servers=_REPLICAS)
+    backbone = load_swarm_backbone(swarm.model, dht, dht_prefix=_PREFIX, request_timeout=_TIMEOUT, max_retries=5)
+    try:
+        return sorted(backbone.requests.free_cache().values())
+    finally:
+        backbone.close()
+
+
 def watch(run: Run, swarm: PrivateSwarm) -> tuple[float, float]:
     """Measures how long a run makes no progress after servers were killed.
 
@@ -391,6 +442,7 @@ def main() -> None:
     """Runs the command line."""
     parser = harness.parser("chaos", QUESTION, rounds=1)
     parser.add_argument("--events", type=int, default=24, help="minimum number of events (default 24)")
+    parser.add_argument("--sessions", action="store_true", help="texts begin alike (needs Petals main)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the schedule (default 0)")
     options = parser.parse_args()
     run_program(lambda scratch_dir: measure(options, scratch_dir))
