@@ -61,7 +61,9 @@ class Model:
         return self.base.name
 
 
-def make_model(folder: Path, size: Size, sentences: Sequence[str], *, grouped: bool = False) -> Model:
+def make_model(
+    folder: Path, size: Size, sentences: Sequence[str], *, grouped: bool = False, positions: int = _POSITIONS
+) -> Model:
     """Writes a base model and a checkpoint with 16 deep prompts and two labels; equal arguments give equal weights.
 
     Args:
@@ -69,15 +71,16 @@ def make_model(folder: Path, size: Size, sentences: Sequence[str], *, grouped: b
         size: size of the base model.
         sentences: training text of the tokenizer; the predictions for it are balanced.
         grouped: whether attention is grouped-query attention with one key and value for all queries.
+        positions: tokens of the longest text.
     """
     model = Model(size, folder / f"base-{size}", folder / f"tuned-{size}")
-    tokenizer = train_tokenizer(sentences)
-    _write_base(model, tokenizer, grouped)
+    tokenizer = train_tokenizer(sentences, positions)
+    _write_base(model, tokenizer, grouped, positions)
     _write_tuned(model, tokenizer, sentences)
     return model
 
 
-def train_tokenizer(sentences: Sequence[str]) -> Any:
+def train_tokenizer(sentences: Sequence[str], positions: int = _POSITIONS) -> Any:
     """Trains a byte-pair encoding with 4000 tokens, so that sentences have a realistic number of tokens.
 
     Returns:
@@ -99,13 +102,13 @@ def train_tokenizer(sentences: Sequence[str]) -> Any:
         pad_token=PAD,
         unk_token=UNKNOWN,
         bos_token=BEGIN,
-        model_max_length=_POSITIONS,
+        model_max_length=positions,
         padding_side="right",
         clean_up_tokenization_spaces=False,
     )
 
 
-def _write_base(model: Model, tokenizer: Any, grouped: bool) -> None:
+def _write_base(model: Model, tokenizer: Any, grouped: bool, positions: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
@@ -116,7 +119,7 @@ def _write_base(model: Model, tokenizer: Any, grouped: bool) -> None:
         num_hidden_layers=model.size.layers,
         num_attention_heads=max(1, model.size.hidden // _HEAD_WIDTH),
         num_key_value_heads=1 if grouped else None,
-        max_position_embeddings=_POSITIONS,
+        max_position_embeddings=positions,
         initializer_range=_SPREAD,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,

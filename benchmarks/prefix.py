@@ -180,9 +180,12 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     sentences = make_corpus(2000).sentences
     torch.set_num_threads(1)  # a DHT node that is forked from a process with threads of torch may hang
     model = make_model(
-        scratch_dir, SIZES[str(TINY) if options.quick else options.base], sentences, grouped=not options.multi_head
+        scratch_dir,
+        SIZES[str(TINY) if options.quick else options.base],
+        sentences,
+        grouped=not options.multi_head,
+        positions=_POSITIONS,
     )
-    _lengthen(model)
     with swarm_of(model, scratch_dir) as swarm:
         stage = Stage(model, words_of_one_token(model, sentences), swarm, options.rows, options.ranks, scratch_dir)
         texts = stage.rows_of(TEXT_TOKENS, TEXT_TOKENS, begins=False)
@@ -255,13 +258,6 @@ def words_of_one_token(model: Model, sentences: list[str]) -> list[str]:
     tokenizer = AutoTokenizer.from_pretrained(model.base)
     words = sorted({word for sentence in sentences for word in sentence.split()})
     return [word for word in words if len(tokenizer.tokenize(f"a {word}")) == 1 + len(tokenizer.tokenize("a"))]
-
-
-def _lengthen(model: Model) -> None:
-    """Lets a model take longer texts than those of the other benchmarks."""
-    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        path = model.base / name
-        path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), key: _POSITIONS}), encoding="utf-8")
 
 
 SIZES = {str(size): size for size in (TINY, SMALL)}

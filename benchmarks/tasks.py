@@ -34,7 +34,7 @@ BARS = {0: 3.0, 100: 8.0}
 SIZES = {str(size): size for size in (TINY, SMALL)}
 TASKS = ("letters", "endings")
 LOCAL = "the harness' backend, one process without a swarm"
-_CHOICES, _CLOSE = 4, 1e-3
+_CHOICES, _CLOSE, _POSITIONS = 4, 1e-3, 2048
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options.shots = [0]
     report = harness.Report("tasks", QUESTION, unit="requests/s", options=options)
     sentences = make_corpus(2000).sentences
-    model = make_model(scratch_dir, TINY if options.quick else SIZES[options.base], sentences, grouped=True)
+    model = make_model(
+        scratch_dir, TINY if options.quick else SIZES[options.base], sentences, grouped=True, positions=_POSITIONS
+    )
     tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         for shots, milliseconds in itertools.product(options.shots, options.round_trips):

@@ -147,19 +147,26 @@ def compare_two(
     Raises:
         RunError: they have no task in common, or a task but none of its documents.
     """
-    tasks = [name for name in first.results.tasks if name in other.results.tasks]
+    tasks = {name: name for name in first.results.tasks if name in other.results.tasks}
+    if first.results.dataset and other.results.dataset:  # each generated texts for one dataset, whatever its name
+        tasks = dict(zip(first.results.tasks, other.results.tasks, strict=True))
     if not tasks:
         raise RunError(f"{first.folder} and {other.folder} have no task in common.")
     compared = []
-    only = {run.folder: [name for name in run.results.tasks if name not in tasks] for run in (first, other)}
-    for task in tasks:
-        before, after = first.values(task), other.values(task)
+    only = {
+        first.folder: [name for name in first.results.tasks if name not in tasks],
+        other.folder: [name for name in other.results.tasks if name not in tasks.values()],
+    }
+    for task, others_task in tasks.items():
+        before, after = first.values(task), other.values(others_task)
         for run, own, others in ((first, before, after), (other, after, before)):
             only[run.folder] += [f"{task}: {metric}" for metric, _ in own.keys() - others.keys()]
         for key in before:
             if key in after and (not metrics or key[0] in metrics):
                 compared.append(
-                    _compare_metric(first, other, task, key, before[key], after[key], confidence, resamples)
+                    _compare_metric(
+                        (first, other), (task, others_task), key, before[key], after[key], confidence, resamples
+                    )
                 )
     return TaskComparison(
         first.folder,
@@ -171,9 +178,8 @@ def compare_two(
 
 
 def _compare_metric(
-    first: TaskRun,
-    other: TaskRun,
-    task: str,
+    runs: tuple[TaskRun, TaskRun],
+    tasks: tuple[str, str],
     key: tuple[str, str],
     before: dict[Any, Any],
     after: dict[Any, Any],
@@ -186,11 +192,11 @@ def _compare_metric(
     both = [document for document in before if document in after]
     if before and after and not both:
         raise RunError(
-            f"{first.folder} and {other.folder} have no document of the task {task} in common: its data or its "
+            f"{runs[0].folder} and {runs[1].folder} have no document of the task {tasks[0]} in common: its data or its "
             "--limit differ."
         )
     values = [before[document] for document in both], [after[document] for document in both]
-    metrics = [run.metrics(task)[key] for run in (first, other)]
+    metrics = [run.metrics(task)[key] for run, task in zip(runs, tasks, strict=True)]
     figures = [metric.value for metric in metrics]
     forms = [
         find_form(list(own.values()), metric.value, metric.aggregation)
@@ -204,7 +210,7 @@ def _compare_metric(
     else:
         difference, test = _difference(*values, forms[0], confidence, resamples)
     return MetricComparison(
-        task=task,
+        task=tasks[0],
         metric=key[0],
         filter=key[1],
         documents=len(both),

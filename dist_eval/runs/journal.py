@@ -44,7 +44,7 @@ from dist_eval.process.files import write_atomically
 from dist_eval.runs.files import JOURNAL
 
 FINGERPRINT, SESSIONS = "fingerprint.json", "sessions.json"
-FOLLOWS = ("token ids", "plan")
+DERIVED = ("token ids", "plan")
 """Names in a fingerprint that change only if another one does, or if dist_eval itself has changed."""
 
 _PARTS = "parts"
@@ -293,7 +293,7 @@ class Fingerprint:
         Names that follow from others are returned only if no other value differs.
         """
         changed = _differing(self.values, earlier.values)
-        causes = [name for name in changed if name not in FOLLOWS]
+        causes = [name for name in changed if name not in DERIVED]
         if changed and not causes:
             causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
         return [self._with_parts(name, earlier) for name in causes] or changed

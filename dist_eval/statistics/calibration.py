@@ -39,7 +39,7 @@ def statistics_of_calibration(predictions: PredictionsLike, units: Units | None 
     confidences = Confidences.of_classes(predictions)
     yield Sums(units or _alike(confidences), _rows([confidences]), _ece, _BIASED)
     units = units or Units.similar(confidences.brier, confidences.brier)
-    yield Sums(units, np.stack([confidences.brier, np.ones(len(confidences.brier))]), _brier)
+    yield Sums(units, [confidences.brier, np.ones(len(confidences.brier))], _brier)
 
 
 def _of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
@@ -47,7 +47,7 @@ def _of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic
     for one in Confidences.of_labels(predictions):
         mean += one.brier / predictions.num_labels
     yield Sums(units, _rows(Confidences.of_labels(predictions)), _ece, _BIASED)
-    yield Sums(units, np.stack([mean, np.ones(len(mean))]), _brier)
+    yield Sums(units, [mean, np.ones(len(mean))], _brier)
 
 
 def _alike(confidences: Confidences) -> Units:

@@ -28,11 +28,16 @@ def statistics_of_classes(
         losses: units for mean losses; by default `units`, or examples binned by loss.
     """
     label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
-    cells = cells or units or Units.alike(label, prediction)
-    yield Sums(cells, margins(label, prediction), metrics_of_margins)
+    cells = cells or units
+    if cells is None:
+        cells = Units.alike(label, prediction)
+        addends = margins(cells.of_kinds(label), cells.of_kinds(prediction))
+        yield Sums(cells, addends, metrics_of_margins, of_kinds=True)
+    else:
+        yield Sums(cells, margins(label, prediction), metrics_of_margins)
     columns_of_losses = losses_of(predictions)
     losses = losses or units or Units.similar(predictions.loss, *columns_of_losses)
-    yield Sums(losses, np.stack([*columns_of_losses, np.ones(len(label))]), _mean_losses)
+    yield Sums(losses, [*columns_of_losses, np.ones(len(label))], _mean_losses)
     yield from statistics_of_calibration(predictions, units)
     if classes < 2:
         return

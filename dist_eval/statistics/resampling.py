@@ -83,10 +83,11 @@ class Sums(Statistic):
 
     Args:
         units: the resampling units.
-        rows: the addends, float64 of shape [k, n], an array or a SciPy sparse array. As groups may differ in size, the
-            denominator of a metric has to be one of the rows.
+        rows: the addends, float64 of shape [k, n], a list of arrays or a SciPy sparse array. As groups may differ in
+            size, the denominator of a metric has to be one of the rows.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
         no_interval: see `Statistic`.
+        of_kinds: whether the rows are addends of an example of each kind instead, of shape [k, kinds].
     """
 
     def __init__(
@@ -95,13 +96,19 @@ class Sums(Statistic):
         rows: Any,
         function: Callable[[np.ndarray], dict[str, np.ndarray]],
         no_interval: str | None = None,
+        *,
+        of_kinds: bool = False,
     ) -> None:
         from scipy import sparse
 
         self.units, self._function, self.no_interval = units, function, no_interval
+        are_columns = of_kinds or units.are_examples
+        if isinstance(rows, list) and not are_columns:
+            rows = np.stack([np.bincount(units.kind_of, row, units.kinds) for row in rows]) / units.multiplicity
+            are_columns = True
         # a sparse product always sums in the same order; a dense one may depend on the number of threads
-        self._rows = sparse.csr_array(rows)
-        if not units.are_examples:
+        self._rows = sparse.csr_array(np.stack(rows) if isinstance(rows, list) else rows)
+        if not are_columns:
             examples = np.arange(len(units.kind_of))
             members = sparse.csr_array((np.ones(len(examples)), (examples, units.kind_of)))
             self._rows = self._rows @ members

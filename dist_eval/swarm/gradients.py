@@ -75,7 +75,7 @@ Pieces = list[tuple[int, torch.Tensor]]
 
 async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
     block, parts = 0, []
-    await requests.pace.wait(tokens_in(hidden))
+    await requests.rate_limiter.wait(tokens_in(hidden))
     while block < requests.num_blocks:
         segment, outputs = await requests.send(hidden, block)
         parts.append((segment.start, segment.end, hidden))

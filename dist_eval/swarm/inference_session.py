@@ -134,7 +134,7 @@ class InferenceSession:
             self._servers.clear()
         for segment in self._segments:
             segment.cut(start)
-        await self._requests.pace.wait(hidden.shape[0] * hidden.shape[1])
+        await self._requests.rate_limiter.wait(hidden.shape[0] * hidden.shape[1])
         outputs = [await self._through_all(piece) for piece in self._pieces(hidden)]
         routing.route.extend(self._servers)
         return torch.cat(outputs, dim=1)

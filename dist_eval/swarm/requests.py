@@ -36,8 +36,8 @@ from dist_eval.swarm.failures import classify
 from dist_eval.swarm.gate import OPEN, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
-from dist_eval.swarm.pace import Pace
 from dist_eval.swarm.petals_version import serves, versions_needed
+from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
@@ -62,7 +62,7 @@ class SwarmRequests:
     Attributes:
         router: chooses servers, and keeps their statistics.
         outage: waits for servers.
-        pace: spaces batches.
+        rate_limiter: spaces batches.
         retries: requests that had to be repeated.
         halved: requests that were too large for a server, and were split in halves.
         excluded: peer ids of servers that are no longer used.
@@ -83,7 +83,7 @@ class SwarmRequests:
     ) -> None:
         self.router, self.retries, self.halved = Router(seed), 0, 0
         self.excluded: set[str] = set()
-        self.outage, self.pace = Outage(outage_timeout, rejoin), Pace(tokens_per_second)
+        self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
         self._gates: defaultdict[Any, Gate] = defaultdict(Gate)
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
@@ -205,7 +205,7 @@ class SwarmRequests:
 
     async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
         if block == 0:
-            await self.pace.wait(tokens_in(hidden))
+            await self.rate_limiter.wait(tokens_in(hidden))
         while block < self.num_blocks:
             try:
                 segment, hidden = await self.send(hidden, block, routing.avoided)

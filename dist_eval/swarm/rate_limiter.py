@@ -7,7 +7,7 @@ import math
 import time
 
 
-class Pace:
+class RateLimiter:
     """Spaces batches so that no more than a number of tokens is sent in a second. Belongs to one event loop.
 
     Args:
