@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
@@ -17,45 +17,58 @@ from torch.utils.data.distributed import DistributedSampler
 from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
+class SessionShape(NamedTuple):
+    """The session that a batch needs.
+
+    Attributes:
+        shared: tokens at the beginning of each text, prompts included, that it holds.
+        common: those of them that all texts have in common, which are computed once for many batches. If these are
+            fewer, each row holds another beginning: a context that is continued in several ways.
+        rows: how many texts it continues at a time.
+        length: most tokens of a text, prompts included.
+    """
+
+    shared: int
+    common: int
+    rows: int
+    length: int
+
+
 @dataclass(frozen=True)
 class Held:
     """What sessions hold of the texts in a plan.
 
     Attributes:
-        shared: tokens at the beginning of each text of a batch, prompts included, that are in a session; 0 for plain
-            forwards. int64 of shape [batches].
-        common: those of them that all texts of a batch have in common; fewer where several contexts are continued in
-            several ways each. They are computed once and not counted in `Plan.tokens`. int64 of shape [batches].
+        shapes: fields of the `SessionShape` of each batch, 0 for plain forwards, int64 of shape [batches, 4].
         saved: tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches].
-        session_tokens: tokens that a session may hold.
-        longest: tokens of the largest session: one of a single text may hold more.
+        session_tokens: most tokens that a session may hold, unless it has a single row.
     """
 
-    shared: np.ndarray
-    common: np.ndarray
+    shapes: np.ndarray
     saved: np.ndarray
     session_tokens: int
-    longest: int
 
     @property
     def batches(self) -> np.ndarray:
         """Which batches are for sessions, bool of shape [batches]."""
-        return self.shared > 0
+        return self.shapes[:, 0] > 0
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest session."""
+        return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
     def join(cls, plans: Sequence[Plan]) -> Held | None:
         """Puts what is held in several plans one after the other."""
-        known = [plan.held for plan in plans if plan.held is not None]
-        if not known:
+        if all(plan.held is None for plan in plans):
             return None
-        nothing = [np.zeros(len(plan), dtype=np.int64) for plan in plans]
-        parts = [plan.held or cls(none, none, none, 0, 0) for plan, none in zip(plans, nothing, strict=True)]
+        nothing = [np.zeros((len(plan), len(SessionShape._fields)), dtype=np.int64) for plan in plans]
+        parts = [plan.held or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
         return cls(
-            shared=np.concatenate([part.shared for part in parts]),
-            common=np.concatenate([part.common for part in parts]),
-            saved=np.concatenate([part.saved for part in parts]),
-            session_tokens=max(part.session_tokens for part in parts),
-            longest=max(part.longest for part in parts),
+            np.concatenate([part.shapes for part in parts]),
+            np.concatenate([part.saved for part in parts]),
+            max(part.session_tokens for part in parts),
         )
 
 
@@ -91,9 +104,11 @@ class Plan:
         """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def held_for(self, number: int) -> tuple[int, int]:
-        """Returns the `shared` and the `common` tokens of batch `number`."""
-        return (0, 0) if self.held is None else (int(self.held.shared[number]), int(self.held.common[number]))
+    def session_of(self, number: int) -> SessionShape | None:
+        """Returns the session that batch `number` needs, None for a plain forward."""
+        if self.held is None or not self.held.shapes[number, 0]:
+            return None
+        return SessionShape(*self.held.shapes[number].tolist())
 
     @property
     def most_tokens(self) -> int:
@@ -136,8 +151,7 @@ class Plan:
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
-        held = () if self.held is None else (self.held.shared, self.held.common)
-        for part in (self.order, self.starts, *held):
+        for part in (self.order, self.starts, *(() if self.held is None else (self.held.shapes,))):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
         if self.held is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SESSION_TOKENS = 1024
@@ -14,8 +15,11 @@ REQUEST_OVERHEAD = 80.0
 CACHE_READING = 0.02
 """What attending to a token in a cache costs, in tokens that are computed anew (see `benchmarks.prefix`)."""
 
-SESSIONS = 4
+SESSIONS = 6
 """Sessions that a run may open, each of which computes the beginning."""
+
+MORE_ROWS = 2
+"""Sessions of another shape are opened for shorter texts once so many times as many rows fit into them."""
 
 WORTHWHILE = 0.9
 """Sessions have to cost less than this share of the alternative: what is estimated may be wrong."""
@@ -51,8 +55,23 @@ class Costs:
         """
         return self._sent(count, tokens) * (1 + REQUEST_OVERHEAD / 1024)
 
-    def of_steps(self, count: int, tokens: int, common: int) -> float:
-        """Estimates the steps of sessions that hold a common beginning.
+    def rows(self, longest: int, requests: int, beginning: int) -> int:
+        """Returns how many rows cost least: more of them take fewer requests, but compute the beginning more often.
+
+        With r rows, that is requests / r * REQUEST_OVERHEAD + SESSIONS * r * beginning.
+
+        Args:
+            longest: most tokens of a text, prompts included.
+            requests: how many there are with a single row, at least 1.
+            beginning: tokens that each row begins with, prompts included, and that are computed for many requests.
+        """
+        most = rows_in_session(longest, self.session_tokens)
+        if beginning:
+            most = min(most, round(math.sqrt(requests * REQUEST_OVERHEAD / (SESSIONS * beginning))))
+        return max(1, most)
+
+    def of_turns(self, count: int, tokens: int, common: int) -> float:
+        """Estimates sessions that hold a common beginning, and continue it by one text after the other.
 
         Args:
             count: number of texts, at least 1.
@@ -60,30 +79,20 @@ class Costs:
             common: tokens that all of them begin with, without prompts.
         """
         sent, forwards, beginning = self._sent(count, tokens), count * self.copies, self.prompt_tokens + common
-        rows = rows_in_session(-(-sent // forwards), self.session_tokens)
+        rows = self.rows(-(-sent // forwards), forwards, beginning)
+        steps = -(-forwards // rows)
         each = REQUEST_OVERHEAD + CACHE_READING * rows * beginning
-        return sent - forwards * beginning + -(-forwards // rows) * each
+        return sent - forwards * beginning + steps * each + self.of_openings(steps, rows, beginning)
 
-    def of_opening(self, count: int, tokens: int, common: int, shapes: int = 1) -> float:
-        """Estimates what it costs to open these sessions.
+    def of_openings(self, steps: int, rows: int, beginning: int) -> float:
+        """Estimates what it costs to open the sessions for so many steps."""
+        return min(steps, SESSIONS) * (rows * beginning + REQUEST_OVERHEAD)
 
-        Args:
-            count: see `of_steps`.
-            tokens: see `of_steps`.
-            common: see `of_steps`.
-            shapes: numbers of rows for which sessions have to be opened.
-        """
-        sent, forwards = self._sent(count, tokens), count * self.copies
-        rows = rows_in_session(-(-sent // forwards), self.session_tokens)
-        openings = min(-(-forwards // rows), SESSIONS * shapes)
-        return openings * (rows * (self.prompt_tokens + common) + REQUEST_OVERHEAD)
-
-    def saved(self, count: int, tokens: int, common: int, shapes: int = 1) -> float:
-        """Estimates what sessions save; negative if it is not worth it (see `of_opening` for the arguments)."""
+    def saved(self, count: int, tokens: int, common: int) -> float:
+        """Estimates what sessions save; negative if it is not worth it (see `of_turns` for the arguments)."""
         if not count:
             return 0.0
-        sessions = self.of_steps(count, tokens, common) + self.of_opening(count, tokens, common, shapes)
-        return WORTHWHILE * self.of_forwards(count, tokens) - sessions
+        return WORTHWHILE * self.of_forwards(count, tokens) - self.of_turns(count, tokens, common)
 
     def _sent(self, count: int, tokens: int) -> int:
         return self.copies * (tokens + count * self.prefix)

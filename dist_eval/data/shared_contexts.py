@@ -6,47 +6,20 @@ each after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
-from dist_eval.data.plan import Held, Plan
-from dist_eval.data.session_costs import CACHE_READING, REQUEST_OVERHEAD, WORTHWHILE, Costs, rows_in_session
+from dist_eval.data.plan import Held, Plan, SessionShape
+from dist_eval.data.session_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 _LARGEST = 4096
 """Most tokens of the texts in a group, padded: the client holds all of them at once."""
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Contexts with equally many continuations.
-
-    Attributes:
-        texts: positions of the texts, int64 of shape [n].
-        contexts: number of contexts.
-        ways: forwards of each.
-        width: tokens of the longest text, prompts included.
-        shared: tokens at the beginning of each text, prompts included, that are sent once.
-        tokens: of all forwards, prompts included, without padding.
-    """
-
-    texts: np.ndarray
-    contexts: int
-    ways: int
-    width: int
-    shared: int
-    tokens: int
-
-    def sent(self, common: int, *, padded: bool) -> int:
-        """Returns how many tokens are sent, besides those that all contexts have in common."""
-        forwards = self.contexts * self.ways
-        tokens = forwards * self.width if padded else self.tokens
-        return self.contexts * (self.shared - common) + tokens - forwards * self.shared
-
-
 def plan_contexts(
     texts: np.ndarray, goes_on: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
-) -> tuple[Plan, np.ndarray] | None:
+) -> list[tuple[Plan, np.ndarray]]:
     """Plans the contexts that are cheaper to send once, and to continue in one way after the other.
 
     Args:
@@ -58,82 +31,77 @@ def plan_contexts(
         costs: estimates the ways to send them.
 
     Returns:
-        A plan for some of the texts, each batch of which is a group; and their positions, int64 of shape [k]. None if
-        there are none.
+        Plans for some of the texts, each batch of which is a group; and their positions, int64 of shape [k].
     """
-    groups = [
-        group
-        for group in _groups(texts, goes_on, lengths, unused, common, costs)
-        if _is_worthwhile(group, lengths, common, costs)
-    ]
-    if not groups:
-        return None
-    beginning = costs.prompt_tokens + common
-    positions = np.concatenate([group.texts for group in groups])
-    tokens = np.array([group.sent(beginning, padded=True) for group in groups], dtype=np.int64)
-    plain = np.array([group.contexts * group.ways * group.width for group in groups], dtype=np.int64)
-    plan = Plan(
-        order=np.arange(len(positions)),
-        starts=np.cumsum([0, *(len(group.texts) for group in groups)]),
-        tokens=tokens,
-        real_tokens=np.array([group.sent(beginning, padded=False) for group in groups], dtype=np.int64),
-        prefix=costs.prefix,
-        held=Held(
-            shared=np.array([group.shared for group in groups], dtype=np.int64),
-            common=np.full(len(groups), beginning, dtype=np.int64),
-            saved=plain - tokens,
-            session_tokens=costs.session_tokens,
-            longest=max(costs.session_tokens, *(group.width for group in groups)),
-        ),
-    )
-    return plan, positions
+    by_ways: dict[int, list[np.ndarray]] = {}
+    for own in np.split(texts, np.flatnonzero(~goes_on[texts])[1:]) if len(texts) else ():
+        if len(own) * costs.copies > 1 and unused[own[0]] > common:
+            by_ways.setdefault(len(own), []).append(own)
+    parts = []
+    for contexts in by_ways.values():
+        contexts.sort(key=lambda own: -unused[own[0]])  # the sort is stable
+        plan = _plan(list(_groups(contexts, lengths, unused, common, costs)), lengths, unused, common, costs)
+        own = np.concatenate(contexts)
+        count, tokens = len(own), int(lengths[own].sum())
+        otherwise = costs.of_turns(count, tokens, common) if common else costs.of_forwards(count, tokens)
+        if _cost(plan, len(contexts[0]) * costs.copies, common, costs) < WORTHWHILE * otherwise:
+            parts.append((plan, own))
+    return parts
 
 
 def _groups(
-    texts: np.ndarray, goes_on: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
-) -> list[_Group]:
-    """Groups contexts of similar length, as many as a session holds."""
-    if not len(texts):
-        return []
-    several = [
-        own
-        for own in np.split(texts, np.flatnonzero(~goes_on[texts])[1:])
-        if len(own) * costs.copies > 1 and unused[own[0]] > common
-    ]
-    several.sort(key=lambda own: (len(own), unused[own[0]]), reverse=True)  # the sort is stable
-    groups: list[_Group] = []
-    members: list[np.ndarray] = []
-    width = 0
-
-    def close() -> None:
-        own = np.concatenate(members)
-        groups.append(
-            _Group(
-                texts=own,
-                contexts=len(members),
-                ways=len(members[0]) * costs.copies,
-                width=width,
-                shared=costs.prompt_tokens + int(unused[own].min()),
-                tokens=costs.copies * int((lengths[own] + costs.prefix).sum()),
-            )
-        )
-
-    for own in several:
-        wider = max(width, costs.prefix + int(lengths[own].max()))
-        ways, count = len(own) * costs.copies, len(members) + 1
-        fits = count <= rows_in_session(wider, costs.session_tokens) and count * ways * wider <= _LARGEST
-        if members and not (fits and len(own) == len(members[0])):
-            close()
-            members, wider = [], costs.prefix + int(lengths[own].max())
-        members, width = [*members, own], wider
-    if members:
-        close()
-    return groups
+    contexts: list[np.ndarray], lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
+) -> Iterator[tuple[list[np.ndarray], int, int]]:
+    """Splits contexts into groups; yields each with the rows of its session and the most tokens of one."""
+    ways = len(contexts[0]) * costs.copies
+    widths = costs.prefix + np.array([lengths[own].max() for own in contexts])
+    longest_left = np.maximum.accumulate(widths[::-1])[::-1]
+    start = rows = longest = 0
+    while start < len(contexts):
+        width = int(longest_left[start])
+        beginning = costs.prompt_tokens + common
+        fitting = costs.rows(width, (len(contexts) - start) * (1 + ways), beginning)
+        fitting = max(1, min(fitting, _LARGEST // (ways * width)))
+        if fitting >= MORE_ROWS * rows:
+            rows, longest = fitting, width
+        yield contexts[start : start + rows], rows, longest
+        start += rows
 
 
-def _is_worthwhile(group: _Group, lengths: np.ndarray, common: int, costs: Costs) -> bool:
-    each = REQUEST_OVERHEAD + CACHE_READING * group.contexts * group.shared
-    cost = group.sent(costs.prompt_tokens + common, padded=True) + REQUEST_OVERHEAD + group.ways * each
-    count, tokens = len(group.texts), int(lengths[group.texts].sum())
-    otherwise = costs.of_steps(count, tokens, common) if common else costs.of_forwards(count, tokens)
-    return cost < WORTHWHILE * otherwise
+def _plan(
+    groups: list[tuple[list[np.ndarray], int, int]],
+    lengths: np.ndarray,
+    unused: np.ndarray,
+    common: int,
+    costs: Costs,
+) -> Plan:
+    """Makes each group a batch; the order is that of the groups."""
+    copies, prompts = costs.copies, costs.prompt_tokens
+    starts, tokens, real_tokens, saved, shapes = [0], [], [], [], []
+    for contexts, rows, longest in groups:
+        own = np.concatenate(contexts)
+        shared, forwards = int(unused[own].min()), len(own) * copies
+        once = len(contexts) * (shared - common) - forwards * (prompts + shared)
+        padded = forwards * (costs.prefix + int(lengths[own].max()))
+        starts.append(starts[-1] + len(own))
+        tokens.append(once + padded)
+        real_tokens.append(once + copies * int((costs.prefix + lengths[own]).sum()))
+        saved.append(-once)
+        shapes.append(SessionShape(prompts + shared, prompts + common, rows, longest))
+    return Plan(
+        order=np.arange(starts[-1]),
+        starts=np.array(starts, dtype=np.int64),
+        tokens=np.array(tokens, dtype=np.int64),
+        real_tokens=np.array(real_tokens, dtype=np.int64),
+        prefix=costs.prefix,
+        held=Held(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.session_tokens),
+    )
+
+
+def _cost(plan: Plan, ways: int, common: int, costs: Costs) -> float:
+    assert plan.held is not None
+    shared, _, rows, _ = plan.held.shapes.T
+    requests = REQUEST_OVERHEAD * (1 + ways) * len(plan) + CACHE_READING * ways * float((rows * shared).sum())
+    beginning = costs.prompt_tokens + common
+    openings = costs.of_openings(len(plan), int(rows.max()), beginning) if beginning else 0.0
+    return float(plan.tokens.sum()) + requests + openings

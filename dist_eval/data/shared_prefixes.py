@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import Held, Plan, join_plans, plan_batches
-from dist_eval.data.session_costs import Costs, rows_in_session
+from dist_eval.data.plan import Held, Plan, SessionShape, join_plans, plan_batches
+from dist_eval.data.session_costs import MORE_ROWS, Costs
 from dist_eval.data.shared_contexts import plan_contexts
 
 _LONGEST = 2048
@@ -88,10 +88,8 @@ def plan_with_sessions(
     parts: list[_Part] = []
     if session_tokens and beginnings is not None:
         parts = _parts(lengths, beginnings, places[beginnings.common[places] >= 0], costs)
-    elif session_tokens and prompt_tokens:
-        shapes = {rows_in_session(prefix + int(length), session_tokens) for length in np.unique(lengths[places])}
-        if costs.saved(len(places), int(lengths[places].sum()), 0, len(shapes)) > 0:
-            parts = [_plan_in_turn(lengths, places, 0, costs)]
+    elif session_tokens and prompt_tokens and costs.saved(len(places), int(lengths[places].sum()), 0) > 0:
+        parts = [_plan_in_turn(lengths, places, 0, costs)]
     if not parts:
         return plan_plain(lengths, rows=rows)
     rest = np.setdiff1d(np.arange(len(lengths)), np.concatenate([places for _, places in parts]))
@@ -116,10 +114,9 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
     parts: list[_Part] = []
     for key, runs in (*families.items(), (b"", [np.flatnonzero(rest)])):
         common, texts = len(key) // np.dtype(np.int32).itemsize, np.concatenate(runs)
-        continued = plan_contexts(texts, goes_on, lengths, unused, common, costs)
-        if continued is not None:
-            parts.append(continued)
-            texts = np.setdiff1d(texts, continued[1])
+        for part in plan_contexts(texts, goes_on, lengths, unused, common, costs):
+            parts.append(part)
+            texts = np.setdiff1d(texts, part[1])
         if common and costs.saved(len(texts), int(lengths[texts].sum()), common) > 0:
             parts.append(_plan_in_turn(lengths, texts, common, costs))
     return [(plan, places[texts]) for plan, texts in parts]
@@ -127,16 +124,28 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
 
 def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Costs) -> _Part:
     """Plans texts with a common beginning of so many tokens, without prompts, whose sessions continue it in turn."""
-    plan = plan_batches(lengths[texts], token_budget=costs.session_tokens, prefix=costs.prefix, copies=costs.copies)
-    shared = np.full(len(plan), costs.prompt_tokens + common, dtype=np.int64)
-    saved = shared * costs.copies * plan.sizes
-    longest = max(costs.session_tokens, costs.prefix + int(lengths[texts].max()))
-    return replace(
-        plan,
-        tokens=plan.tokens - saved,
-        real_tokens=plan.real_tokens - saved,
-        held=Held(shared, shared, saved, costs.session_tokens, longest),
-    ), texts
+    copies, beginning = costs.copies, costs.prompt_tokens + common
+    texts = texts[np.argsort(-lengths[texts], kind="stable")]
+    widths, starts, shapes = costs.prefix + lengths[texts], [0], []
+    rows = longest = 0
+    while starts[-1] < len(texts):
+        width, left = int(widths[starts[-1]]), len(texts) - starts[-1]
+        fitting = costs.rows(width, left * copies, beginning)
+        if fitting >= MORE_ROWS * rows:
+            rows, longest = fitting, width
+        starts.append(starts[-1] + min(left, max(1, rows // copies)))
+        shapes.append(SessionShape(beginning, beginning, rows, longest))
+    sizes = np.diff(starts)
+    saved = beginning * copies * sizes
+    plan = Plan(
+        order=np.arange(len(texts)),
+        starts=np.array(starts, dtype=np.int64),
+        tokens=copies * sizes * widths[starts[:-1]] - saved,
+        real_tokens=copies * np.add.reduceat(widths, starts[:-1]) - saved,
+        prefix=costs.prefix,
+        held=Held(np.array(shapes, dtype=np.int64), saved, costs.session_tokens),
+    )
+    return plan, texts
 
 
 def _between_contexts(least: np.ndarray, goes_on: np.ndarray) -> np.ndarray:

@@ -178,7 +178,7 @@ class Session(Generic[Config, Folder]):
                 require_recorded_plan(self.folder.path, plan.digest())
             if plan.held is None:
                 return "0 0"
-            room = model.backbone.room_for_sessions(share, plan.held.longest) if share else NO_ROOM
+            room = model.backbone.room_for_sessions(share, plan.held.largest) if share else NO_ROOM
             if recorded is None:
                 if plan.gain * room.busy < _WORTHWHILE:
                     return "0 0"
@@ -192,10 +192,8 @@ class Session(Generic[Config, Folder]):
         rank, ranks = self.topology.rank, self.topology.world_size
         self.session_ranks = min(sessions, ranks)
         own = sessions // ranks + (rank < sessions % ranks)
-        plan = make_plan(tokens)
-        assert plan.held is not None
-        model.backbone.sessions = SessionPool(model.backbone, own, tokens, plan.held.longest)
-        return plan
+        model.backbone.sessions = SessionPool(model.backbone, own)
+        return make_plan(tokens)
 
     def is_complete(self) -> bool:
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""

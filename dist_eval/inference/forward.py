@@ -95,8 +95,7 @@ def predict_batches(
 
     def outcome_of(number: int) -> BatchOutcome:
         began = time.monotonic()
-        rows, (shared, common) = plan.batch(number), plan.held_for(number)
-        routing = Routing(audited=number in audited, shared=shared, common=common)
+        rows, routing = plan.batch(number), Routing(audited=number in audited, session=plan.session_of(number))
         failed: dict[int, str] = {}
         if skip_failed:
             answers, failed = _salvage_answers(model, dataset, number, rows, routing)

@@ -167,13 +167,13 @@ class ModelOnBackbone(HostedModel, ABC):
     def hidden_states(self, input_ids: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`).
 
-        What `routing.shared` names has no outputs; without room for a session, it is computed like the rest.
+        What `routing.session` holds has no outputs; without room for a session, it is computed like the rest.
 
         Raises:
             ModelOutputError: the outputs have the wrong shape.
         """
         hidden = None
-        if routing is not None and routing.shared:
+        if routing is not None and routing.session:
             try:
                 if self.backbone.sessions is None:
                     raise NoCacheError("there are no sessions")
@@ -184,7 +184,7 @@ class ModelOnBackbone(HostedModel, ABC):
         prompt_tokens = 0 if self.prompts is None else len(self.prompts)
         if hidden is None:
             parts: Sequence[torch.Tensor] = [input_ids]
-            if routing is not None and routing.shared:  # a batch for a session may be too large for one forward
+            if routing is not None and routing.session:  # a batch for a session may be too large for one forward
                 parts = torch.split(input_ids, rows_in_session(prompt_tokens + input_ids.shape[1], SESSION_TOKENS))
             hidden = torch.cat(
                 [self.backbone.hidden_states(part, self.prompts, self.deep_prompts, routing) for part in parts]

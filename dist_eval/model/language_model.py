@@ -103,7 +103,7 @@ class LanguageModel(ModelOnBackbone):
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
         rows = max(1, self._token_budget // forwards.shape[1])
-        if routing is not None and routing.shared:
+        if routing is not None and routing.session:
             rows = len(forwards)  # a session has rows of its own
         parts = torch.split(torch.from_numpy(forwards), rows)
         hidden = torch.cat([self.hidden_states(part, routing) for part in parts])

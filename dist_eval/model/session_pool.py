@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from dist_eval.data.session_costs import rows_in_session
 from dist_eval.errors import NoCacheError
 from dist_eval.model.text_session import TextSession
 from dist_eval.swarm.router import Routing
@@ -46,19 +45,21 @@ class _Beginnings(NamedTuple):
     Attributes:
         ids: their token ids, int64 of shape [rows, tokens].
         common: tokens that are a step of their own, because other beginnings have them, too.
+        length: most tokens of a text, without prompts.
     """
 
     ids: torch.Tensor
     common: int
+    length: int
 
     def equal(self, other: _Beginnings) -> bool:
         """Whether rows hold the same tokens, which were sent in the same steps."""
-        return self.common == other.common and torch.equal(self.ids, other.ids)
+        return self[1:] == other[1:] and torch.equal(self.ids, other.ids)
 
     def start_like(self, other: _Beginnings) -> bool:
         """Whether rows have in common what those of other beginnings have."""
         size = self.common
-        return size == other.common and torch.equal(self.ids[:, :size], other.ids[:, :size])
+        return self[1:] == other[1:] and torch.equal(self.ids[:, :size], other.ids[:, :size])
 
 
 class SessionPool:
@@ -70,12 +71,10 @@ class SessionPool:
     Args:
         backbone: opens the sessions.
         sessions: how many may be open at a time.
-        session_tokens: tokens that each of them may hold.
-        longest: tokens that one of a single text may hold.
     """
 
-    def __init__(self, backbone: Backbone, sessions: int, session_tokens: int, longest: int) -> None:
-        self._backbone, self._limit, self._tokens, self._longest = backbone, sessions, session_tokens, longest
+    def __init__(self, backbone: Backbone, sessions: int) -> None:
+        self._backbone, self._limit = backbone, sessions
         self._changed = threading.Condition()
         self._idle: list[tuple[_Beginnings, TextSession]] = []
         self._open = 0
@@ -91,8 +90,7 @@ class SessionPool:
         Args:
             input_ids: int64 of shape [batch, length].
             prompts: the prompts, the same in all calls.
-            routing: has the tokens at the beginning, prompts included, that the session holds (`shared`), and of these
-                those that all texts have in common (`common`); records the route.
+            routing: has the session that is needed; records the route.
 
         Returns:
             Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for what
@@ -117,25 +115,25 @@ class SessionPool:
             return 0.0 if self._full_since is None else time.monotonic() - self._full_since
 
     def _in_session(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
-        held, common = routing.shared - len(prompts), routing.common - len(prompts)
-        width = len(prompts) + input_ids.shape[1]
-        places = np.arange(len(input_ids))
-        if common == held:
-            rows = rows_in_session(width, self._tokens)
+        assert routing.session is not None
+        shared, common, rows, length = routing.session
+        held, places = shared - len(prompts), np.arange(len(input_ids))
+        if common == shared:
             beginnings = input_ids[:1, :held].expand(rows, -1)
         else:
             beginnings, row_of = _distinct(input_ids[:, :held])
-            rows = len(beginnings)
+            beginnings = torch.cat([beginnings, beginnings[:1].expand(rows - len(beginnings), -1)])
             places = _turns(row_of) * rows + row_of
+        wanted = _Beginnings(beginnings, common - len(prompts), length - len(prompts))
         # a row without a text of its own gets the first text, whose outputs are not used
         text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
         text_at[places] = np.arange(len(input_ids))
         found = []
-        with self._session(_Beginnings(beginnings, common), prompts) as session:
+        with self._session(wanted, prompts) as session:
             for texts in np.split(text_at, len(text_at) // rows):
                 found.append(session.step(input_ids[texts, held:], start=held, routing=routing))
         outputs = torch.cat(found)[places]
-        unknown = outputs.new_full((len(outputs), routing.shared, outputs.shape[2]), torch.nan)
+        unknown = outputs.new_full((len(outputs), shared, outputs.shape[2]), torch.nan)
         return torch.cat([unknown, outputs], dim=1)
 
     def close(self) -> None:
@@ -157,9 +155,7 @@ class SessionPool:
                 if session is not None:
                     session.close()
                 held, session = None, None  # it is closed
-                # the same for all texts of these rows: the next one may be longer
-                longest = self._tokens // rows if rows > 1 else self._longest
-                session = self._backbone.session(rows, longest - len(prompts), prompts.tokens, prompts.deep)
+                session = self._backbone.session(rows, wanted.length, prompts.tokens, prompts.deep)
                 if wanted.common + len(prompts):
                     session.step(wanted.ids[:, : wanted.common])
             if wanted.common < tokens and (held is None or not held.equal(wanted)):

@@ -41,6 +41,9 @@ from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
+_CONTACT_SECONDS, _BETWEEN_CONTACTS = 12.0, 1.0
+"""libp2p dials a peer again 5 s after it could not be reached."""
+
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
@@ -153,7 +156,7 @@ class SwarmRequests:
             ) from error
 
     def free_cache(self) -> dict[Span, int]:
-        """Asks all servers how much attention cache they have left.
+        """Asks all servers how much attention cache they have left; after a failed contact again, for a few seconds.
 
         Returns:
             Tokens of a text times blocks; 0 for a server that does not answer.
@@ -163,9 +166,16 @@ class SwarmRequests:
         async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
             return await asyncio.gather(*map(self.transport.free_cache, spans), return_exceptions=True)
 
-        spans = self.spans()
-        answers = RemoteExpertWorker.run_coroutine(ask(spans))
-        return {span: left if isinstance(left, int) else 0 for span, left in zip(spans, answers, strict=True)}
+        spans, give_up = self.spans(), time.monotonic() + _CONTACT_SECONDS
+        found = dict[Span, int]()
+        while missing := [span for span in spans if span not in found]:
+            answers = zip(missing, RemoteExpertWorker.run_coroutine(ask(missing)), strict=True)
+            found.update((span, left) for span, left in answers if isinstance(left, int))
+            if time.monotonic() > give_up:
+                break
+            if len(found) < len(spans):
+                time.sleep(_BETWEEN_CONTACTS)
+        return {span: found.get(span, 0) for span in spans}
 
     @property
     def num_blocks(self) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.data.answers import RouteSegment
+from dist_eval.data.plan import SessionShape
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.results.work import Announcement
 from dist_eval.swarm.failures import Failure
@@ -69,8 +70,7 @@ class Routing:
     Attributes:
         audited: whether other servers recompute it, where there are any.
         avoided: segments to avoid if there is another route.
-        shared: tokens at the beginning of each text that a session holds; 0 for a plain forward.
-        common: those of them that all texts have in common.
+        session: what it needs, None for a plain forward.
         fell_back: whether it took plain forwards all the same, because no server had room for a session.
         route: the servers that computed it, filled in as they answer.
         findings: of the audit.
@@ -78,8 +78,7 @@ class Routing:
 
     audited: bool = False
     avoided: Sequence[RouteSegment] = ()
-    shared: int = 0
-    common: int = 0
+    session: SessionShape | None = None
     fell_back: bool = False
     route: list[RouteSegment] = field(default_factory=list)
     findings: Findings | None = None

@@ -21,6 +21,9 @@ class SessionRoom(NamedTuple):
     busy: float
 
 
+_FOR_A_SERVER = 3
+"""Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more."""
+
 NO_ROOM = SessionRoom(0, 0.0)
 
 
@@ -39,7 +42,10 @@ def room_for_sessions(
     able = [span for span in spans if can_roll_back(span.announced.version)]
     fitting = {span: int(share * free[span] / (span.end - span.start)) // session_tokens for span in able}
     sessions = min(sum(fitting[span] for span in able if span.start <= block < span.end) for block in range(blocks))
-    return SessionRoom(sessions, min(1.0, sessions / _servers_on_a_route(able, blocks))) if sessions else NO_ROOM
+    if not sessions:
+        return NO_ROOM
+    busy = min(1.0, sessions / _servers_on_a_route(able, blocks))
+    return SessionRoom(min(sessions, _FOR_A_SERVER * len(able)), busy)
 
 
 def _servers_on_a_route(spans: Sequence[Span], blocks: int) -> int:

@@ -49,8 +49,9 @@ def questions(
 def test_contexts_are_sent_once_where_that_is_cheaper(size: int, ways: int, prefix: int, worth: bool) -> None:
     texts, contexts, _ = questions([size] * 40, ways, prefix)
     plan = plan_of(texts, contexts)
-    held = {plan.held_for(number) for number in range(len(plan))}
-    assert held == ({(prefix + size, prefix)} if worth else {(0, 0)})
+    shapes = [plan.session_of(number) for number in range(len(plan))]
+    held = {(shape.shared, shape.common) if shape else None for shape in shapes}
+    assert held == ({(prefix + size, prefix)} if worth else {None})
     if worth:
         plain = plan_batches(np.array([len(text) for text in texts]), token_budget=BUDGET)
         saved = 40 * (ways - 1) * size + 40 * ways * prefix
@@ -62,7 +63,8 @@ def test_prompts_before_several_words_are_sent_once() -> None:
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, 90, size).astype(np.int32) for size in draw.integers(90, 120, 50)]
     plan = plan_of(prompts, [len(prompt) for prompt in prompts], copies=3)
-    assert plan.held is not None and (plan.held.shared > 80).all() and (plan.held.common == 0).all()
+    shapes = [plan.session_of(number) for number in range(len(plan))]
+    assert all(shape is not None and shape.shared > 80 and shape.common == 0 for shape in shapes)
     assert plan.gain > 1.8
 
 
@@ -84,16 +86,17 @@ def test_every_text_is_in_one_batch_with_those_of_its_context(
     assert sorted(plan.order.tolist()) == list(range(len(texts)))
     own = 0
     for number in range(len(plan)):
-        rows, (shared, common) = plan.batch(number), plan.held_for(number)
+        rows, shape = plan.batch(number), plan.session_of(number)
+        shared, common, _, _ = shape or (0, 0, 0, 0)
         assert len({texts[row][:common].tobytes() for row in rows}) == 1
         assert all(shared < contexts[row] for row in rows)
-        if common < shared:
+        if shape is not None and common < shared:
             here = [which[row] for row in rows]
             assert all(here.count(one) == which.count(one) for one in here), "all ways of a context"
             assert len(set(map(here.count, here))) == 1, "equally many of each"
             assert all(len({texts[row][:shared].tobytes() for row in rows if which[row] == one}) == 1 for one in here)
             width = max(len(texts[row]) for row in rows)
-            assert len(set(here)) <= rows_in_session(width, SESSION)
+            assert width <= shape.length and len(set(here)) <= shape.rows <= rows_in_session(shape.length, SESSION)
             assert plan.tokens[number] == len(set(here)) * (shared - common) + len(rows) * (width - shared)
         own += int(plan.real_tokens[number])
     assert own <= sum(map(len, texts))

@@ -30,6 +30,11 @@ def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), session:
     return plan_with_sessions(lengths, token_budget=BUDGET, session_tokens=session, beginnings=beginnings)
 
 
+def shared_of(plan: Plan, number: int) -> int:
+    shape = plan.session_of(number)
+    return shape.shared if shape else 0
+
+
 def plain(texts: list[np.ndarray]) -> Plan:
     return plan_batches(np.array([len(text) for text in texts]), token_budget=BUDGET)
 
@@ -42,7 +47,7 @@ def test_a_common_beginning_is_sent_once_where_that_is_cheaper(prefix: int, rows
     plan = plan_of(texts)
     assert (plan.held is not None) is worth
     if worth:
-        assert {plan.held_for(number)[0] for number in range(len(plan))} == {prefix}
+        assert {shared_of(plan, number) for number in range(len(plan))} == {prefix}
         assert plan.real_tokens.sum() == plain(texts).real_tokens.sum() - prefix * rows
         assert plan.sessions(0).rows == rows  # type: ignore[union-attr]
 
@@ -66,7 +71,7 @@ def test_texts_that_were_cut_or_begin_otherwise_do_not_part_the_others() -> None
         *some_texts(300, 40),
     ]
     plan = plan_of(texts, frozenset({40, 111}))
-    shared = np.repeat([plan.held_for(number)[0] for number in range(len(plan))], plan.sizes)
+    shared = np.repeat([shared_of(plan, number) for number in range(len(plan))], plan.sizes)
     assert sorted(plan.order[shared == 0].tolist()) == [40, *range(81, 112)]
     assert set(shared.tolist()) == {0, 300}
 
@@ -85,9 +90,10 @@ def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -
     plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)
     assert (plan.held is not None) is worth
     if worth:
-        assert {plan.held_for(number)[0] for number in range(len(plan))} == {16}
-    ragged = np.random.default_rng(0).integers(15, 36, 2000)  # sessions would have to be opened again and again
-    assert plan_with_sessions(ragged, session_tokens=SESSION, **options).held is None
+        assert {shared_of(plan, number) for number in range(len(plan))} == {16}
+    ragged = np.random.default_rng(0).integers(15, 36, 2000)
+    plan = plan_with_sessions(ragged, session_tokens=SESSION, **options)
+    assert plan.held is not None and len({tuple(shape) for shape in plan.held.shapes.tolist()}) == 1
 
 
 @given(
@@ -110,11 +116,12 @@ def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
     assert sorted(plan.order.tolist()) == list(range(len(texts)))
     assert plan.starts[0] == 0 and plan.starts[-1] == len(texts)
     for number in range(len(plan)):
-        rows, (shared, common) = plan.batch(number), plan.held_for(number)
-        assert common == shared
+        rows, shared = plan.batch(number), shared_of(plan, number)
         assert len({texts[row][:shared].tobytes() for row in rows}) == 1
         assert all(len(texts[row]) > shared for row in rows)
         width = max(len(texts[row]) for row in rows)
         if shared:
-            assert len(rows) <= rows_in_session(width, session)
+            shape = plan.session_of(number)
+            assert shape is not None and shape.common == shared and width <= shape.length
+            assert len(rows) <= shape.rows <= rows_in_session(shape.length, session)
             assert plan.tokens[number] == len(rows) * (width - shared)

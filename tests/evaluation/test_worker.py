@@ -150,8 +150,8 @@ def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
     ranks: int, session_ranks: int, in_sessions: list[bool]
 ) -> None:
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
-    held = np.array(in_sessions) * 5
-    plan = replace(plan, held=Held(held, held, held, 1024, 1024))
+    shapes = np.outer(in_sessions, [5, 5, 2, 30])
+    plan = replace(plan, held=Held(shapes, shapes[:, 0], 1024))
     shards = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "least_over_ranks", lambda value: np.full(12, ranks))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_models import random_checkpoint
 
+from dist_eval.data.plan import SessionShape
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
 from dist_eval.model.backbone import LocalBackbone
@@ -46,9 +47,9 @@ def texts(rows: int, own: int, seed: int, common: int = 10) -> torch.Tensor:
     return torch.cat([beginning.expand(rows, -1), ends], dim=1)
 
 
-def alike(tokens: int) -> Routing:
+def alike(tokens: int, rows: int = 2) -> Routing:
     """All texts begin with the same tokens."""
-    return Routing(shared=tokens, common=tokens)
+    return Routing(session=SessionShape(tokens, tokens, rows, TOKENS // rows))
 
 
 @pytest.mark.parametrize("mode", [None, "deep_ptune"])
@@ -57,23 +58,23 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
 ) -> None:
     tuned = random_checkpoint(mode)
     prompts = Prompts(tuned.prompts, tuned.deep_prompts)
-    pool = SessionPool(backbone, 1, TOKENS, TOKENS)
+    pool = SessionPool(backbone, 1)
     shared = len(prompts) + 10
     for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
         ids = texts(rows, own, seed=own)
         with torch.no_grad():
             whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
-        found = pool.hidden_states(ids, prompts, alike(shared))
+        found = pool.hidden_states(ids, prompts, alike(shared, rows=2 if own == 6 else 3))
         assert found.shape == whole.shape
         assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
         assert found[:, :shared].isnan().all()
-    widths = {TOKENS // (shared + own) for own in (6, 5)}
-    assert [rows for rows, _ in backbone.opened] == sorted(widths), "batches of one shape share a session"
+    lengths = [TOKENS // rows - len(prompts) for rows in (2, 3)]
+    assert backbone.opened == [(2, lengths[0]), (3, lengths[1])], "batches of one shape share a session"
 
 
 @pytest.mark.parametrize("common", [0, 4])
 def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone, common: int) -> None:
-    pool = SessionPool(backbone, 1, TOKENS, TOKENS)
+    pool = SessionPool(backbone, 1)
     draw = torch.Generator().manual_seed(3)
     for ways in ((2, 2, 2), (3, 1, 2), (1, 2)):  # the sessions of three contexts follow each other
         beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
@@ -82,14 +83,14 @@ def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone,
         ids = torch.cat([contexts[which], torch.randint(0, 100, (len(which), 5), generator=draw)], dim=1)
         with torch.no_grad():
             whole = backbone.hidden_states(ids, None, None)
-        found = pool.hidden_states(ids, Prompts(), Routing(shared=common + 8, common=common))
+        found = pool.hidden_states(ids, Prompts(), Routing(session=SessionShape(common + 8, common, 3, TOKENS)))
         assert torch.allclose(found[:, common + 8 :], whole[:, common + 8 :], atol=2e-5)
         assert found[:, : common + 8].isnan().all()
-    assert [rows for rows, _ in backbone.opened] == [3, 2]
+    assert backbone.opened == [(3, TOKENS)], "one session is used for one group after the other"
 
 
 def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone: CountedBackbone) -> None:
-    pool = SessionPool(backbone, 2, TOKENS, TOKENS)
+    pool = SessionPool(backbone, 2)
     batches = [texts(2, 6, seed, common) for seed in range(6) for common in (9, 10, 11)]
 
     def predict(ids: torch.Tensor) -> torch.Tensor:
@@ -102,17 +103,10 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
         assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
 
 
-def test_a_text_longer_than_a_session_opens_one_for_the_longest(backbone: CountedBackbone) -> None:
-    pool = SessionPool(backbone, 1, TOKENS, 90)
-    for own in (60, 75):
-        assert pool.hidden_states(texts(1, own, seed=own), Prompts(), alike(10)).shape[1] == 10 + own
-    assert backbone.opened == [(1, 90)]
-
-
 def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, waiting = SessionPool(backbone, 1, TOKENS, TOKENS), threading.Semaphore(0)
+    pool, waiting = SessionPool(backbone, 1), threading.Semaphore(0)
 
     def full(rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
         for _ in range(3):
@@ -142,7 +136,7 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
 def test_a_batch_waits_for_room_because_a_plain_forward_would_have_other_bits(
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, ids, full = SessionPool(backbone, 2, TOKENS, TOKENS), texts(2, 6, seed=1), [True] * 3
+    pool, ids, full = SessionPool(backbone, 2), texts(2, 6, seed=1), [True] * 3
     open_session = backbone.session
 
     def session(*options: Any) -> TextSession:
@@ -163,11 +157,11 @@ def test_without_room_a_batch_takes_a_plain_forward_and_says_so(backbone: Counte
     classifier, ids = Classifier(backbone, random_checkpoint(None)), texts(3, 6, seed=1)
     lengths = torch.full((3,), 16)
     plain = classifier.logits(ids, lengths)
-    for pool in (None, SessionPool(backbone, 0, TOKENS, TOKENS)):
+    for pool in (None, SessionPool(backbone, 0)):
         backbone.sessions, routing = pool, alike(10)
         assert torch.equal(classifier.logits(ids, lengths, routing), plain)
         assert routing.fell_back
-    backbone.sessions, routing = SessionPool(backbone, 1, TOKENS, TOKENS), alike(10)
+    backbone.sessions, routing = SessionPool(backbone, 1), alike(10)
     assert torch.allclose(classifier.logits(ids, lengths, routing), plain, atol=2e-5)
     assert not routing.fell_back
     backbone.sessions.close()

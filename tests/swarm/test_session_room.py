@@ -24,7 +24,7 @@ def room(*servers: tuple[int, int, int, Announcement], share: float = 0.5) -> Se
     ("servers", "expected"),
     [
         ([(0, 4, 4096, MAIN), (4, 8, 4096, MAIN)], SessionRoom(2, 1.0)),  # Petals' default
-        ([(0, 4, 16384, MAIN), (4, 8, 16384, MAIN)], SessionRoom(8, 1.0)),  # with grouped-query attention
+        ([(0, 4, 16384, MAIN), (4, 8, 16384, MAIN)], SessionRoom(6, 1.0)),  # with grouped-query attention
         ([(0, 8, 4096, MAIN), (0, 8, 4096, MAIN)], SessionRoom(4, 1.0)),  # replicas
         ([(n, n + 1, 4096, MAIN) for n in range(8)], SessionRoom(2, 0.25)),  # most of the servers would wait
         ([(0, 4, 4096, MAIN), (4, 8, 2100, MAIN)], SessionRoom(1, 0.5)),
