@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 SESSION_TOKENS = 1024
-"""Tokens that a session may hold, of all its texts; one of a single text may hold more. It is a quarter of what Petals'
-servers have memory for by default."""
+"""Tokens of a batch of generated texts, and of a forward that takes a session's place."""
 
 REQUEST_OVERHEAD = 80.0
 """What a server does for a request besides its tokens, in tokens (see `benchmarks.prefix`)."""

@@ -14,7 +14,8 @@ from dist_eval.data.plan import Held, Plan, SessionShape
 from dist_eval.data.session_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 _LARGEST = 4096
-"""Most tokens of the texts in a group, padded: the client holds all of them at once."""
+"""Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
+continued in several batches."""
 
 
 def plan_contexts(
@@ -33,62 +34,85 @@ def plan_contexts(
     Returns:
         Plans for some of the texts, each batch of which is a group; and their positions, int64 of shape [k].
     """
-    by_ways: dict[int, list[np.ndarray]] = {}
-    for own in np.split(texts, np.flatnonzero(~goes_on[texts])[1:]) if len(texts) else ():
-        if len(own) * costs.copies > 1 and unused[own[0]] > common:
-            by_ways.setdefault(len(own), []).append(own)
     parts = []
-    for contexts in by_ways.values():
-        contexts.sort(key=lambda own: -unused[own[0]])  # the sort is stable
-        plan = _plan(list(_groups(contexts, lengths, unused, common, costs)), lengths, unused, common, costs)
-        own = np.concatenate(contexts)
-        count, tokens = len(own), int(lengths[own].sum())
-        otherwise = costs.of_turns(count, tokens, common) if common else costs.of_forwards(count, tokens)
-        if _cost(plan, len(contexts[0]) * costs.copies, common, costs) < WORTHWHILE * otherwise:
+    starts, counts = _contexts(texts, goes_on, lengths, costs)
+    is_used = (counts * costs.copies > 1) & (unused[texts[starts]] > common)
+    for count in np.unique(counts[is_used]):
+        begins = starts[is_used & (counts == count)]
+        begins = begins[np.argsort(-unused[texts[begins]], kind="stable")]
+        contexts = texts[begins[:, np.newaxis] + np.arange(count)]
+        plan, cost = _plan(contexts, lengths, unused, common, costs)
+        own = contexts.ravel()
+        tokens = int(lengths[own].sum())
+        otherwise = costs.of_turns(len(own), tokens, common) if common else costs.of_forwards(len(own), tokens)
+        if cost < WORTHWHILE * otherwise:
             parts.append((plan, own))
     return parts
 
 
-def _groups(
-    contexts: list[np.ndarray], lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
-) -> Iterator[tuple[list[np.ndarray], int, int]]:
-    """Splits contexts into groups; yields each with the rows of its session and the most tokens of one."""
-    ways = len(contexts[0]) * costs.copies
-    widths = costs.prefix + np.array([lengths[own].max() for own in contexts])
+def _contexts(
+    texts: np.ndarray, goes_on: np.ndarray, lengths: np.ndarray, costs: Costs
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where in `texts` each context begins, and how many continuations follow; long ones are split."""
+    starts = np.flatnonzero(~goes_on[texts])
+    if not len(starts):
+        return starts, starts
+    counts = np.diff(np.append(starts, len(texts)))
+    widths = costs.prefix + np.maximum.reduceat(lengths[texts], starts)
+    most = np.maximum(1, _LARGEST // (costs.copies * widths))
+    pieces = -(-counts // most)
+    if (pieces > 1).any():
+        further = [starts[i] + counts[i] * np.arange(1, pieces[i]) // pieces[i] for i in np.flatnonzero(pieces > 1)]
+        starts = np.sort(np.concatenate([starts, *further]))
+        counts = np.diff(np.append(starts, len(texts)))
+    return starts, counts
+
+
+def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs) -> Iterator[tuple[int, int, int]]:
+    """Splits contexts into groups; yields where each begins, the rows of its session and the most tokens of one."""
+    ways = contexts.shape[1] * costs.copies
+    widths = costs.prefix + lengths[contexts].max(axis=1)
     longest_left = np.maximum.accumulate(widths[::-1])[::-1]
     start = rows = longest = 0
     while start < len(contexts):
-        width = int(longest_left[start])
-        beginning = costs.prompt_tokens + common
-        fitting = costs.rows(width, (len(contexts) - start) * (1 + ways), beginning)
-        fitting = max(1, min(fitting, _LARGEST // (ways * width)))
+        width, left = int(longest_left[start]), len(contexts) - start
+        fitting = costs.rows(width, left * (1 + ways), costs.prompt_tokens + common)
+        fitting = max(1, min(fitting, _LARGEST // (ways * width), left))
         if fitting >= MORE_ROWS * rows:
             rows, longest = fitting, width
-        yield contexts[start : start + rows], rows, longest
+        yield start, rows, longest
         start += rows
 
 
 def _plan(
-    groups: list[tuple[list[np.ndarray], int, int]],
-    lengths: np.ndarray,
-    unused: np.ndarray,
-    common: int,
-    costs: Costs,
-) -> Plan:
-    """Makes each group a batch; the order is that of the groups."""
-    copies, prompts = costs.copies, costs.prompt_tokens
+    contexts: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
+) -> tuple[Plan, float]:
+    """Makes each group of contexts a batch.
+
+    Args:
+        contexts: positions of their texts, int64 of shape [contexts, continuations].
+        lengths: see `plan_contexts`.
+        unused: see `plan_contexts`.
+        common: see `plan_contexts`.
+        costs: see `plan_contexts`.
+
+    Returns:
+        The plan, whose order is that of the contexts, and what it costs.
+    """
+    copies, prompts, count = costs.copies, costs.prompt_tokens, contexts.shape[1]
     starts, tokens, real_tokens, saved, shapes = [0], [], [], [], []
-    for contexts, rows, longest in groups:
-        own = np.concatenate(contexts)
-        shared, forwards = int(unused[own].min()), len(own) * copies
-        once = len(contexts) * (shared - common) - forwards * (prompts + shared)
-        padded = forwards * (costs.prefix + int(lengths[own].max()))
-        starts.append(starts[-1] + len(own))
-        tokens.append(once + padded)
-        real_tokens.append(once + copies * int((costs.prefix + lengths[own]).sum()))
-        saved.append(-once)
+    for start, rows, longest in _groups(contexts, lengths, common, costs):
+        own = contexts[start : start + rows]
+        shared, forwards = int(unused[own].min()), own.size * copies
+        width, whole = costs.prefix + int(lengths[own].max()), copies * int((costs.prefix + lengths[own]).sum())
+        # rows without a context of their own are sent, too
+        sent = rows * (shared - common + count * copies * (width - prompts - shared))
+        starts.append(starts[-1] + own.size)
+        tokens.append(sent)
+        real_tokens.append(len(own) * (shared - common) + whole - forwards * (prompts + shared))
+        saved.append(forwards * width - sent)
         shapes.append(SessionShape(prompts + shared, prompts + common, rows, longest))
-    return Plan(
+    plan = Plan(
         order=np.arange(starts[-1]),
         starts=np.array(starts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
@@ -96,12 +120,8 @@ def _plan(
         prefix=costs.prefix,
         held=Held(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.session_tokens),
     )
-
-
-def _cost(plan: Plan, ways: int, common: int, costs: Costs) -> float:
-    assert plan.held is not None
-    shared, _, rows, _ = plan.held.shapes.T
-    requests = REQUEST_OVERHEAD * (1 + ways) * len(plan) + CACHE_READING * ways * float((rows * shared).sum())
-    beginning = costs.prompt_tokens + common
-    openings = costs.of_openings(len(plan), int(rows.max()), beginning) if beginning else 0.0
-    return float(plan.tokens.sum()) + requests + openings
+    read = CACHE_READING * count * copies * sum(shape.rows * shape.shared for shape in shapes)
+    requests = REQUEST_OVERHEAD * (1 + count * copies) * len(plan)
+    most_rows, beginning = max(shape.rows for shape in shapes), prompts + common
+    openings = costs.of_openings(len(plan), most_rows, beginning) if beginning else 0.0
+    return plan, sum(tokens) + requests + read + openings

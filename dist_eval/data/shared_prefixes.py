@@ -81,14 +81,16 @@ def plan_with_sessions(
     Returns:
         The plan: batches of sessions come first. Without any it equals that of `plan_batches`.
     """
-    lengths = np.asarray(lengths, dtype=np.int64)
     plan_plain = partial(plan_batches, token_budget=token_budget, prefix=prefix, copies=copies)
+    if not session_tokens:
+        return plan_plain(lengths, rows=rows)
+    lengths = np.asarray(lengths, dtype=np.int64)
     costs = Costs(prefix, prompt_tokens, copies, session_tokens)
     places = np.flatnonzero(lengths + prefix <= _LONGEST)
     parts: list[_Part] = []
-    if session_tokens and beginnings is not None:
+    if beginnings is not None:
         parts = _parts(lengths, beginnings, places[beginnings.common[places] >= 0], costs)
-    elif session_tokens and prompt_tokens and costs.saved(len(places), int(lengths[places].sum()), 0) > 0:
+    elif prompt_tokens and costs.saved(len(places), int(lengths[places].sum()), 0) > 0:
         parts = [_plan_in_turn(lengths, places, 0, costs)]
     if not parts:
         return plan_plain(lengths, rows=rows)
@@ -131,6 +133,7 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
     while starts[-1] < len(texts):
         width, left = int(widths[starts[-1]]), len(texts) - starts[-1]
         fitting = costs.rows(width, left * copies, beginning)
+        fitting -= fitting % copies if fitting > copies else 0
         if fitting >= MORE_ROWS * rows:
             rows, longest = fitting, width
         starts.append(starts[-1] + min(left, max(1, rows // copies)))

@@ -100,19 +100,23 @@ class SessionPool:
             NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
             EvaluationError: there is no answer.
         """
+        known = len(routing.route)
         while True:
-            known = len(routing.route)
             try:
-                return self._in_session(input_ids, prompts, routing)
+                outputs = self._in_session(input_ids, prompts, routing)
+                routing.route[known:] = dict.fromkeys(routing.route[known:])  # each step has the same
+                return outputs
             except NoCacheError as error:
-                if not error.transient or self._seconds_without_room() > _LONGEST_WAIT:
-                    raise
                 del routing.route[known:]
+                if not error.transient or self._has_waited():
+                    raise
                 time.sleep(_BETWEEN_TRIES)
 
-    def _seconds_without_room(self) -> float:
+    def _has_waited(self) -> bool:
+        """Whether no server has had room for a minute, not even for one session."""
         with self._changed:
-            return 0.0 if self._full_since is None else time.monotonic() - self._full_since
+            since = self._full_since
+            return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
     def _in_session(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
         assert routing.session is not None
@@ -162,20 +166,25 @@ class SessionPool:
                 session.step(wanted.ids[:, wanted.common :], start=wanted.common)
             yield session
         except BaseException as error:
-            if session is not None:
-                session.close()
-            with self._changed:
-                self._open -= 1
-                if isinstance(error, NoCacheError):
-                    now = time.monotonic()
-                    self._full_since = self._full_since or now
-                    has_waited = now - self._full_since > _LONGEST_WAIT
-                    self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
-                self._changed.notify_all()
+            try:
+                if session is not None:
+                    session.close()
+            finally:
+                self._given_up(error)
             raise
         with self._changed:
             self._full_since = None
             self._idle.append((wanted, session))
+            self._changed.notify_all()
+
+    def _given_up(self, error: BaseException) -> None:
+        with self._changed:
+            self._open -= 1
+            if isinstance(error, NoCacheError) and error.transient:
+                now = time.monotonic()
+                self._full_since = self._full_since or now
+                has_waited = now - self._full_since > _LONGEST_WAIT
+                self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
             self._changed.notify_all()
 
     def _take(self, wanted: _Beginnings) -> tuple[_Beginnings | None, TextSession | None]:
@@ -186,11 +195,11 @@ class SessionPool:
                     for place, (held, _) in enumerate(self._idle):
                         if fits(held):
                             return self._idle.pop(place)
+                if self._idle and (self._open >= self._limit or self._full_since is not None):
+                    return self._idle.pop(0)
                 if self._open < self._limit and time.monotonic() >= self._paused_until:
                     self._open += 1
                     return None, None
-                if self._idle:
-                    return self._idle.pop(0)
                 if not self._open:
                     break
                 self._changed.wait()

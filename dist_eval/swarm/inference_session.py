@@ -8,6 +8,7 @@ else is lost.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ class InferenceSession:
         RemoteExpertWorker.run_coroutine(self._close())
 
     async def _close(self) -> None:
-        await asyncio.gather(*(segment.close() for segment in self._segments))
+        await asyncio.gather(*(segment.close() for segment in self._segments), return_exceptions=True)
 
     async def _step(self, hidden: torch.Tensor, start: int, routing: Routing) -> torch.Tensor:
         self.position = start
@@ -175,14 +176,23 @@ class InferenceSession:
         self._servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
         if span.end < segment.end:
             before = outputs[:, : -piece.shape[1]]
-            rest = _Segment(span.end, segment.end, self._pieces(before))
+            sizes = [one.shape[1] for one in segment.sent]
+            rest = _Segment(span.end, segment.end, list(torch.split(before, sizes, dim=1)) if sizes else [])
             self._segments.insert(number + 1, rest)
             segment.end = span.end
         return outputs[:, -piece.shape[1] :]
 
     def _pieces(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Splits the tokens of texts into those of one message each; the same texts always in the same way."""
+        """Splits the tokens of texts into those of one message each."""
         return list(torch.split(hidden, self._piece, dim=1)) if hidden.shape[1] else []
+
+    def _again(self, sent: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns what to send again: the same pieces, for the same bits, but generated tokens together."""
+        pieces: list[torch.Tensor] = []
+        for is_token, some in itertools.groupby(sent, lambda piece: piece.shape[1] == 1):
+            part = list(some)
+            pieces += self._pieces(torch.cat(part, dim=1)) if is_token else part
+        return pieces
 
     async def _continued(self, segment: _Segment, piece: torch.Tensor) -> tuple[ServerCache, torch.Tensor]:
         cache, segment.cache = segment.cache, None
@@ -199,9 +209,8 @@ class InferenceSession:
         """Has a server compute all of the texts so far; returns the outputs for all positions."""
         await segment.close()  # of a server that is no longer used
         cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._prompts)
-        before = self._pieces(torch.cat(segment.sent, dim=1)) if segment.sent else []
         try:
-            outputs = [await cache.step(part, cache.position) for part in (*before, piece)]
+            outputs = [await cache.step(part, cache.position) for part in (*self._again(segment.sent), piece)]
         except BaseException:
             await cache.drop()
             raise

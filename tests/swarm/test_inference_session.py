@@ -18,6 +18,7 @@ from dist_eval.swarm.inference_session import REQUEST_TOKENS
 from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Routing
+from dist_eval.swarm.server_cache import ServerCache
 
 ROWS, LENGTH = 3, 24
 ROLLS_BACK = can_roll_back(installed_version())
@@ -76,6 +77,30 @@ def test_a_session_in_this_process_gives_the_same(backbone: SwarmBackbone, tiny_
         for piece, start in ((ids[:, :0], None), (ids[:, :9], None), (ids[:, 9:], None), (ids[:, 4:7], 4)):
             assert close_to(here.step(piece, start), there.step(piece, start))
             assert here.position == there.position
+
+
+def test_what_is_sent_again_is_in_the_same_pieces_but_for_single_tokens(
+    backbone: SwarmBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+    sent: list[int] = []
+    step = ServerCache.step
+
+    async def noted(cache: ServerCache, hidden: torch.Tensor, position: int) -> torch.Tensor:
+        sent.append(hidden.shape[1])
+        return await step(cache, hidden, position)
+
+    monkeypatch.setattr(ServerCache, "step", noted)
+    ids = some_ids()
+    with backbone.session(ROWS, LENGTH) as session, torch.no_grad():
+        for piece in torch.split(ids[:, :20], [10, 5, 1, 1, 3], dim=1):
+            session.step(piece)
+        sent.clear()
+        for segment in session._session._segments:  # type: ignore[attr-defined]
+            RemoteExpertWorker.run_coroutine(segment.close())
+        assert close_to(session.step(ids[:, 20:]), backbone.hidden_states(ids, None, None)[:, 20:])
+    assert sent == 2 * [10, 5, 2, 3, 4]
 
 
 def test_the_cache_is_given_back(backbone: SwarmBackbone) -> None:
