@@ -77,6 +77,7 @@ class SessionPool:
         self._backbone, self._limit = backbone, sessions
         self._changed = threading.Condition()
         self._idle: list[tuple[_Beginnings, TextSession]] = []
+        self._waiting: dict[int, _Beginnings] = {}
         self._open = 0
         self._paused_until = float("-inf")
         self._full_since: float | None = None
@@ -190,22 +191,37 @@ class SessionPool:
     def _take(self, wanted: _Beginnings) -> tuple[_Beginnings | None, TextSession | None]:
         """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one."""
         with self._changed:
-            while self._limit > 0:
-                for fits in (wanted.equal, wanted.start_like):
-                    for place, (held, _) in enumerate(self._idle):
-                        if fits(held):
-                            return self._idle.pop(place)
-                if self._idle and (self._open >= self._limit or self._full_since is not None):
-                    return self._idle.pop(0)
-                if self._open < self._limit and time.monotonic() >= self._paused_until:
-                    self._open += 1
-                    return None, None
-                if not self._open:
-                    break
-                self._changed.wait()
+            self._waiting[id(wanted)] = wanted
+            try:
+                while self._limit > 0:
+                    place = self._place_of_idle(wanted)
+                    if place is not None:
+                        return self._idle.pop(place)
+                    if self._open < self._limit and time.monotonic() >= self._paused_until:
+                        self._open += 1
+                        return None, None
+                    if not self._open:
+                        break
+                    self._changed.wait()
+            finally:
+                del self._waiting[id(wanted)]
+                self._changed.notify_all()  # what was left to this thread is free
             error = NoCacheError("there is no room for a session")
             error.transient = self._limit > 0
             raise error
+
+    def _place_of_idle(self, wanted: _Beginnings) -> int | None:
+        """Finds the idle session that fits best; one that does not only if no other can be opened, or is waited for."""
+        for fits in (wanted.equal, wanted.start_like):
+            for place, (held, _) in enumerate(self._idle):
+                if fits(held):
+                    return place
+        if self._open < self._limit and self._full_since is None:
+            return None
+        for place, (held, _) in enumerate(self._idle):
+            if not any(other.start_like(held) for other in self._waiting.values()):
+                return place
+        return None
 
 
 def _distinct(beginnings: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import wait_for
 from tiny_models import random_checkpoint
 
 from dist_eval.data.plan import SessionShape
@@ -101,6 +102,20 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
     assert pool._open <= 2
     for ids, found in zip(batches, together, strict=True):
         assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
+
+
+def test_a_session_is_left_to_those_who_wait_for_its_beginnings(backbone: CountedBackbone) -> None:
+    pool, same, other = SessionPool(backbone, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
+    wanted = session_pool._Beginnings(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
+    with ThreadPoolExecutor(2) as threads:
+        with pool._session(wanted, Prompts()):
+            later = [threads.submit(pool.hidden_states, other, Prompts(), alike(11))]
+            assert wait_for(lambda: len(pool._waiting) == 1)
+            later.append(threads.submit(pool.hidden_states, same, Prompts(), alike(10)))
+            assert wait_for(lambda: len(pool._waiting) == 2)
+        for one in later:
+            one.result(timeout=30)
+    assert len(backbone.opened) == 2
 
 
 def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
