@@ -353,8 +353,9 @@ class Launcher:
 
         torchrun's own folder does not count: it stays when the run fails.
         """
-        wait_for(lambda: not self.processes() and not self._files())
-        return self.processes() or self._files()
+        found: list[dict[int, str] | list[str]] = []
+        wait_for(lambda: found.append(self.processes() or self._files()) or not found[-1])
+        return found[-1]  # not looked for again: a process that is exiting may be seen once more under a new parent
 
     def _files(self) -> list[str]:
         return [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchelastic_")]
