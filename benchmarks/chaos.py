@@ -20,7 +20,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -254,14 +254,15 @@ def write_rows(path: Path, times: int) -> Path:
 
 
 @contextmanager
-def replicated_swarm(scratch_dir: Path) -> Iterator[PrivateSwarm]:
-    """Opens a swarm of servers that each hold all blocks."""
+def replicated_swarm(
+    scratch_dir: Path, spans: Sequence[tuple[int, int]] = ((0, _BLOCKS),) * _REPLICAS
+) -> Iterator[PrivateSwarm]:
+    """Opens a swarm for the embedded example, by default of servers that each hold all blocks."""
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)
-    spans = [(0, _BLOCKS)] * _REPLICAS
     with PrivateSwarm(str(demo.BASE_MODEL), num_blocks=_BLOCKS, dht_prefix=_PREFIX, spans=spans, threads=1) as swarm:
-        for number in range(_REPLICAS):
+        for number in range(len(spans)):
             wait_until_up(swarm, number)
         yield swarm
 

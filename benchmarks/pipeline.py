@@ -28,7 +28,7 @@ _SLOWEST = 0.2
 """Seconds that the slowest stage takes for a batch."""
 
 _BATCH_TOKENS = 1024
-"""What Petals' own client puts into a request, too."""
+"""What Petals' own client puts into a request, too. `_SLOWEST` is for as many."""
 
 _TEXT_TOKENS = 16
 _BARS = {20: 0.90, 50: 0.95, 500: 0.95}
@@ -52,19 +52,24 @@ class Shape:
         cuts = [BASE.layers * i // len(self.stages) for i in range(len(self.stages) + 1)]
         return [span for span, replicas in zip(itertools.pairwise(cuts), self.stages, strict=True) for _ in replicas]
 
-    def speeds(self) -> list[Speed]:
-        """The speed of each server: half of the time is for the request, half for its tokens."""
-        return [Speed(s / 2, s / 2 / _BATCH_TOKENS) for replicas in self.stages for s in replicas]
+    def speeds(self, overhead: float = 0.5) -> list[Speed]:
+        """Returns the speed of each server.
 
-    def least_seconds(self, batches: int, round_trip: float) -> float:
+        Args:
+            overhead: share of the time of a full batch that does not depend on its tokens.
+        """
+        return [Speed(s * overhead, s * (1 - overhead) / _BATCH_TOKENS) for replicas in self.stages for s in replicas]
+
+    def least_seconds(self, batches: int, round_trip: float, share: float = 1.0) -> float:
         """Returns the seconds for this number of batches, if the slowest stage is never idle after the first one.
 
         Args:
             batches: number of batches.
             round_trip: of a request to any server, in seconds.
+            share: of the time of a full batch that each of them takes.
         """
-        passage = sum(min(replicas) + round_trip for replicas in self.stages)
-        slowest = max(1 / sum(1 / s for s in replicas) for replicas in self.stages)
+        passage = sum(share * min(replicas) + round_trip for replicas in self.stages)
+        slowest = max(share / sum(1 / s for s in replicas) for replicas in self.stages)
         return passage + (batches - 1) * slowest
 
 
@@ -95,7 +100,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     if options.quick:
         options.shapes, options.round_trips, options.ranks, options.batches = [SHAPES[0].name], [0], [1], [20]
     report = harness.Report("pipeline", QUESTION, unit="share of the limit", options=options)
-    sentence, rows = _sentence_of_a_batch()
+    sentence, rows = _sentence_of_a_batch(options.batch_tokens)
+    share = options.overhead + (1 - options.overhead) * options.batch_tokens / _BATCH_TOKENS
     model = make_model(scratch_dir, BASE, make_corpus(200).sentences)
     by_spans = {
         spans: [shape for shape in SHAPES if tuple(shape.spans) == spans and shape.name in options.shapes]
@@ -105,16 +111,16 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         if not shapes:
             continue
         file = scratch_dir / "speeds.json"
-        set_speeds(file, shapes[0].speeds())
+        set_speeds(file, shapes[0].speeds(options.overhead))
         program = ("-m", "benchmarks.waiting_server", str(file))
         with distant_swarm_of(model, scratch_dir, spans=spans, program=program) as (swarm, proxy):
             for shape, milliseconds, batches in itertools.product(shapes, options.round_trips, options.batches):
-                set_speeds(file, shape.speeds())
+                set_speeds(file, shape.speeds(options.overhead))
                 proxy.set_round_trip(milliseconds / 1000)
                 corpus = Corpus([sentence] * rows * batches, [0] * rows * batches, "one sentence")
                 stage = Stage(model, corpus, swarm.initial_peers, scratch_dir)
                 group = f"{shape.name}, {milliseconds} ms, {batches} batches"
-                limit = shape.least_seconds(batches, milliseconds / 1000)
+                limit = shape.least_seconds(batches, milliseconds / 1000, share)
                 _measure_cell(report, group, stage, limit, batches, options)
     report.finish()
 
@@ -122,7 +128,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 def _measure_cell(
     report: harness.Report, group: str, stage: Stage, limit: float, batches: int, options: argparse.Namespace
 ) -> None:
-    plan = ("--token-budget", str(_BATCH_TOKENS))
+    plan = ("--token-budget", str(options.batch_tokens))
     ours = [
         Contender(f"dist_eval, {ranks} rank{'s' * (ranks > 1)}", "dist_eval", ranks=ranks, options=plan)
         for ranks in options.ranks
@@ -143,12 +149,12 @@ def _measure_cell(
             report.compare(f"{name} / {PETALS}", (group, one.name), (group, PETALS), bar=1)
 
 
-def _sentence_of_a_batch() -> tuple[str, int]:
-    """Returns a sentence, and how many of them fill a batch."""
+def _sentence_of_a_batch(tokens: int) -> tuple[str, int]:
+    """Returns a sentence, and how many of them fill a batch of a number of tokens."""
     sentences = make_corpus(200).sentences
     tokenizer = train_tokenizer(sentences)
     sentence = next(one for one in sentences if len(tokenizer(one)["input_ids"]) == _TEXT_TOKENS)
-    return sentence, _BATCH_TOKENS // (_TEXT_TOKENS + PROMPT_TOKENS)
+    return sentence, tokens // (_TEXT_TOKENS + PROMPT_TOKENS)
 
 
 def main() -> None:
@@ -162,6 +168,15 @@ def main() -> None:
         ("--batches", BATCHES, "numbers of batches"),
     ):
         parser.add_argument(name, nargs="+", type=int, default=values, help=what)
+    parser.add_argument(
+        "--batch-tokens", type=int, default=_BATCH_TOKENS, help="tokens of a batch, prompts included (%(default)s)"
+    )
+    parser.add_argument(
+        "--overhead",
+        type=float,
+        default=0.5,
+        help="share of a full batch's time that a server takes whatever the number of tokens (%(default)s)",
+    )
     parser.add_argument("--no-petals", dest="petals", action="store_false", help="leave out Petals' own client")
     options = parser.parse_args()
     run_program(lambda scratch_dir: measure(options, scratch_dir))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,6 +62,32 @@ class _Beginnings(NamedTuple):
         return self[1:] == other[1:] and torch.equal(self.ids[:, :size], other.ids[:, :size])
 
 
+@dataclass(eq=False)
+class _Open:
+    """A session that is open, or is being opened.
+
+    Attributes:
+        session: the session.
+        held: what its rows hold; None while that changes.
+        users: threads that use it: several if their texts begin with what it holds.
+        failed: whether it is to be closed once nobody uses it.
+    """
+
+    session: TextSession | None = None
+    held: _Beginnings | None = None
+    users: int = 1
+    failed: bool = False
+
+    @property
+    def servers(self) -> int:
+        """How many servers its texts pass."""
+        return 0 if self.session is None else self.session.servers
+
+    def can_serve(self, fits: Callable[[_Beginnings], bool]) -> bool:
+        """Whether it can be used, and what it holds fits."""
+        return self.held is not None and not self.failed and fits(self.held)
+
+
 class SessionPool:
     """Sends texts in sessions whose servers hold their common beginning. Thread-safe.
 
@@ -76,9 +102,8 @@ class SessionPool:
     def __init__(self, backbone: Backbone, sessions: int) -> None:
         self._backbone, self._limit = backbone, sessions
         self._changed = threading.Condition()
-        self._idle: list[tuple[_Beginnings, TextSession]] = []
+        self._open: list[_Open] = []
         self._waiting: dict[int, _Beginnings] = {}
-        self._open = 0
         self._paused_until = float("-inf")
         self._full_since: float | None = None
 
@@ -133,73 +158,98 @@ class SessionPool:
         # a row without a text of its own gets the first text, whose outputs are not used
         text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
         text_at[places] = np.arange(len(input_ids))
-        found = []
+        ways = [input_ids[texts, held:] for texts in np.split(text_at, len(text_at) // rows)]
         with self._session(wanted, prompts) as session:
-            for texts in np.split(text_at, len(text_at) // rows):
-                found.append(session.step(input_ids[texts, held:], start=held, routing=routing))
-        outputs = torch.cat(found)[places]
+            outputs = torch.cat(list(session.continuations(ways, routing)))[places]
         unknown = outputs.new_full((len(outputs), shared, outputs.shape[2]), torch.nan)
         return torch.cat([unknown, outputs], dim=1)
 
     def close(self) -> None:
         """Gives the servers' memory back; sessions that a thread still uses end with the process."""
         with self._changed:
-            idle, self._idle, self._limit = self._idle, [], 0
-            self._open -= len(idle)
+            self._limit = 0
+            idle = [one for one in self._open if not one.users]
+            self._open = [one for one in self._open if one.users]
             self._changed.notify_all()
-        for _, session in idle:
-            session.close()
+        for one in idle:
+            if one.session is not None:
+                one.session.close()
 
     @contextmanager
     def _session(self, wanted: _Beginnings, prompts: Prompts) -> Iterator[TextSession]:
-        """Lends a session that holds the beginnings."""
-        held, session = self._take(wanted)
-        rows, tokens = wanted.ids.shape
+        """Lends a session that holds the beginnings, perhaps to several threads at a time."""
+        one, held = self._take(wanted)
         try:
-            if held is None or session is None or not held.start_like(wanted):
-                if session is not None:
-                    session.close()
-                held, session = None, None  # it is closed
-                session = self._backbone.session(rows, wanted.length, prompts.tokens, prompts.deep)
-                if wanted.common + len(prompts):
-                    session.step(wanted.ids[:, : wanted.common])
-            if wanted.common < tokens and (held is None or not held.equal(wanted)):
-                session.step(wanted.ids[:, wanted.common :], start=wanted.common)
-            yield session
+            if one.held is None:
+                self._prepare(one, held, wanted, prompts)
+            assert one.session is not None
+            yield one.session
         except BaseException as error:
-            try:
-                if session is not None:
-                    session.close()
-            finally:
-                self._given_up(error)
+            self._give_back(one, error)
             raise
+        self._give_back(one)
+
+    def _prepare(self, one: _Open, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
+        """Has the servers of a session compute the beginnings, as far as they do not hold them."""
+        rows, tokens = wanted.ids.shape
+        if held is None or not held.start_like(wanted):
+            session, one.session = one.session, None
+            if session is not None:
+                session.close()
+            one.session = self._backbone.session(rows, wanted.length, prompts.tokens, prompts.deep)
+            if wanted.common + len(prompts):
+                one.session.step(wanted.ids[:, : wanted.common])
+        if wanted.common < tokens:
+            assert one.session is not None
+            one.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
         with self._changed:
-            self._full_since = None
-            self._idle.append((wanted, session))
+            one.held = wanted
             self._changed.notify_all()
 
-    def _given_up(self, error: BaseException) -> None:
+    def _give_back(self, one: _Open, error: BaseException | None = None) -> None:
         with self._changed:
-            self._open -= 1
-            if isinstance(error, NoCacheError) and error.transient:
-                now = time.monotonic()
-                self._full_since = self._full_since or now
-                has_waited = now - self._full_since > _LONGEST_WAIT
-                self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
+            one.users -= 1
+            if error is None:
+                self._full_since = None
+            else:
+                one.failed = True
+            unused = not one.users
             self._changed.notify_all()
+        if not one.failed or not unused:
+            return
+        try:
+            if one.session is not None:
+                one.session.close()
+        finally:
+            with self._changed:
+                self._open.remove(one)
+                if isinstance(error, NoCacheError) and error.transient:
+                    now = time.monotonic()
+                    self._full_since = self._full_since or now
+                    has_waited = now - self._full_since > _LONGEST_WAIT
+                    self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
+                self._changed.notify_all()
 
-    def _take(self, wanted: _Beginnings) -> tuple[_Beginnings | None, TextSession | None]:
-        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one."""
+    def _take(self, wanted: _Beginnings) -> tuple[_Open, _Beginnings | None]:
+        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one.
+
+        Returns:
+            The session, and what its rows hold.
+        """
         with self._changed:
             self._waiting[id(wanted)] = wanted
             try:
                 while self._limit > 0:
-                    place = self._place_of_idle(wanted)
-                    if place is not None:
-                        return self._idle.pop(place)
-                    if self._open < self._limit and time.monotonic() >= self._paused_until:
-                        self._open += 1
-                        return None, None
+                    one = self._fitting(wanted)
+                    if one is not None:
+                        one.users += 1
+                        held = one.held
+                        if held is not None and not held.equal(wanted):
+                            one.held = None
+                        return one, held
+                    if len(self._open) < self._limit and time.monotonic() >= self._paused_until:
+                        self._open.append(_Open())
+                        return self._open[-1], None
                     if not self._open:
                         break
                     self._changed.wait()
@@ -210,17 +260,23 @@ class SessionPool:
             error.transient = self._limit > 0
             raise error
 
-    def _place_of_idle(self, wanted: _Beginnings) -> int | None:
-        """Finds the idle session that fits best; one that does not only if no other can be opened, or is waited for."""
-        for fits in (wanted.equal, wanted.start_like):
-            for place, (held, _) in enumerate(self._idle):
-                if fits(held):
-                    return place
-        if self._open < self._limit and self._full_since is None:
+    def _fitting(self, wanted: _Beginnings) -> _Open | None:
+        """Finds the session that fits best; one that does not only if no other can be opened, or is waited for.
+
+        As many threads share a session as its texts pass servers: each of them works for another thread.
+        """
+        equal = [one for one in self._open if one.can_serve(wanted.equal) and one.users < one.servers]
+        if equal:
+            return min(equal, key=lambda one: one.users)
+        idle = [one for one in self._open if not one.users]
+        for one in idle:
+            if one.can_serve(wanted.start_like):
+                return one
+        if len(self._open) < self._limit and self._full_since is None:
             return None
-        for place, (held, _) in enumerate(self._idle):
-            if not any(other.start_like(held) for other in self._waiting.values()):
-                return place
+        for one in idle:
+            if one.can_serve(lambda held: not any(other.start_like(held) for other in self._waiting.values())):
+                return one
         return None
 
 

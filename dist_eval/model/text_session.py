@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TextSession(ABC):
-    """Texts of equal length so far. To be used by one thread, as a context."""
+    """Texts of equal length so far. To be used by one thread, but for `continuations`, as a context."""
 
     def __enter__(self) -> TextSession:
         return self
@@ -27,6 +27,11 @@ class TextSession(ABC):
     @abstractmethod
     def position(self) -> int:
         """Tokens of each text that were sent so far, without prompts."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> int:
+        """How many servers the texts pass one after the other, at least 1."""
 
     @abstractmethod
     def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
@@ -40,6 +45,23 @@ class TextSession(ABC):
 
         Returns:
             Outputs of the last block before the final norm for these tokens, of shape [rows, n, hidden].
+
+        Raises:
+            EvaluationError: there is no answer.
+        """
+
+    @abstractmethod
+    def continuations(
+        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
+    ) -> Sequence[torch.Tensor]:
+        """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
+
+        Args:
+            input_ids: int64 of shape [rows, n] for each way; something was sent before.
+            routing: records the route through a swarm.
+
+        Returns:
+            For each way the outputs of the last block before the final norm, of shape [rows, n, hidden].
 
         Raises:
             EvaluationError: there is no answer.
@@ -73,6 +95,11 @@ class SwarmTextSession(TextSession):
         """See `TextSession.position`."""
         return max(0, self._session.position - self._prompt_tokens)
 
+    @property
+    def servers(self) -> int:
+        """See `TextSession.servers`."""
+        return self._session.servers
+
     @torch.no_grad()
     def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
         """See `TextSession.step`."""
@@ -80,6 +107,13 @@ class SwarmTextSession(TextSession):
         hidden = self._embedded(input_ids, self._prompts if is_first else None)
         place = None if start is None or is_first else start + self._prompt_tokens
         return self._session.step(hidden, place, routing)[:, hidden.shape[1] - input_ids.shape[1] :]
+
+    @torch.no_grad()
+    def continuations(
+        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
+    ) -> Sequence[torch.Tensor]:
+        """See `TextSession.continuations`: servers work on different ones at a time."""
+        return self._session.continuations([self._embedded(ids, None) for ids in input_ids], routing)
 
     def close(self) -> None:
         """See `TextSession.close`."""
@@ -103,12 +137,28 @@ class LocalTextSession(TextSession):
         """See `TextSession.position`."""
         return self._ids.shape[1]
 
+    @property
+    def servers(self) -> int:
+        """See `TextSession.servers`: this process."""
+        return 1
+
     @torch.no_grad()
     def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
         """See `TextSession.step`."""
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
-        hidden = self._hidden_states(self._ids)
-        return hidden[:, hidden.shape[1] - input_ids.shape[1] :]
+        return self._outputs(self._ids, input_ids.shape[1])
+
+    @torch.no_grad()
+    def continuations(
+        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
+    ) -> Sequence[torch.Tensor]:
+        """See `TextSession.continuations`."""
+        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1]) for ids in input_ids]
+
+    def _outputs(self, input_ids: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Returns the outputs for the last tokens."""
+        hidden = self._hidden_states(input_ids)
+        return hidden[:, hidden.shape[1] - tokens :]
 
     def close(self) -> None:
         """See `TextSession.close`: there is none."""

@@ -19,7 +19,7 @@ from dist_eval.model import session_pool
 from dist_eval.model.backbone import LocalBackbone
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import TextSession
+from dist_eval.model.text_session import LocalTextSession, TextSession
 from dist_eval.swarm.router import Routing
 
 TOKENS = 64
@@ -99,7 +99,7 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
 
     with ThreadPoolExecutor(6) as threads:
         together = list(threads.map(predict, batches))
-    assert pool._open <= 2
+    assert len(pool._open) <= 2
     for ids, found in zip(batches, together, strict=True):
         assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
 
@@ -116,6 +116,27 @@ def test_a_session_is_left_to_those_who_wait_for_its_beginnings(backbone: Counte
         for one in later:
             one.result(timeout=30)
     assert len(backbone.opened) == 2
+
+
+def test_a_session_is_shared_by_as_many_threads_as_it_has_servers_and_closed_once_none_uses_it(
+    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalTextSession, "servers", 2)
+    closed: list[TextSession] = []
+    monkeypatch.setattr(LocalTextSession, "close", lambda session: closed.append(session))
+    pool, ids = SessionPool(backbone, 2), texts(2, 6, seed=1)
+    wanted = session_pool._Beginnings(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
+    with pool._session(wanted, Prompts()) as first:
+        with pytest.raises(ZeroDivisionError), pool._session(wanted, Prompts()) as second:
+            assert second is first
+            with pool._session(wanted, Prompts()) as third:
+                assert third is not first
+            raise ZeroDivisionError
+        assert not closed, "it is still used"
+        with pool._session(wanted, Prompts()) as other:
+            assert other is third, "nobody gets one that has failed"
+    assert closed == [first]
+    assert [one.users for one in pool._open] == [0]
 
 
 def test_all_who_wait_for_a_session_hear_that_there_is_no_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from conftest import ForkedSwarm, SwarmClient, wait_for
 from tiny_models import LAYERS, random_checkpoint
 
-from dist_eval.errors import NoCacheError
+from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
 from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone
@@ -97,7 +98,7 @@ def test_what_is_sent_again_is_in_the_same_pieces_but_for_single_tokens(
         for piece in torch.split(ids[:, :20], [10, 5, 1, 1, 3], dim=1):
             session.step(piece)
         sent.clear()
-        for segment in session._session._segments:  # type: ignore[attr-defined]
+        for segment in session._session._segments():  # type: ignore[attr-defined]
             RemoteExpertWorker.run_coroutine(segment.close())
         assert close_to(session.step(ids[:, 20:]), backbone.hidden_states(ids, None, None)[:, 20:])
     assert sent == 2 * [10, 5, 2, 3, 4]
@@ -149,8 +150,10 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
         requests.excluded = set()
         replicas_swarm.kill_server(2)
         route = Routing()
-        last = session.step(ids[:, 20:], routing=route)
+        ways = session.continuations([ids[:, 20:], ids[:, 20:22], ids[:, 20:]], route)
         assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
+        assert all(close_to(way, whole[:, 20 : 20 + way.shape[1]]) for way in ways)
+        last = session.step(ids[:, 20:])
         assert close_to(torch.cat([first, last], dim=1), whole)
         assert close_to(session.step(ids[:, 5:], start=5), whole[:, 5:])
     assert requests.traffic().retries <= 1
@@ -172,8 +175,57 @@ def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backb
         return found
 
     one, other = outputs([0, 1, 2]), outputs([2, 1, 0])
+    with backbone.session(ROWS, 330) as session:
+        session.step(prefix)
+        ways = session.continuations(texts)
+        assert session.position == 300
     for number in range(3):
         assert torch.equal(one[number], other[number])
+        assert torch.equal(one[number], ways[number])
     with torch.no_grad():
         forward = backbone.hidden_states(torch.cat([prefix, texts[1]], dim=1), None, None)
     assert close_to(one[1], forward[:, 300:])
+
+
+def test_servers_work_on_different_continuations_at_a_time(
+    backbone: SwarmBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work: list[tuple[int, int]] = []
+    most, step = 0, ServerCache.step
+
+    async def noted(cache: ServerCache, hidden: torch.Tensor, position: int) -> torch.Tensor:
+        nonlocal most
+        at_work.append((cache.segment.start, cache.segment.end))
+        assert len(set(at_work)) == len(at_work), "one after the other at each server"
+        most = max(most, len(at_work))
+        try:
+            return await step(cache, hidden, position)
+        finally:
+            at_work.remove((cache.segment.start, cache.segment.end))
+
+    with backbone.session(ROWS, 2 * LENGTH) as session, ThreadPoolExecutor(2) as threads:
+        session.step(some_ids())
+        monkeypatch.setattr(ServerCache, "step", noted)
+        ways = [some_ids(length=7, seed=seed) for seed in range(4)]
+        some, same = threads.map(session.continuations, [ways, ways[::-1]])
+    assert most == 2
+    assert all(torch.equal(one, other) for one, other in zip(some, same[::-1], strict=True))
+
+
+def test_a_continuation_that_fails_fails_all_of_its_call_and_no_other(
+    backbone: SwarmBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, broken = ServerCache.step, some_ids(length=5, seed=8)
+    with backbone.session(ROWS, 2 * LENGTH) as session:
+        session.step(some_ids())
+        expected = session.continuations([broken])
+
+        async def failing(cache: ServerCache, hidden: torch.Tensor, position: int) -> torch.Tensor:
+            if hidden.shape[1] == 6:
+                raise RefusedError("not this one")
+            return await step(cache, hidden, position)
+
+        monkeypatch.setattr(ServerCache, "step", failing)
+        with pytest.raises(EvaluationError, match="not this one"):
+            session.continuations([broken, some_ids(length=6), broken])
+        assert torch.equal(session.continuations([broken])[0], expected[0])

@@ -1,0 +1,210 @@
+"""`python -m benchmarks.soak`: does a run stay as it began, for an hour and a hundred thousand requests?
+
+Two ranks evaluate a tiny model on a swarm of two stages with two replicas each, whose servers are killed and started
+again in turn. Memory, open files and threads of the ranks and of their DHT nodes are read from the system all the time,
+and so is the number of finished batches. The run is stopped in the end, as a user would stop it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from benchmarks import harness
+from benchmarks.chaos import Run, replicated_swarm, restart, wait_for, write_rows
+from benchmarks.program import BenchmarkError, run_program
+from dist_eval.swarm.private import PrivateSwarm
+
+QUESTION = "Does a run stay as fast and as small as it began?"
+MEMORY, FILES, THREADS = "memory, MiB", "open files", "threads"
+_SPANS = [(0, 2), (2, 4)] * 2
+_STAGES = len(set(_SPANS))
+_RANKS = 2
+_TENTHS, _BLOCKS = 10, 27
+"""The first tenth is left out of the slopes, the rest averaged to this many values, which depend less on each other."""
+
+_DEMO_ROWS, _ROWS_PER_SECOND = 596, 800
+"""Rows of the embedded test data, and more than a swarm on one host gets through: the run does not end by itself."""
+
+_RECORD = b"deB1"
+"""With which each batch of a journal begins."""
+
+_MOST_GROWTH, _LEAST_SPEED, _LEAST_REQUESTS = 0.02, 0.95, 100_000
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was read at a time.
+
+    Attributes:
+        seconds: since the first finished batch.
+        journal: bytes of the finished batches.
+        used: by role and kind, such as ("rank 0", "threads").
+    """
+
+    seconds: float
+    journal: int
+    used: dict[tuple[str, str], float]
+
+
+def sample(run: Run, begin: float) -> Sample:
+    """Reads what the processes of a run take; the memory is what no other process shares.
+
+    Args:
+        run: the run.
+        begin: when its first batch was finished, of `time.monotonic`.
+    """
+    used: defaultdict[tuple[str, str], float] = defaultdict(float)
+    journal = run.journal_size()
+    for number in run.processes():
+        with suppress(psutil.Error):
+            process = psutil.Process(number)
+            role = _role(process, run)
+            values = (process.memory_full_info().uss / _MEBIBYTE, process.num_fds(), process.num_threads())
+            for kind, value in zip((MEMORY, FILES, THREADS), values, strict=True):
+                used[role, kind] += value
+    return Sample(time.monotonic() - begin, journal, dict(used))
+
+
+def _role(process: psutil.Process, run: Run) -> str:
+    assert run.agent is not None
+    if process.name() == "p2pd":
+        return "p2p daemons"
+    if process.pid == run.agent.pid:
+        return "torchrun"
+    return f"rank {process.environ()['RANK']}" if process.ppid() == run.agent.pid else "DHT nodes"
+
+
+def growth(samples: list[Sample], kind: tuple[str, str]) -> tuple[float, float, float]:
+    """Returns how much something grows in an hour, as a share of its mean: the slope and its 95% interval.
+
+    Theil and Sen's slope (`scipy.stats.theilslopes`) of means of consecutive samples.
+    """
+    from scipy.stats import theilslopes
+
+    blocks = np.array_split(np.arange(len(samples)), min(_BLOCKS, len(samples)))
+    values = np.array([sample.used.get(kind, np.nan) for sample in samples])
+    hours = np.array([sample.seconds for sample in samples]) / 3600
+    means = np.array([np.nanmean(values[block]) for block in blocks])
+    slope, _, low, high = theilslopes(means, [hours[block].mean() for block in blocks])
+    return tuple(np.array([slope, low, high]) / means.mean())
+
+
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
+    """Runs for the time that is wanted.
+
+    Args:
+        options: the command line.
+        scratch_dir: folder for temporary files.
+    """
+    report = harness.Report("soak", QUESTION, unit="examples/s", options=options)
+    seconds, restart_every = (40.0, 15.0) if options.quick else (60 * options.minutes, options.restart_every)
+    rows = write_rows(scratch_dir / "rows.csv", int(seconds * _ROWS_PER_SECOND / _DEMO_ROWS) + 1)
+    with replicated_swarm(scratch_dir, _SPANS) as swarm:
+        run = Run(rows, scratch_dir / "run", scratch_dir, swarm.initial_peers)
+        samples = watch(run, swarm, seconds, restart_every)
+    finished = run.results()["coverage"]["seen"]
+    per_byte = finished / samples[-1].journal
+    times = np.array([one.seconds for one in samples])
+    done = np.array([one.journal for one in samples]) * per_byte
+    edges = np.linspace(0, times[-1], _TENTHS + 1)
+    speeds = np.diff(np.interp(edges, times, done)) / np.diff(edges)
+    for number, speed in enumerate(speeds, 1):
+        report.add("all ranks together", f"dist_eval, tenth {number}", float(speed))
+    first, last = (("all ranks together", f"dist_eval, tenth {number}") for number in (1, _TENTHS))
+    report.compare("speed of the last tenth / of the first", last, first, bar=_LEAST_SPEED)
+    later = [one for one in samples if one.seconds >= edges[1]]
+    for kind in sorted({kind for one in later for kind in one.used if kind[0] != "torchrun"}):
+        slope, low, high = growth(later, kind)
+        report.bound(f"{' '.join(kind)}: growth of an hour", [slope, low, high], _MOST_GROWTH)
+    requests = _STAGES * sum(path.read_bytes().count(_RECORD) for path in (run.output / "journal").glob("*.batches"))
+    report.bound("requests", [requests], None if options.quick else _LEAST_REQUESTS, at_most=False)
+    report.note(
+        f"{finished} examples in {times[-1]:.0f} s. A growth is a share of the mean, without the first tenth of the "
+        "time, with its 95% interval."
+    )
+    report.finish()
+    _draw(samples, per_byte, report.folder / "soak-curves.png")
+
+
+def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -> list[Sample]:
+    """Samples a run for some time while servers are killed and started again, and stops it.
+
+    Args:
+        run: the run, not started yet.
+        swarm: its swarm.
+        seconds: how long, from the first finished batch.
+        restart_every: seconds between two kills.
+    """
+    agent = run.start(_RANKS)
+    try:
+        wait_for(lambda: run.journal_size() > 0 or agent.poll() is not None, "the run to begin")
+        begin, number = time.monotonic(), 0
+        samples, kill_at = [sample(run, begin)], restart_every
+        while samples[-1].seconds < seconds:
+            time.sleep(seconds / 240)
+            if agent.poll() is not None:
+                raise BenchmarkError(f"the run has ended too soon: {run.last_message()}")
+            samples.append(sample(run, begin))
+            if samples[-1].seconds >= kill_at:
+                swarm.kill_server(number % len(_SPANS))
+                restart(swarm, number % len(_SPANS))
+                number, kill_at = number + 1, kill_at + restart_every
+        agent.send_signal(signal.SIGTERM)
+        run.wait()
+    finally:
+        for process in run.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    return samples
+
+
+def _draw(samples: list[Sample], per_byte: float, path: Path) -> None:
+    """Draws speed, memory, open files and threads over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    minutes = np.array([one.seconds for one in samples]) / 60
+    figure, panels = pyplot.subplots(4, 1, figsize=(9, 11), sharex=True, layout="constrained")
+    step = max(1, len(samples) // 60)
+    speed = np.diff([one.journal for one in samples[::step]]) * per_byte / np.diff(minutes[::step]) / 60
+    panels[0].plot((minutes[::step][1:] + minutes[::step][:-1]) / 2, speed)
+    panels[0].set_title("examples per second, all ranks together", loc="left", fontsize="medium")
+    for panel, kind in zip(panels[1:], (MEMORY, FILES, THREADS), strict=True):
+        for role in sorted({role for one in samples for role, found in one.used if found == kind}):
+            panel.plot(minutes, [one.used.get((role, kind), np.nan) for one in samples], label=role)
+        panel.set_title(kind, loc="left", fontsize="medium")
+        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    for panel in panels:
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+    panels[-1].set_xlabel("minutes")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = harness.parser("soak", QUESTION, rounds=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
+    parser.add_argument(
+        "--restart-every", type=float, default=120.0, help="seconds between kills of a server (default 120)"
+    )
+    options = parser.parse_args()
+    run_program(lambda scratch_dir: measure(options, scratch_dir))
+
+
+if __name__ == "__main__":
+    main()
