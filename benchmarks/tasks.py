@@ -27,7 +27,10 @@ from benchmarks.program import run_program
 from benchmarks.text import SEED, make_corpus
 
 QUESTION = "How fast are the harness' multiple-choice tasks on a swarm, beside its own backend around Petals' model?"
-ROUND_TRIPS, RANKS, BATCH_SIZES, SHOTS = (0, 100), (1, 4), (1, 8, 32, 128), (0, 5)
+ROUND_TRIPS, RANKS, BATCH_SIZES = (0, 100), (1, 4), (1, 8, 32, 128)
+SHOTS = 0, 5, 10
+"""None, as many as MMLU has, and as many as HellaSwag has on the usual leaderboards."""
+
 BARS = {0: 3.0, 100: 8.0}
 """How many times as fast as the fastest of theirs, by the round trip in milliseconds."""
 
@@ -92,19 +95,20 @@ class Stage:
         return Result(**json.loads(answered.read_text(encoding="utf-8")))
 
 
-def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
+def make_tasks(folder: Path, sentences: list[str], documents: int, examples: int) -> Path:
     """Writes two tasks: endings of sentences as choices, and letters that name them, as in ARC and MMLU.
 
     Args:
         folder: a folder to create.
         sentences: of which documents are made.
         documents: number of documents of each task.
+        examples: number of further ones, to stand before them.
     """
     folder.mkdir()
     draw, rows = np.random.default_rng(SEED), []
     words = [sentence.split() for sentence in sentences]
     words = [one for one in words if len(one) > _CHOICES]
-    for number in range(documents + max(SHOTS)):
+    for number in range(documents + examples):
         own = words[number % len(words)]
         others = [words[i] for i in draw.choice(len(words), _CHOICES, replace=False)]
         endings = [" ".join(one[len(one) // 2 :]) for one in others]
@@ -113,8 +117,8 @@ def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
         rows.append({"begin": " ".join(own[: len(own) // 2]), "endings": endings, "answer": answer})
     file = folder / "documents.json"
     file.write_text("\n".join(map(json.dumps, rows[:documents])), encoding="utf-8")
-    examples = folder / "examples.json"
-    examples.write_text("\n".join(map(json.dumps, rows[documents:])), encoding="utf-8")
+    before = folder / "examples.json"
+    before.write_text("\n".join(map(json.dumps, rows[documents:])), encoding="utf-8")
     letters = [chr(ord("A") + number) for number in range(_CHOICES)]
     listed = "\n".join(f"{letter}. {{{{endings[{number}]}}}}" for number, letter in enumerate(letters))
     forms: dict[str, Any] = {
@@ -125,7 +129,7 @@ def make_tasks(folder: Path, sentences: list[str], documents: int) -> Path:
         task = {
             "task": name,
             "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(file), "train": str(examples)}},
+            "dataset_kwargs": {"data_files": {"test": str(file), "train": str(before)}},
             "test_split": "test",
             "fewshot_split": "train",
             "fewshot_config": {"sampler": "first_n"},
@@ -153,7 +157,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     model = make_model(
         scratch_dir, TINY if options.quick else SIZES[options.base], sentences, grouped=True, positions=_POSITIONS
     )
-    tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents)
+    tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents, max(options.shots))
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         for shots, milliseconds in itertools.product(options.shots, options.round_trips):
             stage = Stage(model, tasks, options.documents, shots, swarm.initial_peers, scratch_dir)
