@@ -97,7 +97,8 @@ def growth(samples: list[Sample], kind: tuple[str, str]) -> tuple[float, float, 
     hours = np.array([sample.seconds for sample in samples]) / 3600
     means = np.array([np.nanmean(values[block]) for block in blocks])
     slope, _, low, high = theilslopes(means, [hours[block].mean() for block in blocks])
-    return tuple(np.array([slope, low, high]) / means.mean())
+    slope, low, high = (float(value / means.mean()) for value in (slope, low, high))
+    return slope, low, high
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:

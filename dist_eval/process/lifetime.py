@@ -35,7 +35,7 @@ _JANITOR = Path(__file__).with_name("janitor.py")
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
 """Loaded now: in a process that was just forked from one with threads, loading could deadlock."""
 
-_bind_forks = False
+_bind_forks = _forks_apart = False
 _forking_pid = 0
 _hook_installed = False
 _janitor_pipes: set[int] = set()
@@ -101,21 +101,29 @@ def _after_fork_in_child() -> None:
     die_with_parent()
     if os.getppid() != _forking_pid:  # the parent ended before the parent-death signal was set
         os._exit(1)
+    if _forks_apart:
+        os.setpgid(0, 0)
     # the handlers are for the run, not for a helper, which its owner ends with SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
-def helpers_die_with_us() -> Iterator[None]:
-    """Processes forked by this one within this context are killed when it ends, however it ends."""
-    global _bind_forks
+def helpers_die_with_us(*, apart: bool = False) -> Iterator[None]:
+    """Processes forked by this one within this context are killed when it ends, however it ends.
+
+    Args:
+        apart: give them process groups of their own. torchrun passes SIGTERM on to a rank's whole group, and a rank
+            that shuts down gracefully still needs its helpers.
+    """
+    global _bind_forks, _forks_apart
     _install_fork_hook()
-    before, _bind_forks = _bind_forks, True
+    before = _bind_forks, _forks_apart
+    _bind_forks, _forks_apart = True, apart
     try:
         yield
     finally:
-        _bind_forks = before
+        _bind_forks, _forks_apart = before
 
 
 @contextmanager

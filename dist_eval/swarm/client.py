@@ -60,7 +60,7 @@ def join_swarm(
         dht = None
         within = max(1.0, min(wait, deadline - time.monotonic()))
         try:
-            with helpers_die_with_us(), forking_without_warnings():
+            with helpers_die_with_us(apart=True), forking_without_warnings():
                 dht = hivemind.DHT(
                     initial_peers=listening,
                     client_mode=True,

@@ -60,6 +60,26 @@ def test_the_janitor_survives_an_interrupt_of_the_whole_process_group(launcher: 
     assert not launcher.leftovers()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_helper_in_a_group_of_its_own_survives_what_ends_its_owners_group(launcher: Launcher, apart: bool) -> None:
+    program = (
+        "import os, signal, time\n"
+        "from dist_eval.process.lifetime import helpers_die_with_us\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        f"with helpers_die_with_us(apart={apart}):\n"
+        "    helper = os.fork()\n"
+        "if not helper:\n"
+        "    time.sleep(600)\n"
+        "time.sleep(0.5)\n"
+        "os.killpg(os.getpgid(0), signal.SIGTERM)\n"
+        "time.sleep(0.5)\n"
+        "print(os.waitpid(helper, os.WNOHANG)[0] == 0)\n"
+    )
+    owner = launcher.start("-c", program, start_new_session=True)
+    assert owner.communicate()[0].strip() == str(apart)
+    assert not launcher.leftovers()
+
+
 def test_a_workspace_is_private_and_gone_afterwards() -> None:
     with workspace() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
