@@ -157,7 +157,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     model = make_model(
         scratch_dir, TINY if options.quick else SIZES[options.base], sentences, grouped=True, positions=_POSITIONS
     )
-    tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents, max(options.shots))
+    tasks = make_tasks(scratch_dir / "tasks", sentences, options.documents, max(1, *options.shots))
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         for shots, milliseconds in itertools.product(options.shots, options.round_trips):
             stage = Stage(model, tasks, options.documents, shots, swarm.initial_peers, scratch_dir)
