@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
 """Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then."""
 
+_THREADS = 4
+"""Threads that share a session, for each server that its texts pass."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -263,9 +266,9 @@ class SessionPool:
     def _fitting(self, wanted: _Beginnings) -> _Open | None:
         """Finds the session that fits best; one that does not only if no other can be opened, or is waited for.
 
-        As many threads share a session as its texts pass servers: each of them works for another thread.
+        So many threads share a session that each server of it has steps to work on while answers are on their way.
         """
-        equal = [one for one in self._open if one.can_serve(wanted.equal) and one.users < one.servers]
+        equal = [one for one in self._open if one.can_serve(wanted.equal) and one.users < _THREADS * one.servers]
         if equal:
             return min(equal, key=lambda one: one.users)
         idle = [one for one in self._open if not one.users]

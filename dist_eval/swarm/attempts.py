@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ class RoutePart:
         tokens: of the request, counting padding and prompts.
         avoided: segments to avoid if there is another route; the request is then optional.
         prefer_whole: prefer servers that hold all blocks of the route.
-        cached: the segment to ask first, whose server holds attention caches of the texts.
+        cached: returns the segment to ask, whose server holds attention caches of the texts at the moment, if any.
         messages: in which any other server is sent the texts from their beginning, one after the other.
     """
 
@@ -54,7 +54,7 @@ class RoutePart:
     tokens: int
     avoided: Sequence[RouteSegment] = ()
     prefer_whole: bool = False
-    cached: Span | None = None
+    cached: Callable[[], Span | None] = lambda: None
     messages: int = 1
 
 
@@ -67,12 +67,14 @@ class Send:
         stall_timeout: seconds to wait for its answer.
         spans: the blocks that were online, from which the server was chosen.
         at: when it was chosen, in seconds of `time.monotonic()`.
+        has_cache: whether it is the one that holds attention caches.
     """
 
     segment: Span
     stall_timeout: float
     spans: Sequence[Span]
     at: float
+    has_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,6 @@ class Attempts:
     limit: int
     timeout: float
     _failed: int = 0
-    _has_failed: bool = False
     _outage_since: float | None = None
     _messages: list[str] = field(default_factory=list)
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)
@@ -159,15 +160,15 @@ class Attempts:
         spans: Sequence[Span] = without(online, self.part.avoided)
         if self.part.prefer_whole:
             spans = self._holding_all(spans, now)
-        cached = None if self._has_failed else self.part.cached
+        cached = self.part.cached()
         has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
         segment = cached if has_cache else self._route(spans, now)
         if segment is None:
             why = "no server online holds it, or a block after it"
             return self._unreachable(f"block {self.part.block}", why, now)
-        messages = 1 if segment is cached else self.part.messages
+        messages = 1 if has_cache else self.part.messages
         stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed * messages
-        return Send(segment, min(self.timeout, stall_timeout), spans, now)
+        return Send(segment, min(self.timeout, stall_timeout), spans, now, has_cache)
 
     def after(self, sent: Send, error: Exception) -> WaitForServers | Retry | Split | Skip | GiveUp:
         """Decides what to do about a request that failed.
@@ -176,7 +177,7 @@ class Attempts:
             sent: the decision that it followed.
             error: any of the daemon, the connection or the server.
         """
-        segment, failure, self._has_failed = sent.segment, classify(error), True
+        segment, failure = sent.segment, classify(error)
         what = f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
         if failure is Failure.TOO_LARGE:
             return Split(TooLarge(first_line(error)))

@@ -18,12 +18,12 @@ _QUEUED = (0.6, 1.6)
 
 
 class TurnedAway(Exception):
-    """A request was not sent, because the server failed meanwhile: another one may be the better choice."""
+    """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
 
 
-OPEN = 1
-"""Size of a gate that a single request passes at once: a session's next step, whose number the sessions limit. A step
-of few tokens takes as long as the way, which per token of a large request would look like a queue."""
+STEPS = 8
+"""Size of the gate for the next steps of sessions. They have few tokens and take about as long as the way, which would
+look like a queue; and a server works on a session's steps one after the other, so that more of them are no convoy."""
 
 
 class Gate:

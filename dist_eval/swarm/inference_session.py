@@ -20,7 +20,7 @@ from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.router import Routing, Span
-from dist_eval.swarm.server_cache import CacheLost, ServerCache
+from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ class _Segment:
         sent: inputs of the first block for all positions so far, in pieces of shape [rows, n, hidden].
         next: the segment behind it.
         cache: the stream to the server.
-        lock: held by the texts that are at the server, in the order in which they came.
+        lock: held while a step is sent, and as long as a stream to another server is opened.
     """
 
     start: int
@@ -62,6 +62,12 @@ class _Segment:
         cache, self.cache = self.cache, None
         if cache is not None:
             await cache.close()
+
+    async def drop(self, cache: ServerCache) -> None:
+        """Cuts the connection of a cache, after a failure."""
+        if self.cache is cache:
+            self.cache = None
+        await cache.drop()
 
 
 class InferenceSession:
@@ -121,7 +127,7 @@ class InferenceSession:
     def continuations(self, hidden: Sequence[torch.Tensor], routing: Routing | None = None) -> list[torch.Tensor]:
         """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
 
-        The ways do not wait for each other: one is at the first server while the one before it is at the second.
+        The ways do not wait for each other: several are on the way to each server.
 
         Args:
             hidden: for each way the first block's inputs, float tensor of shape [rows, n, hidden].
@@ -155,6 +161,10 @@ class InferenceSession:
             yield segment
             segment = segment.next
 
+    def _from(self, block: int) -> _Segment | None:
+        """Returns the segment that begins at a block, None behind the last one."""
+        return next((segment for segment in self._segments() if segment.start == block), None)
+
     async def _close(self) -> None:
         await asyncio.gather(*(segment.close() for segment in self._segments()), return_exceptions=True)
 
@@ -162,16 +172,17 @@ class InferenceSession:
         self.position = start
         if start == 0:
             self._servers.clear()
-        for segment in self._segments():
-            segment.cut(start)
+        for old in self._segments():
+            old.cut(start)
         await self._requests.rate_limiter.wait(tokens_in(hidden))
         inputs: list[tuple[_Segment, list[torch.Tensor]]] = []
         pieces = self._pieces(hidden)
-        for segment in self._segments():
+        segment: _Segment | None = self._first
+        while segment is not None:
             inputs.append((segment, pieces))
-            pieces = await self._through(segment, pieces, self._servers)
-        for segment, sent in inputs:
-            segment.sent += sent
+            pieces, segment = await self._through(segment, pieces, self._servers)
+        for passed, sent in inputs:
+            passed.sent += sent
         self.position += hidden.shape[1]
         routing.route.extend(self._servers)
         return torch.cat(pieces, dim=1)
@@ -183,11 +194,10 @@ class InferenceSession:
             nonlocal failed
             await self._requests.rate_limiter.wait(tokens_in(one))
             pieces = self._pieces(one)
+            segment: _Segment | None = self._first
             try:
-                for segment in self._segments():
-                    if failed:  # the others need not be sent
-                        break
-                    pieces = await self._through(segment, pieces, servers)
+                while segment is not None and not failed:  # if one has failed, the others need not be sent
+                    pieces, segment = await self._through(segment, pieces, servers)
             except BaseException:
                 failed = True
                 raise
@@ -202,58 +212,34 @@ class InferenceSession:
 
     async def _through(
         self, segment: _Segment, pieces: list[torch.Tensor], servers: dict[RouteSegment, None]
-    ) -> list[torch.Tensor]:
-        """Sends what follows the texts through a segment, piece by piece; its end may then be an earlier block.
+    ) -> tuple[list[torch.Tensor], _Segment | None]:
+        """Sends what follows the texts through a segment, piece by piece.
 
         Args:
             segment: the segment.
             pieces: inputs of its first block.
-            servers: records those that have answered.
+            servers: records the one that has answered.
 
         Returns:
-            Outputs of its last block for the pieces.
+            Outputs of the last block of that server, and the segment that begins behind it.
         """
-        async with segment.lock:
-            outputs: list[torch.Tensor] = []
-            for number in range(len(pieces)):
-                span, found = await self._send(segment, pieces[: number + 1])
-                servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
-                sizes = [piece.shape[1] for piece in pieces[: number + 1]]
-                if found.shape[1] < self.position + sum(sizes):
-                    outputs.append(found)
-                    continue
-                # a server was sent everything from the beginning, perhaps one with fewer blocks
-                before, own = torch.split(found, [self.position, sum(sizes)], dim=1)
-                outputs = list(torch.split(own, sizes, dim=1))
-                if span.end < segment.end:
-                    cuts = [piece.shape[1] for piece in segment.sent]
-                    rest = list(torch.split(before, cuts, dim=1)) if cuts else []
-                    segment.next = _Segment(span.end, segment.end, rest, segment.next)
-                    segment.end = span.end
-        return outputs
+        tokens = self._rows * sum(piece.shape[1] for piece in pieces)
+        from_beginning = self._rows * self.position + tokens
 
-    async def _send(self, segment: _Segment, pieces: list[torch.Tensor]) -> tuple[Span, torch.Tensor]:
-        """Sends the last piece, or all from the beginning of the texts; returns the outputs of what was sent."""
-        *earlier, piece = pieces
-        position = self.position + sum(one.shape[1] for one in earlier)
-        if segment.cache is not None and not segment.cache.can_step(position):
-            await segment.close()
-        warm, tokens = segment.cache, self._rows * piece.shape[1]
-        from_beginning = self._rows * position + tokens
+        def cached() -> Span | None:
+            cache = segment.cache
+            return cache.segment if cache is not None and cache.can_step(self.position) else None
 
         def make_request(span: Span) -> tuple[Coroutine[Any, Any, Any], int]:
-            blocks = span.end - span.start
-            if segment.cache is not None and span is segment.cache.segment:
-                return self._continued(segment, pieces, position), tokens * blocks
-            return self._opened(span, segment, pieces), from_beginning * blocks
+            if span is cached():
+                return self._continued(segment, pieces), tokens * (span.end - span.start)
+            return self._begun(span, segment, pieces, segment.cache), from_beginning * (span.end - span.start)
 
-        part = RoutePart(
-            *(segment.start, segment.end, tokens if warm else from_beginning),
-            cached=warm.segment if warm else None,
-            messages=1 + -(-position // self._piece),
-        )
-        span, (segment.cache, outputs) = await self._requests.send_with_retries(make_request, part)
-        return span, outputs
+        messages = len(pieces) + -(-self.position // self._piece)
+        part = RoutePart(segment.start, segment.end, from_beginning, cached=cached, messages=messages)
+        _, (span, outputs) = await self._requests.send_with_retries(make_request, part)
+        servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
+        return outputs, self._from(span.end)
 
     def _pieces(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Splits the tokens of texts into those of one message each."""
@@ -267,31 +253,64 @@ class InferenceSession:
             pieces += self._pieces(torch.cat(part, dim=1)) if is_token else part
         return pieces
 
-    async def _continued(
-        self, segment: _Segment, pieces: list[torch.Tensor], position: int
-    ) -> tuple[ServerCache, torch.Tensor]:
-        cache, segment.cache = segment.cache, None
-        assert cache is not None
+    async def _continued(self, segment: _Segment, pieces: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
+        """Has the server that holds caches of the texts compute the pieces.
+
+        Raises:
+            CacheLost: there is none any more.
+        """
+        async with segment.lock:
+            cache, position, steps = segment.cache, self.position, list[SentStep]()
+            if cache is None or not cache.can_step(position):
+                raise CacheLost
+            try:
+                for piece in pieces:
+                    steps.append(await cache.send(piece, position))
+                    position += piece.shape[1]
+            except BaseException:
+                await segment.drop(cache)
+                raise
         try:
-            return cache, await cache.step(pieces[-1], position)
-        except CacheLost:
-            return await self._opened(cache.segment, segment, pieces)
+            return cache.segment, [await cache.outputs(step) for step in steps]
         except BaseException:
-            await cache.drop()
+            await segment.drop(cache)
             raise
 
-    async def _opened(
-        self, span: Span, segment: _Segment, pieces: list[torch.Tensor]
-    ) -> tuple[ServerCache, torch.Tensor]:
-        """Has a server compute the texts so far and the pieces; returns the outputs for all positions."""
+    async def _begun(
+        self, span: Span, segment: _Segment, pieces: list[torch.Tensor], unfit: ServerCache | None
+    ) -> tuple[Span, list[torch.Tensor]]:
+        """Has a server compute the texts and the pieces, or one that another step has found meanwhile the pieces.
+
+        Args:
+            span: the server.
+            segment: the segment.
+            pieces: inputs of its first block that follow the texts.
+            unfit: the caches that are there so far, if any.
+        """
+        async with segment.lock:
+            if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
+                return span, await self._opened(span, segment, pieces)
+        return await self._continued(segment, pieces)
+
+    async def _opened(self, span: Span, segment: _Segment, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Has a server compute the texts so far, and the pieces; if it has fewer blocks, the segment is cut."""
         await segment.close()  # of a server that is no longer used
         cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._prompts)
+        sent, outputs = self._again(segment.sent), list[torch.Tensor]()
         try:
-            outputs = [await cache.step(part, cache.position) for part in (*self._again(segment.sent), *pieces)]
-        except BaseException:
+            for piece in (*sent, *pieces):
+                outputs.append(await cache.outputs(await cache.send(piece, cache.position)))
+        except BaseException as error:
             await cache.drop()
+            if isinstance(error, CacheLost):
+                raise ConnectionResetError("the server has ended the stream") from error
             raise
-        return cache, torch.cat(outputs, dim=1)
+        if span.end < segment.end:
+            sizes = [piece.shape[1] for piece in segment.sent]
+            rest = list(torch.split(torch.cat(outputs[: len(sent)], dim=1), sizes, dim=1)) if sent else []
+            segment.next, segment.end = _Segment(span.end, segment.end, rest, segment.next), span.end
+        segment.cache = cache
+        return outputs[len(sent) :]
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:

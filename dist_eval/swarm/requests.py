@@ -33,7 +33,7 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import classify
-from dist_eval.swarm.gate import OPEN, Gate, TurnedAway
+from dist_eval.swarm.gate import STEPS, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.petals_version import serves, versions_needed
@@ -88,6 +88,7 @@ class SwarmRequests:
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
         self._gates: defaultdict[Any, Gate] = defaultdict(Gate)
+        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(STEPS))
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
         self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
@@ -148,7 +149,9 @@ class SwarmRequests:
         work = tokens_in(hidden) * (segment.end - segment.start)
         try:
             return RemoteExpertWorker.run_coroutine(
-                self._measured(self.transport.send(segment, hidden), segment, work, self.timeout)
+                self._measured(
+                    self.transport.send(segment, hidden), segment, work, self.timeout, self._gates[segment.peer]
+                )
             )
         except Exception as error:  # any of the daemon, the connection or the server
             raise SwarmError(
@@ -281,7 +284,8 @@ class SwarmRequests:
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
-                    gate = Gate(OPEN) if decision.segment is part.cached else None
+                    gates = self._step_gates if decision.has_cache else self._gates
+                    gate = gates[decision.segment.peer]
                     answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
                     return decision.segment, answer
                 except TurnedAway:
@@ -328,9 +332,9 @@ class SwarmRequests:
         segment: Span,
         work: int,
         stall_timeout: float,
-        gate: Gate | None = None,
+        gate: Gate,
     ) -> Answer:
-        server, gate = self.router.stats(segment.peer), gate or self._gates[segment.peer]
+        server = self.router.stats(segment.peer)
         server.assigned(work)
         server.announced = segment.announced
         try:
@@ -342,6 +346,10 @@ class SwarmRequests:
         sent_at = time.monotonic()
         try:
             answer = await asyncio.wait_for(request, stall_timeout)
+        except TurnedAway:
+            server.withdrawn(work)
+            gate.failed()
+            raise
         except PeerUnreachable:
             server.not_listening(work, time.monotonic())
             gate.failed()

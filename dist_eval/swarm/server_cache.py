@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Span
 from dist_eval.swarm.transport import Transport
@@ -18,16 +20,31 @@ _ALLOCATION_SECONDS = 3.0
 _CLOSING_SECONDS = 2.0
 
 
-class CacheLost(Exception):
-    """The server has ended the stream: it does so after five minutes without a request, or half an hour in all."""
+class CacheLost(TurnedAway):
+    """The stream has ended: servers end it after five minutes without a request, or half an hour in all.
+
+    It was ended here if another step of it failed.
+    """
+
+
+class SentStep(NamedTuple):
+    """A step whose answer is on the way.
+
+    Attributes:
+        answer: will be the server's message, or why there is none.
+        shape: that its outputs have to have.
+    """
+
+    answer: asyncio.Future[Any]
+    shape: torch.Size
 
 
 class ServerCache:
-    """The caches of a number of texts on one server. Belongs to one event loop.
+    """The caches of a number of texts on one server, which answers their steps in turn. Belongs to one event loop.
 
     Attributes:
         segment: the server and its blocks.
-        position: tokens of each text that the caches hold.
+        position: tokens of each text that the caches hold once the steps that were sent are answered.
     """
 
     def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None) -> None:
@@ -35,7 +52,8 @@ class ServerCache:
         self._transport, self._prompts = transport, prompts
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self._head: dict[str, Any] | None = None
-        self._answers: Any = None
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._reading: asyncio.Task[None]
 
     @classmethod
     async def open(
@@ -55,7 +73,8 @@ class ServerCache:
         """
         cache = cls(transport, segment, prompts)
         metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS}
-        cache._answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata)
+        answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata)
+        cache._reading = asyncio.create_task(cache._read(answers))
         return cache
 
     def can_step(self, position: int) -> bool:
@@ -65,58 +84,83 @@ class ServerCache:
         least = 0 if self._prompts is None else self._prompts.shape[1]
         return least <= position < self.position and can_roll_back(self.segment.announced.version)
 
-    async def step(self, hidden: torch.Tensor, position: int) -> torch.Tensor:
-        """Sends the next tokens of the texts.
+    async def send(self, hidden: torch.Tensor, position: int) -> SentStep:
+        """Sends the next tokens of the texts, also while steps before these are not answered. One call at a time.
 
         Args:
             hidden: the first block's inputs, float tensor of shape [rows, n, hidden].
             position: of the first of these tokens; whatever the caches hold from there on is forgotten.
 
-        Returns:
-            The last block's outputs, of the same shape, in the dtype that the server sent.
-
         Raises:
-            CacheLost: the server has ended the stream.
-            WrongAnswer: the answer has the wrong shape, or is not finite.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            CacheLost: the stream has ended.
         """
         from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
 
         prompts = self._prompts if self._head else None
         tensors = await self._transport.inference_tensors(self.segment, hidden, prompts)
+        if self._reading.done():
+            raise CacheLost
         fields, self._head = self._head, None
         if fields is None:
             fields = {"metadata": MSGPackSerializer.dumps({"start_from_position": position})}
             fields = fields if position != self.position else {}
+        self._unanswered.append(asyncio.get_running_loop().create_future())
         self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **fields))
-        try:
-            answer = await self._answers.__anext__()
-        except StopAsyncIteration:
-            raise CacheLost from None
-        outputs = await self._transport.inference_outputs(answer.tensors, hidden.shape)
         self.position = position + hidden.shape[1]
-        return outputs
+        return SentStep(self._unanswered[-1], hidden.shape)
+
+    async def outputs(self, step: SentStep) -> torch.Tensor:
+        """Waits for the answer to a step.
+
+        Returns:
+            The last block's outputs, of the step's shape, in the dtype that the server sent.
+
+        Raises:
+            CacheLost: the stream has ended.
+            WrongAnswer: the answer has the wrong shape, or is not finite.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+        """
+        answer = await step.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return await self._transport.inference_outputs(answer.tensors, step.shape)
 
     async def close(self) -> None:
-        """Ends the stream; the server then frees the memory."""
+        """Ends the stream after the steps that were sent; the server then frees the memory."""
         from hivemind.proto import runtime_pb2
 
         self._requests.put_nowait(runtime_pb2.ExpertRequest())  # without tensors: there are no more
         self._requests.put_nowait(None)
-        try:
-            await asyncio.wait_for(self._answers.__anext__(), _CLOSING_SECONDS)
-        except StopAsyncIteration:
-            return
-        except Exception:  # a server that is gone has nothing to free
+        ended, _ = await asyncio.wait([self._reading], timeout=_CLOSING_SECONDS)
+        if not ended:  # a server that is gone has nothing to free
             await self.drop()
 
     async def drop(self) -> None:
         """Cuts the connection, after a failure."""
         self._requests.put_nowait(None)
-        with contextlib.suppress(Exception):  # of a connection that is lost anyway
-            await self._answers.aclose()
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
 
     async def _sent(self) -> AsyncIterator[Any]:
         while (request := await self._requests.get()) is not None:
             yield request
+
+    async def _read(self, answers: Any) -> None:
+        """Hands out the answers, which come in the order of the steps; a failure is that of the first without one."""
+        try:
+            async for answer in answers:
+                self._hand_out(answer)
+        except Exception as error:  # any of the daemon, the connection or the server
+            if self._unanswered:
+                self._hand_out(error)
+        finally:
+            with contextlib.suppress(Exception):  # of a connection that is lost anyway
+                await answers.aclose()
+            while self._unanswered:
+                self._hand_out(CacheLost())
+
+    def _hand_out(self, answer: Any) -> None:
+        waiting = self._unanswered.popleft()
+        if not waiting.done():  # not given up
+            waiting.set_result(answer)

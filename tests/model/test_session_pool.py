@@ -104,7 +104,10 @@ def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone
         assert torch.equal(found[:, -6:], predict(ids)[:, -6:])
 
 
-def test_a_session_is_left_to_those_who_wait_for_its_beginnings(backbone: CountedBackbone) -> None:
+def test_a_session_is_left_to_those_who_wait_for_its_beginnings(
+    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_pool, "_THREADS", 1)
     pool, same, other = SessionPool(backbone, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
     wanted = session_pool._Beginnings(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with ThreadPoolExecutor(2) as threads:
@@ -118,9 +121,10 @@ def test_a_session_is_left_to_those_who_wait_for_its_beginnings(backbone: Counte
     assert len(backbone.opened) == 2
 
 
-def test_a_session_is_shared_by_as_many_threads_as_it_has_servers_and_closed_once_none_uses_it(
+def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_none_uses_it(
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(session_pool, "_THREADS", 1)
     monkeypatch.setattr(LocalTextSession, "servers", 2)
     closed: list[TextSession] = []
     monkeypatch.setattr(LocalTextSession, "close", lambda session: closed.append(session))

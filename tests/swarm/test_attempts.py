@@ -193,17 +193,21 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "x"
 
 
-def test_the_server_with_the_caches_is_asked_first_and_after_a_failure_all_are_sent_the_whole_texts() -> None:
-    cached, router = Span("c", 0, BLOCKS), router_with_latency(1.0)
-    for error in (LATE, GONE):
-        part = RoutePart(0, BLOCKS, TOKENS, cached=cached, messages=3)
-        attempts = Attempts(router, part, limit=LIMIT, timeout=1000.0)
-        first = sent(attempts, REPLICAS)
-        assert first.segment is cached
-        attempts.after(first, error)
-        assert sent(attempts, REPLICAS).segment is not cached
-    gone = Attempts(router, RoutePart(0, BLOCKS, TOKENS, cached=Span("gone", 0, BLOCKS)), limit=LIMIT, timeout=TIMEOUT)
-    assert sent(gone, REPLICAS).segment.peer in "abc"
+def test_the_server_with_the_caches_of_the_moment_is_asked_while_it_is_there() -> None:
+    holding: Span | None = Span("c", 0, BLOCKS)
+    part = RoutePart(0, BLOCKS, TOKENS, cached=lambda: holding, messages=3)
+    attempts = Attempts(router_with_latency(1.0), part, limit=LIMIT, timeout=1000.0)
+    first = sent(attempts, REPLICAS)
+    assert first.segment is holding and first.has_cache
+    attempts.after(first, LATE)
+    holding = None
+    second = sent(attempts, REPLICAS)
+    assert not second.has_cache
+    assert second.stall_timeout == 2 * 3 * first.stall_timeout
+    holding = Span("a", 0, BLOCKS)  # another request found a server meanwhile
+    assert sent(attempts, REPLICAS).segment is holding
+    holding = Span("gone", 0, BLOCKS)
+    assert sent(attempts, REPLICAS).segment.peer in "abc"
 
 
 def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
