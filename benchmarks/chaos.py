@@ -51,6 +51,7 @@ _FEW_SHOT = [
 _STEP = 0.015
 """Share of the batches to finish before the next event."""
 _ORPHANS_SECONDS = 30.0
+_LAST_CHARACTERS = 5000
 _FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _TIMEOUT = 6.0, 10.0, 10.0, 400.0
 _OTHER_ERRORS_SHOWN = 3
 
@@ -134,8 +135,12 @@ class Run:
 
     def last_message(self) -> str:
         """Returns the final message of the latest start."""
-        lines = (self._scratch_dir / f"start-{self.starts}.log").read_text(errors="replace").splitlines()
+        lines = self.last_words().splitlines()
         return next((line for line in lines if line.startswith("dist_eval: ")), "nothing")[:300]
+
+    def last_words(self) -> str:
+        """Returns the end of what the latest start has printed."""
+        return (self._scratch_dir / f"start-{self.starts}.log").read_text(errors="replace")[-_LAST_CHARACTERS:]
 
     def predictions(self) -> bytes:
         """Returns the file with the predictions."""

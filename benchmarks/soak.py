@@ -58,7 +58,10 @@ class Sample:
 
 
 def sample(run: Run, begin: float) -> Sample:
-    """Reads what the processes of a run take; the memory is what no other process shares.
+    """Reads what the processes of a run take; the memory is without mapped files.
+
+    What a DHT node has in common with the rank that it was forked from counts twice: pages that only one of them writes
+    to would otherwise look like growth of both.
 
     Args:
         run: the run.
@@ -70,7 +73,8 @@ def sample(run: Run, begin: float) -> Sample:
         with suppress(psutil.Error):
             process = psutil.Process(number)
             role = _role(process, run)
-            values = (process.memory_full_info().uss / _MEBIBYTE, process.num_fds(), process.num_threads())
+            memory = process.memory_info()
+            values = ((memory.rss - memory.shared) / _MEBIBYTE, process.num_fds(), process.num_threads())
             for kind, value in zip((MEMORY, FILES, THREADS), values, strict=True):
                 used[role, kind] += value
     return Sample(time.monotonic() - begin, journal, dict(used))
@@ -155,7 +159,7 @@ def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -
         while samples[-1].seconds < seconds:
             time.sleep(seconds / 240)
             if agent.poll() is not None:
-                raise BenchmarkError(f"the run has ended too soon: {run.last_message()}")
+                raise BenchmarkError(f"the run has ended too soon:\n{run.last_words()}")
             samples.append(sample(run, begin))
             if samples[-1].seconds >= kill_at:
                 swarm.kill_server(number % len(_SPANS))

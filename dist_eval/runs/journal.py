@@ -32,7 +32,6 @@ import uuid
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +53,52 @@ _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
 _WIDTH_BYTES = 4
+_WHOLE, _AUDITED = 2, 1
+"""What a record with a prediction for every example, and one with an audit, is worth more than another one."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """The position of a record."""
+class _Index:
+    """Where the record of each batch is: in arrays, because there may be millions.
 
-    file: Path
-    offset: int
-    is_whole: bool
-    is_audited: bool
+    Args:
+        batches: of the plan.
+
+    Attributes:
+        worth: of each batch's record, uint8 of shape [batches]: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`).
+    """
+
+    def __init__(self, batches: int) -> None:
+        self.worth = np.zeros(batches, dtype=np.uint8)
+        self._files, self._offsets = np.zeros(batches, dtype=np.uint32), np.zeros(batches, dtype=np.int64)
+        self._numbers: dict[Path, int] = {}
+
+    def add(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
+        """Adds a record, unless there is one that is worth as much."""
+        worth = 1 + _WHOLE * outcome.is_whole + _AUDITED * (outcome.audit is not None)
+        if worth > self.worth[outcome.batch]:
+            self._files[outcome.batch] = self._numbers.setdefault(path, len(self._numbers))
+            self._offsets[outcome.batch], self.worth[outcome.batch] = offset, worth
+
+    def forget(self, batch: int) -> None:
+        """Forgets the record of a batch, if there is one."""
+        self.worth[batch : batch + 1] = 0
+
+    def places(self, batches: np.ndarray) -> Iterator[tuple[Path, list[int]]]:
+        """Yields the files that hold batches, int64 of shape [n], and the offsets in each, both in ascending order.
+
+        Raises:
+            KeyError: a batch has no record.
+        """
+        if not self.worth[batches].all():
+            raise KeyError(int(batches[self.worth[batches] == 0][0]))
+        paths = sorted(self._numbers)
+        order = np.argsort([self._numbers[path] for path in paths])
+        files, offsets = order[self._files[batches]], self._offsets[batches]
+        places = np.lexsort((offsets, files))
+        cuts = np.searchsorted(files[places], np.arange(len(paths) + 1))
+        for path, (begin, end) in zip(paths, itertools.pairwise(cuts), strict=True):
+            if begin < end:
+                yield path, offsets[places[begin:end]].tolist()
 
 
 class Journal:
@@ -84,7 +119,7 @@ class Journal:
         self._run = f"run-{run[:12]}"
         self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
-        self._places: dict[int, _Place] = {}
+        self._index = _Index(len(sizes))
         self._faulty: frozenset[str] = frozenset()
 
     def faulty_servers(self) -> frozenset[str]:
@@ -120,22 +155,21 @@ class Journal:
         Raises:
             RunError: a file cannot be read.
         """
-        self._places, self._faulty = {}, self.faulty_servers()
+        self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
             for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
                 for offset, outcome in _records(path, self._columns):
-                    self._index(path, offset, outcome)
-        finished = np.zeros(len(self._sizes), dtype=bool)
-        for batch, place in self._places.items():
-            finished[batch] = place.is_whole and (place.is_audited or batch not in audited)
+                    self._add(path, offset, outcome)
+        finished = self._index.worth > _WHOLE
+        for batch in np.flatnonzero(self._index.worth == 1 + _WHOLE):  # without an audit
+            finished[batch] = batch not in audited
         return finished
 
     def outcomes(self, batches: Sequence[int] | np.ndarray) -> Iterator[BatchOutcome]:
         """Yields the outcomes of batches that `read` has found or that were appended, file by file."""
-        places = sorted((self._places[int(batch)].file, self._places[int(batch)].offset) for batch in batches)
-        for path, of_file in itertools.groupby(places, key=lambda place: place[0]):
+        for path, offsets in self._index.places(np.asarray(batches, dtype=np.int64)):
             with _readable(self._folder), path.open("rb") as file:
-                for _, offset in of_file:
+                for offset in offsets:
                     file.seek(offset)
                     outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read, self._columns)
                     if outcome is None:
@@ -156,8 +190,8 @@ class Journal:
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
-        self._places.pop(outcome.batch, None)  # an earlier record did not count, else the batch were not done again
-        self._index(self._path, offset, outcome)
+        self._index.forget(outcome.batch)  # an earlier record did not count, else the batch were not done again
+        self._add(self._path, offset, outcome)
 
     def close(self) -> None:
         """Closes this rank's file."""
@@ -165,15 +199,12 @@ class Journal:
             os.close(self._file)
             self._file = None
 
-    def _index(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
-        known = self._places.get(outcome.batch)
+    def _add(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
         if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
             return  # not a batch of this plan
         servers = {segment.peer for segment in outcome.route}
-        place = _Place(path, offset, outcome.is_whole, outcome.audit is not None)
-        is_better = known is None or (place.is_whole, place.is_audited) > (known.is_whole, known.is_audited)
-        if servers.isdisjoint(self._faulty) and is_better:
-            self._places[outcome.batch] = place
+        if servers.isdisjoint(self._faulty):
+            self._index.add(path, offset, outcome)
 
 
 @contextmanager

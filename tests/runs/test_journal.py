@@ -126,10 +126,7 @@ def test_a_torn_end_costs_the_torn_record_only(written: list[BatchOutcome], data
         os.truncate(path, cut)
         kept = [outcome for outcome, end in zip(written, ends, strict=True) if end <= cut]
         finished, _ = found_in(folder)
-        expected = Journal(folder, SIZES, COLUMNS)
-        for outcome in kept:
-            expected._index(path, 0, outcome)
-        assert finished == sorted(batch for batch, place in expected._places.items() if place.is_whole)
+        assert finished == sorted({outcome.batch for outcome in kept if outcome.is_whole})
 
 
 @quickly
@@ -142,7 +139,7 @@ def test_no_changed_byte_makes_a_wrong_record(written: list[BatchOutcome], data:
         content[at] ^= flip
         path.write_bytes(bytes(content))
         _, journal = found_in(folder)
-        survivors = list(journal.outcomes(sorted(journal._places)))
+        survivors = list(journal.outcomes(np.flatnonzero(journal._index.worth)))
         assert all(any(same(one, other) for other in written) for one in survivors)
         assert len({one.batch for one in written}) - len(survivors) <= 1
 
