@@ -9,7 +9,7 @@ from dist_eval.doctor.facts import AnnouncedServer, RankFacts, SwarmView
 from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
 
-_POLL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
+_POLL_SECONDS = 0.5
 
 
 def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeout: float, sockets: Path) -> None:
@@ -30,6 +30,7 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
     import_petals(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
     from dist_eval.swarm.coverage import adapter_fault, look_up_coverage, measure_distances, unfit_message
+    from dist_eval.swarm.p2p_daemon import CONTACT_SECONDS
 
     start = time.monotonic()
     peers = peers or public_peers()
@@ -45,7 +46,7 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
             if not coverage.missing or fault or time.monotonic() - start > timeout:
                 break
             time.sleep(_POLL_SECONDS)
-        distances = measure_distances(dht, [server.peer_id for server in coverage.online], _ANSWER_SECONDS)
+        distances = measure_distances(dht, [server.peer_id for server in coverage.online], CONTACT_SECONDS)
     finally:
         leave_swarm(dht)
     if not fault and (message := unfit_message(coverage, base.config)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import math
 import time
@@ -14,10 +13,11 @@ from typing import Any
 from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
+from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.tables import text_table
 
-_POLL_SECONDS = 0.25
+_POLL_SECONDS, _PING_SECONDS = 0.25, 2.5
 _ADAPTERS_NAMED = 5
 
 
@@ -162,27 +162,37 @@ def look_up_coverage(
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
-    """Pings servers, all at the same time.
+    """Pings servers, all at the same time, and those that do not answer again.
 
     Args:
         dht: a running `hivemind.DHT`.
         peers: identities of the servers.
-        timeout: seconds.
+        timeout: how long to ask again, in seconds.
 
     Returns:
-        Round-trip time of a second ping (the first one may open a connection) in seconds, None without an answer.
+        Round-trip time of a further ping (the first one may open a connection) in seconds, None without an answer.
+
+    Raises:
+        SwarmError: this process' own node does not answer.
     """
     from hivemind.p2p import PeerID
     from petals.utils.ping import ping_parallel
 
-    found: dict[str, float | None] = dict.fromkeys(peers)
-    ids = [PeerID.from_base58(peer) for peer in peers]
-    for _ in range(2):
-        ask = functools.partial(ping_parallel, ids, wait_timeout=timeout / 2)
-        answers = dht.run_coroutine(ask, return_future=True)
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            found = {str(peer): None if s == math.inf else s for peer, s in answers.result(timeout).items()}
-    return found
+    def ping(peers: Sequence[str]) -> dict[str, float]:
+        ids = [PeerID.from_base58(peer) for peer in peers]
+        ask = functools.partial(ping_parallel, ids, wait_timeout=_PING_SECONDS)
+        try:
+            answers = dht.run_coroutine(ask, return_future=True).result(2 * _PING_SECONDS)
+        except concurrent.futures.TimeoutError as error:
+            raise SwarmError("This process' own node of the swarm does not answer.") from error
+        return {str(peer): seconds for peer, seconds in answers.items() if seconds < math.inf}
+
+    found, give_up = ping(peers), time.monotonic() + timeout
+    while (missing := [peer for peer in peers if peer not in found]) and time.monotonic() < give_up:
+        time.sleep(BETWEEN_CONTACTS)
+        found |= ping(missing)
+    found |= ping(list(found))
+    return {peer: found.get(peer) for peer in peers}
 
 
 def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:

@@ -28,6 +28,9 @@ _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
 _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/(\w+))?$")
 _PROBE_SECONDS, _SKIP_PROBE_SECONDS = 0.5, 15.0
 
+CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0
+"""How long and how often to try a peer before it counts as unreachable: longer than the daemon does not dial."""
+
 Address = tuple[str, int]
 
 

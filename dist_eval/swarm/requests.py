@@ -35,14 +35,11 @@ from dist_eval.swarm.attempts import (
 from dist_eval.swarm.failures import classify
 from dist_eval.swarm.gate import STEPS, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.p2p_daemon import PeerUnreachable
+from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
-
-_CONTACT_SECONDS, _BETWEEN_CONTACTS = 12.0, 1.0
-"""libp2p dials a peer again 5 s after it could not be reached."""
 
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
@@ -169,7 +166,7 @@ class SwarmRequests:
         async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
             return await asyncio.gather(*map(self.transport.free_cache, spans), return_exceptions=True)
 
-        spans, give_up = self.spans(), time.monotonic() + _CONTACT_SECONDS
+        spans, give_up = self.spans(), time.monotonic() + CONTACT_SECONDS
         found = dict[Span, int]()
         while missing := [span for span in spans if span not in found]:
             answers = zip(missing, RemoteExpertWorker.run_coroutine(ask(missing)), strict=True)
@@ -177,7 +174,7 @@ class SwarmRequests:
             if time.monotonic() > give_up:
                 break
             if len(found) < len(spans):
-                time.sleep(_BETWEEN_CONTACTS)
+                time.sleep(BETWEEN_CONTACTS)
         return {span: found.get(span, 0) for span in spans}
 
     @property

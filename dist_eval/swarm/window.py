@@ -67,10 +67,12 @@ class Window:
             seconds: time from sending the batch to its answer.
             retries: total number of repeated requests of this rank so far.
         """
+        if self._fixed:
+            return
         self._recent.append(seconds)
         self._since_change += 1
         failed, self._retries = retries > self._retries, retries
-        if self._fixed or self._is_remeasuring():
+        if self._is_remeasuring():
             return
         if failed:
             self._shrink_to(self.size // 2)
