@@ -6,6 +6,7 @@ The results are computed from the journals alone, whichever start of the run wro
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -166,7 +167,7 @@ class BatchWorker:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
         self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
-        self._done: list[int] = []
+        self._done = array("q")
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)

@@ -34,7 +34,7 @@ _SEGMENT_BLOCKS = 0.25
 """Least cost of a segment, in blocks: with no measurements yet, fewer segments are better."""
 _JITTER = 0.02
 """Relative noise on costs, which breaks ties between equal servers differently on each rank."""
-_LATENCIES_KEPT = 10_000
+_LATENCIES_KEPT = 1_000
 
 
 UNKNOWN = Announcement()
