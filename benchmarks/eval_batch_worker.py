@@ -25,6 +25,9 @@ from dist_eval.process.logging_setup import silence_libraries
 STAGES = 2
 LOSS = nn.CrossEntropyLoss()
 
+_WARM_UP = 4
+"""Micro-batches before the clock starts."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -91,7 +94,7 @@ def with_deepspeed(task: Task) -> Outcome | None:
         return engine.eval_batch(iter(pairs), **options)
 
     loss, seconds = _timed(evaluate)
-    (_, logits), losses = evaluate(return_logits=True), evaluate(reduce_output=None, bcast_loss=False)
+    losses, logits = evaluate(return_logits=True, reduce_output=None, bcast_loss=False)
     if not engine.is_last_stage():
         return None
     return Outcome(seconds, float(loss), [float(one) for one in losses], logits.tolist())
@@ -111,7 +114,7 @@ def with_petals(task: Task) -> Outcome:
             return pipeline.eval_batch(iter(pairs), **options)
 
         loss, seconds = _timed(evaluate)
-        (_, logits), losses = evaluate(return_logits=True), evaluate(reduce_output=None)
+        losses, logits = evaluate(return_logits=True, reduce_output=None)
     return Outcome(seconds, float(loss), [float(one) for one in losses], logits[-len(pairs[-1][1]) :].tolist())
 
 
@@ -122,8 +125,8 @@ def _micro_batches(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(tensors["input_ids"], tensors["labels"], strict=True))
 
 
-def _timed(evaluate: Callable[[], Any]) -> tuple[Any, float]:
-    evaluate()
+def _timed(evaluate: Callable[..., Any]) -> tuple[Any, float]:
+    evaluate(num_micro_batches=_WARM_UP)
     start = time.perf_counter()
     return evaluate(), time.perf_counter() - start
 

@@ -33,7 +33,8 @@ from dist_eval.options.groups import ModelOptions
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.work import RankTimeline, RankWork
-from dist_eval.runs.journal import Fingerprint, Journal
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
 from dist_eval.runs.requests_folder import RequestsFolder
 from dist_eval.swarm.window import Window
 

@@ -22,8 +22,9 @@ from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
 from dist_eval.runs.environment import environment, now
 from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import take_lock
-from dist_eval.runs.journal import Fingerprint, forget_journal, has_batches
+from dist_eval.runs.journal import forget_journal, has_batches
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
 

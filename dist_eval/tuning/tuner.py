@@ -20,7 +20,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
-from dist_eval.runs.journal import Fingerprint
+from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.swarm.families import read_base_config
 from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import LearningOptions, TuningConfig

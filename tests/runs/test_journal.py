@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
 from dist_eval.errors import RunError
 from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import (
-    Fingerprint,
     Journal,
     forget_journal,
     has_batches,
@@ -316,40 +316,3 @@ def test_whether_a_run_has_sessions_is_decided_once(tmp_path: Path) -> None:
     require_recorded_plan(tmp_path, "another one")
     write(tmp_path, whole(0))
     assert recorded_session_tokens(tmp_path) == 0, "its batches were planned without"
-
-
-def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Path) -> None:
-    Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).save(tmp_path)
-    earlier = Fingerprint.load(tmp_path)
-    assert earlier is not None
-    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).changed(earlier) == []
-    assert Fingerprint({"dataset": "x", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["dataset"]
-    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["plan"]
-    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c", "new": "1"}).changed(earlier) == ["new"]
-
-
-def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
-    files = {f"part-{number}.csv": str(number) for number in range(4)}
-    Fingerprint({"dataset": "a"}, {"dataset": files}).save(tmp_path)
-    earlier = Fingerprint.load(tmp_path)
-    assert earlier is not None
-    others = {"part-0.csv": "0", "part-1.csv": "x", "part-2.csv": "2", "part-4.csv": "4"}
-    said = "dataset (part-1.csv has changed, part-3.csv is missing, part-4.csv is new)"
-    assert Fingerprint({"dataset": "b"}, {"dataset": others}).changed(earlier) == [said]
-    assert Fingerprint({"dataset": "a"}, {"dataset": others}).changed(earlier) == [], "the same rows in renamed files"
-    follows = Fingerprint({"dataset": "a", "token ids": "x"}, {"dataset": others})
-    assert follows.changed(earlier) == [said], "the same rows, distributed over files in another way"
-    assert Fingerprint({"dataset": "a"}, {"dataset": others}).digest() == Fingerprint({"dataset": "a"}).digest()
-    assert Fingerprint({"dataset": "b"}).changed(earlier) == ["dataset"]
-    assert Fingerprint({"dataset": "b"}, {"dataset": files}).changed(earlier) == ["dataset"]
-    many = {f"{number}.csv": "" for number in range(7)}
-    (changed,) = Fingerprint({"dataset": "b"}, {"dataset": many}).changed(earlier)
-    assert changed.endswith(", 6 more)")
-    assert changed.count(" is ") == 5
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}'])
-def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
-    Fingerprint({"dataset": "a"}).save(tmp_path)
-    (tmp_path / JOURNAL / "fingerprint.json").write_text(content)
-    assert Fingerprint.load(tmp_path) is None

@@ -28,7 +28,8 @@ from samples import (
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.journal import Fingerprint, Journal
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
 from dist_eval.schema import SCHEMA_VERSION
 
 

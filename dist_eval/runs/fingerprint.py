@@ -1,0 +1,78 @@
+"""What a run's results depend on, which tells whether a run may go on where an earlier one stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dist_eval.process.files import write_atomically
+from dist_eval.runs.files import FINGERPRINT, JOURNAL
+
+_DERIVED = ("token ids", "plan")
+"""Names that change only if another one does, or if dist_eval itself has changed."""
+
+_PARTS = "parts"
+_NAMED_AT_MOST = 5
+
+
+class Fingerprint:
+    """What a run's results depend on: a hash by name. A journal is used only by runs with an equal fingerprint.
+
+    Args:
+        values: text by name; the names appear in error messages.
+        parts: what a value was made of, such as the hash of each file of a dataset, by the value's name. Only messages
+            use them: equal values with other parts, such as the same rows in renamed files, are the same run.
+    """
+
+    def __init__(self, values: Mapping[str, str], parts: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.values = dict(values)
+        self.parts = {name: dict(of_value) for name, of_value in (parts or {}).items() if of_value}
+
+    @classmethod
+    def load(cls, folder: Path) -> Fingerprint | None:
+        """Reads the fingerprint in a run's folder; None if it is missing or unreadable."""
+        try:
+            values = json.loads((folder / JOURNAL / FINGERPRINT).read_text(encoding="utf-8"))
+            parts = values.pop(_PARTS, None)
+            return cls({str(name): str(value) for name, value in values.items()}, parts)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+    def digest(self) -> str:
+        """Returns a hash of all values, as hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Writes it to a run's folder."""
+        (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
+        content = {**self.values, **({_PARTS: self.parts} if self.parts else {})}
+        write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(content, indent=2) + "\n").encode())
+
+    def changed(self, earlier: Fingerprint) -> list[str]:
+        """Returns the names whose values differ from an earlier run's, with the parts that differ, if they are known.
+
+        Names that follow from others are returned only if no other value differs.
+        """
+        changed = _differing(self.values, earlier.values)
+        causes = [name for name in changed if name not in _DERIVED]
+        if changed and not causes:
+            causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
+        return [self._with_parts(name, earlier) for name in causes] or changed
+
+    def _with_parts(self, name: str, earlier: Fingerprint) -> str:
+        now, before = self.parts.get(name, {}), earlier.parts.get(name, {})
+        if not now or not before:
+            return name
+        found = [
+            f"{part} {'is new' if part not in before else 'is missing' if part not in now else 'has changed'}"
+            for part in _differing(before, now)
+        ]
+        more = [f"{len(found) - _NAMED_AT_MOST} more"] if len(found) > _NAMED_AT_MOST else []
+        return f"{name} ({', '.join(found[:_NAMED_AT_MOST] + more)})" if found else name
+
+
+def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    """Returns the keys whose values differ, or that only one of two mappings has."""
+    return [key for key in {**now, **before} if now.get(key) != before.get(key)]

@@ -1,0 +1,47 @@
+"""What a run depends on: what has changed since an earlier one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dist_eval.runs.files import FINGERPRINT, JOURNAL
+from dist_eval.runs.fingerprint import Fingerprint
+
+
+def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Path) -> None:
+    Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).save(tmp_path)
+    earlier = Fingerprint.load(tmp_path)
+    assert earlier is not None
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c"}).changed(earlier) == []
+    assert Fingerprint({"dataset": "x", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["dataset"]
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["plan"]
+    assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c", "new": "1"}).changed(earlier) == ["new"]
+
+
+def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
+    files = {f"part-{number}.csv": str(number) for number in range(4)}
+    Fingerprint({"dataset": "a"}, {"dataset": files}).save(tmp_path)
+    earlier = Fingerprint.load(tmp_path)
+    assert earlier is not None
+    others = {"part-0.csv": "0", "part-1.csv": "x", "part-2.csv": "2", "part-4.csv": "4"}
+    said = "dataset (part-1.csv has changed, part-3.csv is missing, part-4.csv is new)"
+    assert Fingerprint({"dataset": "b"}, {"dataset": others}).changed(earlier) == [said]
+    assert Fingerprint({"dataset": "a"}, {"dataset": others}).changed(earlier) == [], "the same rows in renamed files"
+    follows = Fingerprint({"dataset": "a", "token ids": "x"}, {"dataset": others})
+    assert follows.changed(earlier) == [said], "the same rows, distributed over files in another way"
+    assert Fingerprint({"dataset": "a"}, {"dataset": others}).digest() == Fingerprint({"dataset": "a"}).digest()
+    assert Fingerprint({"dataset": "b"}).changed(earlier) == ["dataset"]
+    assert Fingerprint({"dataset": "b"}, {"dataset": files}).changed(earlier) == ["dataset"]
+    many = {f"{number}.csv": "" for number in range(7)}
+    (changed,) = Fingerprint({"dataset": "b"}, {"dataset": many}).changed(earlier)
+    assert changed.endswith(", 6 more)")
+    assert changed.count(" is ") == 5
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}'])
+def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
+    Fingerprint({"dataset": "a"}).save(tmp_path)
+    (tmp_path / JOURNAL / FINGERPRINT).write_text(content)
+    assert Fingerprint.load(tmp_path) is None
