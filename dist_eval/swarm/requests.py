@@ -32,7 +32,7 @@ from dist_eval.swarm.attempts import (
     TooLarge,
     WaitForServers,
 )
-from dist_eval.swarm.failures import classify
+from dist_eval.swarm.failures import classify, drop_traceback
 from dist_eval.swarm.gate import STEPS, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
@@ -285,9 +285,10 @@ class SwarmRequests:
                     gate = gates[decision.segment.peer]
                     answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
                     return decision.segment, answer
-                except TurnedAway:
-                    continue
                 except Exception as reason:  # any of the daemon, the connection or the server
+                    drop_traceback(reason)
+                    if isinstance(reason, TurnedAway):
+                        continue
                     error = reason
                     decision = attempts.after(decision, reason)
             self._require_node()

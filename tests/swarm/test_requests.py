@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import time
@@ -259,11 +260,18 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
 
     swarm.kill_server(1)
     swarm.kill_server(2)
-    with ThreadPoolExecutor(16) as pool:  # concurrently, until a dead server was asked, and not only the remaining one
-        while not any(server.is_banned(time.monotonic()) for server in requests.router.servers.values()):
-            for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
-                assert torch.equal(answer, before)
-    assert failures(requests) - failures_before == requests.retries
+    gc.collect()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(16) as pool:  # concurrently, until a dead server was asked, not only the remaining one
+            while not any(server.is_banned(time.monotonic()) for server in requests.router.servers.values()):
+                for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
+                    assert torch.equal(answer, before)
+        assert failures(requests) - failures_before == requests.retries
+        activations = (ROWS, LENGTH + PROMPTS, HIDDEN)
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, torch.Tensor) and kept.shape == activations]
+    finally:
+        gc.enable()
 
     swarm.kill_server(0)
     start = time.monotonic()
