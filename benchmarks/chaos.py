@@ -409,13 +409,22 @@ def restart(swarm: PrivateSwarm, number: int) -> None:
 
 
 def wait_until_up(swarm: PrivateSwarm, number: int) -> None:
-    """Waits until a server's latest process says that it is ready."""
+    """Waits until a server's latest process says that it is ready.
+
+    Raises:
+        BenchmarkError: it does not, or it has ended; the message has the end of its log.
+    """
     log = swarm.folder / f"server-{number}.log"
 
     def is_ready() -> bool:
+        if swarm.servers[number].poll() is not None:
+            raise BenchmarkError(f"server {number} has ended")
         return "[INFO] Started" in log.read_text(errors="replace")
 
-    wait_for(is_ready, f"server {number}")
+    try:
+        wait_for(is_ready, f"server {number}")
+    except BenchmarkError as error:
+        raise BenchmarkError(f"{error}. The end of its log:\n{log.read_text()[-_LAST_CHARACTERS:]}") from error
 
 
 def _longest_pause(run: Run, seconds: float) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks import harness
-from benchmarks.chaos import Run, replicated_swarm, restart, wait_for, write_rows
+from benchmarks.chaos import Run, replicated_swarm, restart, wait_for, wait_until_up, write_rows
 from benchmarks.program import BenchmarkError, run_program
 from dist_eval.swarm.private import PrivateSwarm
 
@@ -162,6 +162,7 @@ def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -
                 raise BenchmarkError(f"the run has ended too soon:\n{run.last_words()}")
             samples.append(sample(run, begin))
             if samples[-1].seconds >= kill_at:
+                wait_until_up(swarm, (number - 1) % len(_SPANS))  # or blocks would have no server at all
                 swarm.kill_server(number % len(_SPANS))
                 restart(swarm, number % len(_SPANS))
                 number, kill_at = number + 1, kill_at + restart_every
