@@ -92,6 +92,8 @@ class Session(Generic[Config, Folder]):
             self.found_results = self.rank_store.wait_for("opened", _OPENING_SECONDS) == _COMPLETE
             self._closing = stack.pop_all()
         self.folder.is_ours = True
+        if self.topology.is_host_leader:
+            self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         return self
 
@@ -144,8 +146,16 @@ class Session(Generic[Config, Folder]):
     def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:
         """Loads the model (see `model.backends.load_model`)."""
         options = self.config.only(SwarmOptions) if self.config.backend == "petals" else None
+        host_dir = Path(self.wait_for(f"scratch/{self.topology.node}"))
         model, self.swarm = load_model(
-            base, target, options, self._peers, self.topology, self.scratch_dir, compression=self.config.compression
+            base,
+            target,
+            options,
+            self._peers,
+            self.topology,
+            self.scratch_dir,
+            shared_dir=host_dir / "pacing",
+            compression=self.config.compression,
         )
         self._closing.callback(model.close)
         return model

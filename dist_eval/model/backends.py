@@ -95,6 +95,7 @@ def load_model(
     topology: Topology,
     sockets: Path,
     *,
+    shared_dir: Path | None = None,
     compression: str = "none",
 ) -> tuple[LoadedModel, Swarm | None]:
     """Builds the model; on a swarm, waits first until all blocks have a server.
@@ -106,6 +107,7 @@ def load_model(
         peers: how to reach the swarm.
         topology: this process's place among the ranks.
         sockets: this rank's private folder for the sockets of the p2p daemon.
+        shared_dir: a folder that all ranks of this host name, to pace their requests together.
         compression: precision of transferred activations, "none" or "float16".
 
     Returns:
@@ -144,6 +146,7 @@ def load_model(
             max_retries=options.max_retries,
             adapter=base.adapter,
             compression=compression,
+            shared_dir=shared_dir,
             seed=topology.rank,
             outage_timeout=timeout,
             rejoin=rejoin,

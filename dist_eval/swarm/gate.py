@@ -1,75 +1,134 @@
-"""Limits how many requests of this process a server holds at a time. Does no I/O.
+"""Lets requests of this process through to a server, in their order. Does no I/O.
 
-A Petals server works on all the requests that it holds by turns, block by block. So they leave it together, and the
-next server has nothing to do until then: a convoy. It is enough that a server is never idle while answers travel, and
-how many requests that takes, their latency tells (see `Window`). The others wait here, where they cost nothing, and can
-still go to another server if this one fails.
+Those that wait here cost nothing, and can still go to another server if this one fails.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
+from typing import Protocol
 
-from dist_eval.swarm.window import Window
+from dist_eval.swarm.pacing import Ticket
 
-_QUEUED = (0.6, 1.6)
-"""Requests that should queue at a server: one that waits is enough. The first request measures the way alone."""
+STEPS = 8
+"""Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
+the way; and a server works on a session's steps one after the other, so that more of them are no convoy."""
+
+_LONGEST_SLEEP = 0.02
+"""Seconds after which a gate looks again: another rank may have had an answer earlier than expected."""
 
 
 class TurnedAway(Exception):
     """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
 
 
-STEPS = 8
-"""Size of the gate for the next steps of sessions. They have few tokens and take about as long as the way, which would
-look like a queue; and a server works on a session's steps one after the other, so that more of them are no convoy."""
+class Admission(Protocol):
+    """Decides when a request may be sent to a server: `Pacing`, or `AtMost` a number of them."""
+
+    waiting: int
+
+    def admit(self, work: int, now: float) -> Ticket | float:
+        """Lets a request through, or returns the seconds until it may ask again, infinite for after the next answer."""
+        ...
+
+    def answered(self, ticket: Ticket, now: float) -> None:
+        """Records an answer."""
+        ...
+
+    def failed(self, now: float) -> None:
+        """Records that a request got no answer."""
+        ...
+
+
+class AtMost:
+    """At most a number of requests at a time.
+
+    Args:
+        limit: the number.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._room, self.waiting = limit, 0
+
+    def admit(self, work: int, now: float) -> Ticket | float:
+        """See `Admission`."""
+        if not self._room:
+            return math.inf
+        self._room -= 1
+        return Ticket(0, work, now, now)
+
+    def answered(self, ticket: Ticket, now: float) -> None:
+        """See `Admission`."""
+        self._room += 1
+
+    def failed(self, now: float) -> None:
+        """See `Admission`."""
+        self._room += 1
 
 
 class Gate:
     """The gate before a server. Belongs to one event loop.
 
     Args:
-        fixed: a constant number of requests; by default as many as their latency allows.
+        admission: decides when a request may be sent.
     """
 
-    def __init__(self, fixed: int | None = None) -> None:
-        self._window = Window(fixed, first=1, queued=_QUEUED, timeout=float("inf"), remeasure=True)
-        self._inside = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._waiting: deque[tuple[int, asyncio.Future[Ticket]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def size(self) -> int:
-        """How many requests may be at the server."""
-        return self._window.size
+    async def enter(self, work: int) -> Ticket:
+        """Waits until a request may be sent; `answered` or `failed` has to follow.
 
-    async def enter(self) -> None:
-        """Waits until a further request may be sent; `answered` or `failed` has to follow.
+        Args:
+            work: tokens times blocks.
 
         Raises:
             TurnedAway: the server failed meanwhile.
         """
-        if self._waiting or self._inside >= self.size:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
-        else:
-            self._inside += 1
+        turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, turn))
+        self._admission.waiting += work
+        self._open()
+        return await turn
 
-    def answered(self, seconds: float) -> None:
+    def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer.
 
         Args:
-            seconds: from sending to the answer, for a unit of work.
+            ticket: what `enter` returned.
+            now: in seconds of `time.monotonic()`.
         """
-        self._window.finished(seconds, 0)
-        self._inside -= 1
-        while self._waiting and self._inside < self.size:
-            self._inside += 1
-            self._waiting.popleft().set_result(None)
+        self._admission.answered(ticket, now)
+        self._open()
 
-    def failed(self) -> None:
-        """Records that a request got no answer, and turns away all that wait."""
-        self._inside -= 1
+    def failed(self, now: float) -> None:
+        """Records that a request got no answer, and turns away all that wait.
+
+        Args:
+            now: in seconds of `time.monotonic()`.
+        """
+        self._admission.failed(now)
         while self._waiting:
-            self._waiting.popleft().set_exception(TurnedAway("the server failed before this request was sent"))
+            self._next().set_exception(TurnedAway("the server failed before this request was sent"))
+
+    def _open(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._waiting:
+            admitted = self._admission.admit(self._waiting[0][0], time.monotonic())
+            if not isinstance(admitted, Ticket):
+                if admitted < math.inf:
+                    wait = min(admitted, _LONGEST_SLEEP)
+                    self._timer = asyncio.get_running_loop().call_later(wait, self._open)
+                return
+            self._next().set_result(admitted)
+
+    def _next(self) -> asyncio.Future[Ticket]:
+        work, turn = self._waiting.popleft()
+        self._admission.waiting -= work
+        return turn

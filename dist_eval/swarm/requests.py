@@ -7,10 +7,12 @@ small requests (`transport.py`), and a bounded number of retries (`attempts.py`)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +20,7 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, first_line
+from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import ServerTraffic, Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
@@ -33,13 +36,17 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import classify, drop_traceback
-from dist_eval.swarm.gate import STEPS, Gate, TurnedAway
+from dist_eval.swarm.gate import STEPS, AtMost, Gate, TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
+from dist_eval.swarm.pacing import Pacing
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
+
+_ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
+"""How often a server's round trip is measured, and the longest time that this takes, before the first request."""
 
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
@@ -58,6 +65,7 @@ class SwarmRequests:
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.
         tokens_per_second: most tokens to send through the swarm in a second.
+        shared_dir: a folder that all ranks of this host name, to pace their requests together.
 
     Attributes:
         router: chooses servers, and keeps their statistics.
@@ -80,12 +88,14 @@ class SwarmRequests:
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
         tokens_per_second: float = math.inf,
+        shared_dir: Path | None = None,
     ) -> None:
-        self.router, self.retries, self.halved = Router(seed), 0, 0
+        shared = SharedStates(shared_dir) if shared_dir else None
+        self.router, self.retries, self.halved = Router(seed, lambda name: Pacing(shared, name)), 0, 0
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
-        self._gates: defaultdict[Any, Gate] = defaultdict(Gate)
-        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(STEPS))
+        self._gates: dict[Any, Gate] = {}
+        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(AtMost(STEPS)))
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
         self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
@@ -108,6 +118,7 @@ class SwarmRequests:
                 f"Some blocks of {config.dht_prefix} are held only by servers whose version of Petals would fail or "
                 f"compute something else: this model needs servers with {versions_needed(config)}."
             )
+        self._measure_round_trips(spans)
 
     def forward(
         self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
@@ -147,7 +158,7 @@ class SwarmRequests:
         try:
             return RemoteExpertWorker.run_coroutine(
                 self._measured(
-                    self.transport.send(segment, hidden), segment, work, self.timeout, self._gates[segment.peer]
+                    self.transport.send(segment, hidden), segment, work, self.timeout, self._gate(segment.peer)
                 )
             )
         except Exception as error:  # any of the daemon, the connection or the server
@@ -281,8 +292,8 @@ class SwarmRequests:
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
-                    gates = self._step_gates if decision.has_cache else self._gates
-                    gate = gates[decision.segment.peer]
+                    peer = decision.segment.peer
+                    gate = self._step_gates[peer] if decision.has_cache else self._gate(peer)
                     answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
                     return decision.segment, answer
                 except Exception as reason:  # any of the daemon, the connection or the server
@@ -324,6 +335,31 @@ class SwarmRequests:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
+    def _measure_round_trips(self, spans: Sequence[Span]) -> None:
+        """Asks servers for something that is no work; those that take long to answer are left out."""
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        async def measure(span: Span) -> None:
+            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
+                await self.transport.free_cache(span)  # opens the connection
+                for _ in range(_ROUND_TRIPS):
+                    sent_at = time.monotonic()
+                    await self.transport.free_cache(span)
+                    self.router.stats(span.peer).pacing.measured_round_trip(time.monotonic() - sent_at)
+
+        async def measure_all() -> None:
+            tasks = [asyncio.ensure_future(measure(span)) for span in spans]
+            await asyncio.wait(tasks, timeout=_ROUND_TRIP_SECONDS)
+            for task in tasks:
+                task.cancel()
+
+        RemoteExpertWorker.run_coroutine(measure_all())
+
+    def _gate(self, peer: Any) -> Gate:
+        if peer not in self._gates:
+            self._gates[peer] = Gate(self.router.stats(peer).pacing)
+        return self._gates[peer]
+
     async def _measured(
         self,
         request: Coroutine[Any, Any, Answer],
@@ -336,7 +372,7 @@ class SwarmRequests:
         server.assigned(work)
         server.announced = segment.announced
         try:
-            await gate.enter()
+            ticket = await gate.enter(work)
         except TurnedAway:
             request.close()
             server.withdrawn(work)
@@ -346,20 +382,20 @@ class SwarmRequests:
             answer = await asyncio.wait_for(request, stall_timeout)
         except TurnedAway:
             server.withdrawn(work)
-            gate.failed()
+            gate.failed(time.monotonic())
             raise
         except PeerUnreachable:
-            server.not_listening(work, time.monotonic())
-            gate.failed()
+            server.not_listening(work, now := time.monotonic())
+            gate.failed(now)
             raise
         except BaseException as error:
             server.failed(work, now := time.monotonic(), classify(error))
             server.timeline.add(sent_at, now, done=0, failed=1)
-            gate.failed()
+            gate.failed(now)
             raise
         server.answered(work, sent_at, now := time.monotonic())
         server.timeline.add(sent_at, now)
-        gate.answered((now - sent_at) / work)
+        gate.answered(ticket, now)
         return answer
 
 

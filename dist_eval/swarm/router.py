@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from dist_eval.data.plan import SessionShape
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.results.work import Announcement
 from dist_eval.swarm.failures import Failure
+from dist_eval.swarm.pacing import Pacing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.findings import Findings
@@ -127,6 +128,7 @@ class ServerStats:
         backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
         announced: what it announced when it was asked last.
+        pacing: when it can use a further forward.
     """
 
     requests: int = 0
@@ -137,6 +139,7 @@ class ServerStats:
     backlog: int = 0
     timeline: Timeline = field(default_factory=Timeline)
     announced: Announcement = UNKNOWN
+    pacing: Pacing = field(default_factory=Pacing)
     _in_flight: int = 0
     _busy_seconds: float = 0.0
     _busy_work: float = 0.0
@@ -147,7 +150,9 @@ class ServerStats:
 
     @property
     def seconds_per_work(self) -> float | None:
-        """Measured seconds for one token through one block; None before the second answer."""
+        """Measured seconds for one token through one block; None before there are measurements."""
+        if self.pacing.seconds_per_work is not None:
+            return self.pacing.seconds_per_work
         return self._busy_seconds / self._busy_work if self._busy_work else None
 
     def assigned(self, work: int) -> None:
@@ -233,12 +238,15 @@ class ServerStats:
             now: current time, in seconds of `time.monotonic()`.
             unknown: seconds per unit of work to assume without measurements.
         """
+        work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
+        if self.pacing.seconds_per_work is not None:
+            return self.pacing.latency(work, now, unknown)
         measured = self.seconds_per_work
         rate, overhead = (unknown, 0.0) if measured is None else (measured, self._overhead)
         if measured is not None and not self._in_flight:
             decay = 0.5 ** ((now - self._last_answer) / _HALF_LIFE_SECONDS)
             rate, overhead = max(unknown, rate * decay), overhead * decay
-        return overhead + rate * (self.backlog + tokens * max(blocks, _SEGMENT_BLOCKS) + tokens * _SEGMENT_BLOCKS)
+        return overhead + rate * (self.backlog + work)
 
 
 class Router:
@@ -248,15 +256,19 @@ class Router:
 
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
+        make_pacing: makes the pacing of a server, by its name.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, make_pacing: Callable[[str], Pacing] = lambda name: Pacing()) -> None:
         self.servers: dict[Any, ServerStats] = {}
+        self._make_pacing = make_pacing
         self._random = random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
-        return self.servers.setdefault(peer, ServerStats())
+        if peer not in self.servers:
+            self.servers[peer] = ServerStats(pacing=self._make_pacing(str(peer)))
+        return self.servers[peer]
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first segment of the route from block `start` to `end` that should be fastest.

@@ -53,15 +53,6 @@ def test_it_grows_no_further_than_is_useful(travel: float) -> None:
     assert max(sizes) <= max(FIRST_SIZE + 2, 1 + travel / service + 8)
 
 
-@pytest.mark.parametrize("travel", [0.0, 0.1, 0.4, 1.0])
-def test_it_does_not_grow_over_time_if_it_measures_the_minimum_again(travel: float) -> None:
-    batches, service = 5000, 0.1
-    window = Window(first=1, queued=(0.6, 1.6), timeout=float("inf"), remeasure=True)
-    seconds, sizes = simulate(window, batches, travel=travel, service=service, noise=0.3)
-    assert max(sizes[-1000:]) <= 1 + travel / service + 2
-    assert batches * service * 1.15 / (seconds - travel) > 0.95
-
-
 def test_it_backs_off_when_a_server_becomes_slow() -> None:
     window = Window()
     simulate(window, 100, travel=1.0, service=0.1)
