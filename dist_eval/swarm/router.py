@@ -1,9 +1,10 @@
 """Routing of requests by the measured speed of servers. Does no I/O.
 
-For every server there is an estimate of the seconds per unit of work (one token through one block) and of the overhead
-of a request, and a backlog: work sent by this process that is still in flight. A request takes the route with the least
-expected latency. So work spreads over replicas in proportion to their speed, a slow one gets as much as it can do in
-the same time, and one that fails is banned for a while.
+A request takes the route with the least expected latency, which follows from each server's `pacing`: its speed, the way
+to it, and what it was sent. Where only steps of sessions are sent, which are not paced, there is an estimate of the
+seconds per unit of work (one token through one block) and of the overhead of a request instead, and a backlog: work
+sent by this process that is still in flight. So work spreads over replicas in proportion to their speed, a slow one
+gets as much as it can do in the same time, and one that fails is banned for a while.
 """
 
 from __future__ import annotations

@@ -105,6 +105,26 @@ def test_other_prompts_are_serialized_again(
     assert torch.equal(answers[0], again)
 
 
+def test_ranks_of_a_host_know_what_the_others_have_measured(
+    family_swarms: dict[str, PrivateSwarm],
+    swarm_client: SwarmClient,
+    make_tuned: Callable[..., TunedCheckpoint],
+    tmp_path: Path,
+) -> None:
+    backbone = swarm_client.classifier(family_swarms["llama"], make_tuned(None)).backbone
+    assert isinstance(backbone, SwarmBackbone)
+    manager = backbone.model.h.sequence_manager
+    one, other, apart = (
+        SwarmRequests(manager, request_timeout=TIMEOUT, max_retries=3, shared_dir=shared_dir)
+        for shared_dir in (tmp_path, tmp_path, None)
+    )
+    one.forward(hidden_states(backbone, rows=2, length=10), None)
+    peers = [span.peer for span in one.spans()]
+    speeds = [[requests.router.stats(peer).seconds_per_work for peer in peers] for requests in (one, other, apart)]
+    assert all(speeds[0]) and speeds[1] == speeds[0]
+    assert not any(speeds[2])
+
+
 @pytest.fixture(scope="module")
 def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
     swarm = ForkedSwarm(
