@@ -48,6 +48,9 @@ from dist_eval.swarm.transport import Transport
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 """How often a server's round trip is measured, and the longest time that this takes, before the first request."""
 
+_ASIDE_SECONDS = 0.01
+"""Time until a request that was turned away chooses again: by then the failure of the other one is recorded."""
+
 Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
@@ -299,6 +302,7 @@ class SwarmRequests:
                 except Exception as reason:  # any of the daemon, the connection or the server
                     drop_traceback(reason)
                     if isinstance(reason, TurnedAway):
+                        await asyncio.sleep(_ASIDE_SECONDS)
                         continue
                     error = reason
                     decision = attempts.after(decision, reason)
