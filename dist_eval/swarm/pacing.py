@@ -37,7 +37,7 @@ _LEAST_OVER = 100
 """The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions."""
 
 _FIRST_SECONDS = 5.0
-"""Time to wait for the answer to a server's very first request before a second one is sent."""
+"""Time to wait for a server's very first answer before a third request is sent."""
 
 _HALF_LIFE_SECONDS = 30.0
 """Half-life of the estimated time of an idle server: it may have become faster."""
@@ -51,7 +51,7 @@ class Pace(ctypes.Structure):
         ("done_at", ctypes.c_double),  # when the answer to the latest of them should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
         ("answered_at", ctypes.c_double),  # when the latest answer came
-        ("answers_follow", ctypes.c_bool),  # whether the next two are of answers that followed each other
+        ("answers_follow", ctypes.c_bool),  # whether the next two are of answers while it had more to do
         ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for a request
         ("busy_work", ctypes.c_double),  # moving sum of their work
         ("latency", ctypes.c_double),  # the least one since `latencies` was 0
