@@ -142,7 +142,8 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
     """Reads with the usual block size, and after an error continues with the large one.
 
     A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
-    is really in the file occurs with large blocks, too.
+    is really in the file occurs with large blocks, too. A reader that failed may still be reading ahead, so it has to
+    close the file itself: once its number were free, it would read from the next one.
     """
     given = 0
     for block_size in _BLOCK_BYTES:
@@ -180,9 +181,8 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     )
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        with pa.input_stream(path, compression="detect") as stream:
-            options = csv.ReadOptions(block_size=block_size, use_threads=False)
-            yield from csv.open_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+        options = csv.ReadOptions(block_size=block_size, use_threads=False)
+        yield from csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert)
 
     row, are_quotes_doubled = 0, False
     for batch in _with_growing_blocks(read):
@@ -234,11 +234,10 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
     parse = pa_json.ParseOptions(explicit_schema=pa.schema(list(kinds.items())))
 
     def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        with pa.input_stream(path, compression="detect") as stream:
-            options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
-            for batch in pa_json.open_json(stream, read_options=options, parse_options=parse):
-                require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
-                yield batch.select(columns)
+        options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
+        for batch in pa_json.open_json(path, read_options=options, parse_options=parse):
+            require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
+            yield batch.select(columns)
 
     yield from _with_growing_blocks(read)
 
