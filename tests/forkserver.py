@@ -179,8 +179,11 @@ def serve(address: str) -> list[str]:
                     connection.sendall(struct.pack("!q", os.waitstatus_to_exitcode(status)))
         if listener in ready:
             connection, _ = listener.accept()
-            size, streams, _, _ = socket.recv_fds(connection, 8, 3)
-            request = json.loads(_receive(connection, struct.unpack("!q", size)[0]))
+            try:
+                request, streams = _request(connection)
+            except (OSError, EOFError):  # the stand-in was killed as soon as it was started
+                connection.close()
+                continue
             process = os.fork()
             if not process:
                 for one in (listener, connection, *running.values()):
@@ -189,7 +192,25 @@ def serve(address: str) -> list[str]:
             running[process] = connection
             for stream in streams:
                 os.close(stream)
-            connection.sendall(struct.pack("!q", process))
+            with contextlib.suppress(OSError):  # killed since: seen in the next round
+                connection.sendall(struct.pack("!q", process))
+
+
+def _request(connection: socket.socket) -> tuple[dict, list[int]]:
+    """Receives what a stand-in was started with, and its streams.
+
+    Raises:
+        OSError, EOFError: it is gone.
+    """
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    try:
+        if not size:
+            raise EOFError("the other end is gone")
+        return json.loads(_receive(connection, struct.unpack("!q", size)[0])), streams
+    except (OSError, EOFError):
+        for stream in streams:
+            os.close(stream)
+        raise
 
 
 def _become(request: dict, streams: list[int]) -> list[str]:
