@@ -1,7 +1,8 @@
 """A Petals server that waits instead of computing: `python -m benchmarks.waiting_server FILE [arguments of a server]`.
 
 Transport, handlers, queues and the order of work are Petals' own. Only the forward of a block is replaced: it sleeps
-and returns its input. Like a GPU, it works on one request at a time and leaves the processor alone.
+and returns its input. Like a GPU, it works on one request at a time and leaves the processor alone. What it announces
+follows from its speed when it is started, as a server's own measurement would.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class Speed:
         return self.per_request + self.per_token * tokens
 
 
+_MEASURED_TOKENS = 1024
+"""With as many tokens Petals' servers measure what they announce."""
+
+
 def set_speeds(file: Path, speeds: Sequence[Speed]) -> None:
     """Sets the speeds of running servers, in the order of the swarm's spans.
 
@@ -55,16 +60,27 @@ def main() -> None:
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=Path(sys.argv[1]))
+    from petals.server import server as petals_server
     from petals.server.backend import TransformerBackend
 
     from dist_eval.swarm import server
 
+    blocks = int(end) - int(start)
+
+    def block_seconds(tokens: int) -> float:
+        return Speed(**json.loads(file.read_bytes())[number]).seconds(tokens) / blocks
+
     def forward(self: Any, hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-        speed = Speed(**json.loads(file.read_bytes())[number])
-        time.sleep(speed.seconds(hidden.shape[0] * hidden.shape[1]) / (int(end) - int(start)))
+        time.sleep(block_seconds(hidden.shape[0] * hidden.shape[1]))
         return (hidden.clone(),)
 
+    def announced(*_: Any, **__: Any) -> dict[str, float]:
+        rate = _MEASURED_TOKENS / block_seconds(_MEASURED_TOKENS)
+        return {"forward_rps": rate, "inference_rps": rate, "throughput": rate / ((blocks + 1) / 2)}
+
     TransformerBackend.forward = forward
+    petals_server.get_server_throughput = announced
+    sys.argv[sys.argv.index("--throughput") + 1] = "eval"
     server.main()
 
 

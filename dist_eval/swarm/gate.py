@@ -28,7 +28,9 @@ class TurnedAway(Exception):
 class Admission(Protocol):
     """Decides when a request may be sent to a server: `Pacing`, or `AtMost` a number of them."""
 
-    waiting: int
+    def add_waiting(self, work: int) -> None:
+        """Records work that waits before the gate; a negative number is work that does so no longer."""
+        ...
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """Lets a request through, or returns the seconds until it may ask again, infinite for after the next answer."""
@@ -51,7 +53,10 @@ class AtMost:
     """
 
     def __init__(self, limit: int) -> None:
-        self._room, self.waiting = limit, 0
+        self._room = limit
+
+    def add_waiting(self, work: int) -> None:
+        """See `Admission`."""
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """See `Admission`."""
@@ -92,7 +97,7 @@ class Gate:
         """
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, turn))
-        self._admission.waiting += work
+        self._admission.add_waiting(work)
         self._open()
         return await turn
 
@@ -130,5 +135,5 @@ class Gate:
 
     def _next(self) -> asyncio.Future[Ticket]:
         work, turn = self._waiting.popleft()
-        self._admission.waiting -= work
+        self._admission.add_waiting(-work)
         return turn

@@ -39,6 +39,9 @@ _LEAST_OVER = 100
 _FIRST_SECONDS = 5.0
 """Time to wait for a server's very first answer before a third request is sent."""
 
+_LATE = 2.0
+"""How long a server's first answer is expected to take in all, as a multiple of the time that it has taken by now."""
+
 _HALF_LIFE_SECONDS = 30.0
 """Half-life of the estimated time of an idle server: it may have become faster."""
 
@@ -47,7 +50,10 @@ class Pace(ctypes.Structure):
     """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_ = (
+        ("waiting", ctypes.c_int64),  # work that may not be sent yet
         ("sent", ctypes.c_uint64),  # requests
+        ("first_sent_at", ctypes.c_double),
+        ("first_work", ctypes.c_uint64),  # of the requests before the first answer
         ("done_at", ctypes.c_double),  # when the answer to the latest of them should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
         ("answered_at", ctypes.c_double),  # when the latest answer came
@@ -86,14 +92,21 @@ class Pacing:
     Args:
         shared: shares it with the other ranks of this host.
         name: of the server, in `shared`.
-
-    Attributes:
-        waiting: work that this process has for the server, and may not send yet.
     """
 
     def __init__(self, shared: SharedStates | None = None, name: str = "") -> None:
         self._pace = shared.open(name, Pace) if shared else Pace()
-        self._shared, self.waiting = shared, 0
+        self._shared = shared
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any request was sent, or waits."""
+        return bool(self._pace.sent or self._pace.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Work that may not be sent yet, in tokens times blocks."""
+        return self._pace.waiting
 
     @property
     def seconds_per_work(self) -> float | None:
@@ -105,6 +118,11 @@ class Pacing:
         """Records how long a message without work and its answer take, before the first request."""
         with self._locked():
             self._pace.round_trip = min(seconds, self._pace.round_trip or seconds)
+
+    def add_waiting(self, work: int) -> None:
+        """Records work that waits for the server; a negative number is work that does so no longer."""
+        with self._locked():
+            self._pace.waiting += work
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """Lets a request through, or not yet.
@@ -125,6 +143,9 @@ class Pacing:
                 wait, done_at = pace.done_at - way - _EARLY * seconds - now, max(pace.done_at, now + way) + seconds
             if wait > 0:
                 return wait
+            if rate is None:
+                pace.first_sent_at = pace.first_sent_at if pace.first_work else now
+                pace.first_work += work
             pace.sent += 1
             pace.done_at = done_at
             return Ticket(pace.sent, work, now, done_at - pace.delay)
@@ -150,26 +171,31 @@ class Pacing:
         """Records that a request got no answer: nothing more is expected of the server."""
         with self._locked():
             self._correct(now - self._pace.done_at)
+            self._pace.first_work = 0
 
-    def latency(self, work: float, now: float, fastest: float) -> float:
-        """Estimates how long the answer to a further request would take, behind all that was sent or waits here.
+    def latency(self, work: float, now: float, expected: float) -> float:
+        """Estimates how long the answer to a further request would take, behind all that was sent or waits.
+
+        A server that has not answered yet is taken for as fast as expected until its first answer is late; from then on
+        that answer is expected to take twice as long as it has by now.
 
         Args:
             work: tokens times blocks.
             now: in seconds of `time.monotonic()`.
-            fastest: seconds per unit of work of the fastest server.
-
-        Raises:
-            ValueError: nothing is measured yet.
+            expected: seconds per unit of work to expect without measurements.
         """
-        rate, done_at = self.seconds_per_work, self._pace.done_at
+        pace, rate = self._pace, self.seconds_per_work
         if rate is None:
-            raise ValueError("No answer has been measured yet.")
-        way = self._way(rate)
-        if now > done_at and not self.waiting:
-            decay = 0.5 ** ((now - done_at) / _HALF_LIFE_SECONDS)
-            rate, way = max(fastest, rate * decay), way * decay
-        return max(done_at - now, way) + rate * (self.waiting + work)
+            way, done_at, rate = pace.round_trip, now, expected
+            if pace.first_work:
+                rate = max(expected, _LATE * (now - pace.first_sent_at - way) / pace.first_work)
+                done_at = pace.first_sent_at + way + rate * pace.first_work
+        else:
+            way, done_at = self._way(rate), pace.done_at
+            if now > done_at and not pace.waiting:
+                decay = 0.5 ** ((now - done_at) / _HALF_LIFE_SECONDS)
+                rate, way = max(expected, rate * decay), way * decay
+        return max(done_at - now, way) + rate * (pace.waiting + work)
 
     def _measure(self, ticket: Ticket, now: float) -> None:
         pace, latency = self._pace, now - ticket.sent_at

@@ -201,9 +201,9 @@ class SwarmRequests:
         with self._manager.lock_changes:
             online = list(self._manager.state.sequence_info.spans_by_priority)
         spans = [
-            Span(span.peer_id, span.start, span.end, announcement_of(span.server_info))
+            Span(span.peer_id, span.start, span.end, announcement_of(info), info.forward_rps or None)
             for span in online
-            if serves(span.server_info.version, self._manager.config)
+            if serves((info := span.server_info).version, self._manager.config)
         ]
         return [span for span in spans if str(span.peer) not in self.excluded]
 

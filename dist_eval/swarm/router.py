@@ -1,10 +1,11 @@
 """Routing of requests by the measured speed of servers. Does no I/O.
 
 A request takes the route with the least expected latency, which follows from each server's `pacing`: its speed, the way
-to it, and what it was sent. Where only steps of sessions are sent, which are not paced, there is an estimate of the
-seconds per unit of work (one token through one block) and of the overhead of a request instead, and a backlog: work
-sent by this process that is still in flight. So work spreads over replicas in proportion to their speed, a slow one
-gets as much as it can do in the same time, and one that fails is banned for a while.
+to it, what it was sent and what waits for it. Where only steps of sessions are sent, which are not paced, there is an
+estimate of the seconds per unit of work (one token through one block) and of the overhead of a request instead, and a
+backlog: work sent by this process that is still in flight. Before a server's first answer, its speed is taken from what
+it announces, in proportion to those that are measured. So work spreads over replicas in proportion to their speed, a
+slow one gets as much as it can do in the same time, and one that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.data.answers import RouteSegment
@@ -52,12 +53,14 @@ class Span:
         start: its first block.
         end: one past its last block.
         announced: how it computes.
+        forward_rps: tokens per second through one block, as it announces; None if it does not.
     """
 
     peer: Any
     start: int
     end: int
     announced: Announcement = UNKNOWN
+    forward_rps: float | None = None
 
     @property
     def dtype(self) -> str | None:
@@ -112,7 +115,7 @@ def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span
         kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
         for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
             blocks = [block for _, block in run]
-            left.append(Span(span.peer, blocks[0], blocks[-1] + 1, span.announced))
+            left.append(replace(span, start=blocks[0], end=blocks[-1] + 1))
     return left
 
 
@@ -230,23 +233,23 @@ class ServerStats:
         """Whether it failed recently."""
         return now < self._banned_until
 
-    def seconds(self, tokens: int, blocks: int, now: float, unknown: float) -> float:
+    def seconds(self, tokens: int, blocks: int, now: float, expected: float) -> float:
         """Estimates the latency of a request.
 
         Args:
             tokens: of the request, counting padding and prompts.
             blocks: number of blocks to run.
             now: current time, in seconds of `time.monotonic()`.
-            unknown: seconds per unit of work to assume without measurements.
+            expected: seconds per unit of work to expect without measurements.
         """
         work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
-        if self.pacing.seconds_per_work is not None:
-            return self.pacing.latency(work, now, unknown)
+        if self.pacing.is_used:
+            return self.pacing.latency(work, now, expected)
         measured = self.seconds_per_work
-        rate, overhead = (unknown, 0.0) if measured is None else (measured, self._overhead)
+        rate, overhead = (expected, 0.0) if measured is None else (measured, self._overhead)
         if measured is not None and not self._in_flight:
             decay = 0.5 ** ((now - self._last_answer) / _HALF_LIFE_SECONDS)
-            rate, overhead = max(unknown, rate * decay), overhead * decay
+            rate, overhead = max(expected, rate * decay), overhead * decay
         return overhead + rate * (self.backlog + work)
 
 
@@ -291,8 +294,7 @@ class Router:
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
 
     def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        rates = [server.seconds_per_work for server in map(self.stats, {span.peer: None for span in spans})]
-        unknown = min((rate for rate in rates if rate is not None), default=1.0)
+        expected = self._expected_rates(spans)
         points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
         cost: dict[int, float] = {end: 0.0}
         first: dict[int, Span] = {}
@@ -303,8 +305,18 @@ class Router:
                 noise = 1.0 + _JITTER * self._random.random()
                 for stop in points:
                     if point < stop <= span.end and stop in cost:
-                        server = self.stats(span.peer)
-                        total = server.seconds(tokens, stop - point, now, unknown) * noise + cost[stop]
+                        seconds = self.stats(span.peer).seconds(tokens, stop - point, now, expected[span.peer])
+                        total = seconds * noise + cost[stop]
                         if total < cost.get(point, math.inf):
-                            cost[point], first[point] = total, Span(span.peer, point, stop, span.announced)
+                            cost[point], first[point] = total, replace(span, start=point, end=stop)
         return first.get(start)
+
+    def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
+        """Returns the seconds per unit of work to expect of each server without its own measurements."""
+        announced = {span.peer: 1.0 / span.forward_rps for span in spans if span.forward_rps}
+        measured = {peer: self.stats(peer).seconds_per_work for peer in {span.peer: None for span in spans}}
+        known = {peer: rate for peer, rate in measured.items() if rate is not None}
+        scale = min((rate / announced[peer] for peer, rate in known.items() if peer in announced), default=1.0)
+        expected = {peer: scale * rate for peer, rate in announced.items()}
+        fastest = min((known or expected).values(), default=1.0)
+        return {peer: expected.get(peer, fastest) for peer in measured}

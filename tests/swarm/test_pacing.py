@@ -198,8 +198,30 @@ def test_what_is_sent_and_what_waits_delays_the_next_answer() -> None:
     assert pacing.latency(WORK, 12.0, 1e-9) == pytest.approx(2.0)
     assert isinstance(pacing.admit(WORK, 12.0), Ticket)
     assert pacing.latency(WORK, 13.0, 1e-9) == pytest.approx(3.0)
-    pacing.waiting += WORK // 2
+    pacing.add_waiting(WORK // 2)
     assert pacing.latency(WORK, 13.0, 1e-9) == pytest.approx(4.0)
+
+
+def test_what_another_rank_sent_or_has_waiting_delays_the_next_answer(tmp_path: Path) -> None:
+    one, other = (Pacing(SharedStates(tmp_path), "server") for _ in range(2))
+    ticket = one.admit(WORK, 10.0)
+    assert isinstance(ticket, Ticket)
+    one.answered(ticket, 12.0)
+    assert isinstance(one.admit(WORK, 12.0), Ticket)
+    one.add_waiting(WORK)
+    assert other.latency(WORK, 12.0, 1e-9) == pytest.approx(6.0)
+    one.add_waiting(-WORK)
+    assert other.latency(WORK, 12.0, 1e-9) == pytest.approx(4.0)
+
+
+def test_a_server_whose_first_answer_is_late_is_expected_to_be_slow() -> None:
+    pacing, fastest = Pacing(), 1.0 / WORK
+    assert pacing.latency(WORK, 10.0, fastest) == pytest.approx(1.0)
+    assert isinstance(pacing.admit(WORK, 10.0), Ticket)
+    assert pacing.latency(WORK, 10.4, fastest) == pytest.approx(0.6 + 1.0)
+    assert pacing.latency(WORK, 13.0, fastest) == pytest.approx(3.0 + 6.0)
+    pacing.failed(13.0)
+    assert pacing.latency(WORK, 13.0, fastest) == pytest.approx(1.0)
 
 
 def test_an_idle_server_may_have_become_faster() -> None:

@@ -124,6 +124,25 @@ def test_requests_in_flight_count_before_anything_is_measured() -> None:
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
 
+def test_before_their_first_answer_servers_are_as_fast_as_they_announce_beside_those_that_are_measured() -> None:
+    fast, slow, silent = Span("fast", 0, 4, forward_rps=8000.0), Span("slow", 0, 4, forward_rps=1000.0), Span("?", 0, 4)
+    assert all(chosen(Router(seed), [slow, fast]) == "fast" for seed in range(20))
+    router = Router()
+    for now in (1.0, 3.0):  # two seconds for an answer: 2000 tokens a second through a block
+        router.stats("fast").assigned(4 * TOKENS)
+        router.stats("fast").answered(4 * TOKENS, sent_at=now, now=now + 2)
+    router.stats("fast").assigned(8 * TOKENS)  # 4 s
+    assert chosen(router, [fast, slow]) == "fast"  # slow: 250 tokens a second
+    assert chosen(router, [fast, Span("other", 0, 4, forward_rps=16000.0)]) == "other"
+    assert chosen(router, [fast, silent]) == "?"  # as fast as the fastest, and idle
+
+
+def chosen(router: Router, spans: list[Span]) -> str:
+    segment = router.next_segment(spans, 0, 4, TOKENS, 5.0)
+    assert segment is not None
+    return segment.peer
+
+
 def test_without_measurements_routes_have_few_segments() -> None:
     spans = [Span("half", 0, 4), Span("other half", 4, 8), Span("all", 0, 8)]
     segments = [Router(seed).next_segment(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
