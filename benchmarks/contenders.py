@@ -23,7 +23,7 @@ from benchmarks.program import BenchmarkError
 from benchmarks.text import Corpus
 from dist_eval.process.lifetime import end_session
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 _TIMEOUT = 1800.0
 _LOG_LINES_SHOWN = 15
 
@@ -81,11 +81,13 @@ class Outcome:
         seconds: duration of the evaluation loop, on the slowest rank.
         predictions: predicted class of each of its rows, in order.
         facts: content of `results.json`, for dist_eval.
+        timeline: content of `timeline.json`, for dist_eval.
     """
 
     seconds: float
     predictions: list[int]
     facts: dict[str, Any] = field(default_factory=dict)
+    timeline: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -119,6 +121,18 @@ class Stage:
         dataset = self.corpus.write_csv(folder / "rows.csv", every=contender.every)
         run = _run_dist_eval if contender.module == "dist_eval" else _run_alternative
         return run(contender, self, folder, dataset)
+
+    def spec(self, dataset: Path, batch_size: int, max_length: int | None) -> Spec:
+        """Returns the task of an alternative on this swarm."""
+        return Spec(
+            model=str(self.model.base),
+            checkpoint=str(self.model.tuned),
+            dataset=str(dataset),
+            initial_peers=self.peers,
+            dht_prefix=self.model.dht_prefix,
+            batch_size=batch_size,
+            max_length=max_length,
+        )
 
 
 def run_round(report: Report, group: str, stage: Stage, contenders: Sequence[Contender]) -> dict[str, Outcome]:
@@ -180,15 +194,7 @@ def describe_plan(outcome: Outcome) -> str:
 
 
 def _run_alternative(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:
-    spec = Spec(
-        model=str(stage.model.base),
-        checkpoint=str(stage.model.tuned),
-        dataset=str(dataset),
-        initial_peers=stage.peers,
-        dht_prefix=stage.model.dht_prefix,
-        batch_size=contender.batch_size,
-        max_length=contender.max_length,
-    )
+    spec = stage.spec(dataset, contender.batch_size, contender.max_length)
     asked, answered = folder / "spec.json", folder / "result.json"
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     run_process(contender, folder, "-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
@@ -204,9 +210,9 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
     arguments += ["--dataset", dataset, "--text-column", "sentence", "--output", output, *contender.options]
     arguments += ["--initial-peers", *stage.peers]
     run_process(contender, folder, *map(str, arguments), torchrun=True)
-    results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+    results, timeline = (json.loads((output / f"{name}.json").read_bytes()) for name in ("results", "timeline"))
     predictions = parquet.read_table(output / "predictions.parquet").column("prediction").to_pylist()
-    return Outcome(results["throughput"]["seconds"], predictions, results)
+    return Outcome(results["throughput"]["seconds"], predictions, results, timeline)
 
 
 def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
@@ -218,7 +224,7 @@ def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: b
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            cwd=_ROOT,
+            cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

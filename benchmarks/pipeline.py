@@ -2,23 +2,27 @@
 
 The servers wait instead of computing (see `waiting_server.py`), so that what they can do is arithmetic: the first batch
 passes all stages, and each further one comes after what the slowest stage takes for a batch, with all its replicas. A
-proxy gives the way a delay.
+proxy gives the way a delay. If another client is beside, its batches count as if they were of the run: both together
+can get as much as one alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.contenders import Contender, Stage
+from benchmarks.beside import AnotherClient, another_client
+from benchmarks.contenders import Contender, Outcome, Stage
 from benchmarks.hosting import distant_swarm_of
-from benchmarks.models import PROMPT_TOKENS, Size, make_model, train_tokenizer
+from benchmarks.models import PROMPT_TOKENS, Model, Size, make_model, train_tokenizer
 from benchmarks.program import run_program
 from benchmarks.text import Corpus, make_corpus
 from benchmarks.waiting_server import Speed, set_speeds
+from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "How close does a run come to what the servers of a pipeline can do?"
 BASE = Size(32, 8)
@@ -113,21 +117,57 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         file = scratch_dir / "speeds.json"
         set_speeds(file, shapes[0].speeds(options.overhead))
         program = ("-m", "benchmarks.waiting_server", str(file))
-        with distant_swarm_of(model, scratch_dir, spans=spans, program=program) as (swarm, proxy):
+        with (
+            distant_swarm_of(model, scratch_dir, spans=spans, program=program) as (swarm, proxy),
+            another_client(_stage(model, [sentence] * rows, swarm, scratch_dir), _TEXT_TOKENS)
+            if options.beside
+            else nullcontext() as other,
+        ):
             for shape, milliseconds, batches in itertools.product(shapes, options.round_trips, options.batches):
                 set_speeds(file, shape.speeds(options.overhead))
                 proxy.set_round_trip(milliseconds / 1000)
-                corpus = Corpus([sentence] * rows * batches, [0] * rows * batches, "one sentence")
-                stage = Stage(model, corpus, swarm.initial_peers, scratch_dir)
-                group = f"{shape.name}, {milliseconds} ms, {batches} batches"
-                limit = shape.least_seconds(batches, milliseconds / 1000, share)
-                _measure_cell(report, group, stage, limit, batches, options)
+                stage = _stage(model, [sentence] * rows * batches, swarm, scratch_dir)
+                cell = Cell(shape, milliseconds, batches, share, other)
+                _measure_cell(report, cell, stage, options)
     report.finish()
 
 
-def _measure_cell(
-    report: harness.Report, group: str, stage: Stage, limit: float, batches: int, options: argparse.Namespace
-) -> None:
+def _stage(model: Model, sentences: list[str], swarm: PrivateSwarm, scratch_dir: Path) -> Stage:
+    return Stage(model, Corpus(sentences, [0] * len(sentences), "one sentence"), swarm.initial_peers, scratch_dir)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured at a time.
+
+    Attributes:
+        shape: of the pipeline.
+        round_trip: in milliseconds.
+        batches: number of batches.
+        share: of the time of a full batch that each of them takes.
+        other: the client beside, if there is one.
+    """
+
+    shape: Shape
+    round_trip: int
+    batches: int
+    share: float
+    other: AnotherClient | None
+
+    @property
+    def name(self) -> str:
+        """Its name in the report."""
+        beside = ", another client beside" if self.other else ""
+        return f"{self.shape.name}, {self.round_trip} ms, {self.batches} batches{beside}"
+
+    def limit(self, outcome: Outcome) -> float:
+        """Returns the seconds that the run could have taken at least."""
+        others = self.other.batches_during(outcome) if self.other else 0
+        return self.shape.least_seconds(self.batches + others, self.round_trip / 1000, self.share)
+
+
+def _measure_cell(report: harness.Report, cell: Cell, stage: Stage, options: argparse.Namespace) -> None:
+    group, batches = cell.name, cell.batches
     plan = ("--token-budget", str(options.batch_tokens))
     ours = [
         Contender(f"dist_eval, {ranks} rank{'s' * (ranks > 1)}", "dist_eval", ranks=ranks, options=plan)
@@ -140,6 +180,7 @@ def _measure_cell(
             outcome = stage.run(contender)
             if contender in ours and (sent := outcome.facts["plan"]["batches"]) != batches:
                 report.note(f"{group}: dist_eval sent {sent} batches.")
+            limit = cell.limit(outcome)
             report.add(group, contender.name, limit / outcome.seconds, {"seconds": outcome.seconds, "limit": limit})
     for one in ours:
         name = f"{group}: {one.name}"
@@ -178,7 +219,9 @@ def main() -> None:
         help="share of a full batch's time that a server takes whatever the number of tokens (%(default)s)",
     )
     parser.add_argument("--no-petals", dest="petals", action="store_false", help="leave out Petals' own client")
+    parser.add_argument("--beside", action="store_true", help="with another client beside; leaves out Petals' own")
     options = parser.parse_args()
+    options.petals &= not options.beside
     run_program(lambda scratch_dir: measure(options, scratch_dir))
 
 

@@ -25,6 +25,18 @@ def test_the_limit_is_a_passage_and_the_slowest_stage_for_each_further_batch() -
     assert Shape("", ((0.1,), (0.15, 0.3))).least_seconds(11, 0.0) == pytest.approx(0.25 + 10 * 0.1)
 
 
+@pytest.mark.slow
+def test_it_measures_with_another_client_beside(launcher: Launcher, tmp_path: Path) -> None:
+    process = launcher.run(
+        "-m", "benchmarks.pipeline", "--quick", "--beside", "--output", str(tmp_path), preloaded=False
+    )
+    assert process.returncode == 0, process.stderr
+    (series,) = json.loads((tmp_path / "pipeline.json").read_text())["series"]
+    assert 0.5 < series["values"][0] < 1.05, "a batch at the begin or the end may count for another one"
+    assert series["details"][0]["limit"] > SHAPES[0].least_seconds(25, 0.0), "the other client's batches count, too"
+    assert not launcher.leftovers()
+
+
 def test_it_measures_the_share_of_the_limit(launcher: Launcher, tmp_path: Path) -> None:
     process = launcher.run("-m", "benchmarks.pipeline", "--quick", "--output", str(tmp_path), preloaded=False)
     assert process.returncode == 0, process.stderr
