@@ -1,19 +1,17 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
 Petals' own client is made for training. This one is made for many forwards: routes by measured speed (`router.py`),
-small requests (`transport.py`), and a bounded number of retries (`attempts.py`).
+requests in their turn (`dispatch.py`) and small (`transport.py`), and a bounded number of retries (`attempts.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -35,8 +33,9 @@ from dist_eval.swarm.attempts import (
     TooLarge,
     WaitForServers,
 )
-from dist_eval.swarm.failures import classify, drop_traceback
-from dist_eval.swarm.gate import STEPS, AtMost, Gate, TurnedAway
+from dist_eval.swarm.dispatch import Dispatcher
+from dist_eval.swarm.failures import drop_traceback
+from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
 from dist_eval.swarm.pacing import Pacing
@@ -45,13 +44,9 @@ from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
-_ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
-"""How often a server's round trip is measured, and the longest time that this takes, before the first request."""
-
 _ASIDE_SECONDS = 0.01
 """Time until a request that was turned away chooses again: by then the failure of the other one is recorded."""
 
-Answer = TypeVar("Answer")
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
 
@@ -97,8 +92,7 @@ class SwarmRequests:
         self.router, self.retries, self.halved = Router(seed, lambda name: Pacing(shared, name)), 0, 0
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
-        self._gates: dict[Any, Gate] = {}
-        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(AtMost(STEPS)))
+        self._dispatcher = Dispatcher(self.router)
         self._manager, self._attempts = sequence_manager, max_retries
         self.timeout, self._compression = request_timeout, compression
         self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
@@ -109,6 +103,7 @@ class SwarmRequests:
         Raises:
             SwarmError: some block has no server, or none whose version of Petals computes the model.
         """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
         from petals.client.routing.sequence_manager import MissingBlocksError
 
         try:
@@ -121,7 +116,7 @@ class SwarmRequests:
                 f"Some blocks of {config.dht_prefix} are held only by servers whose version of Petals would fail or "
                 f"compute something else: this model needs servers with {versions_needed(config)}."
             )
-        self._measure_round_trips(spans)
+        RemoteExpertWorker.run_coroutine(self._dispatcher.measure_round_trips(spans, self.transport.free_cache))
 
     def forward(
         self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
@@ -160,9 +155,7 @@ class SwarmRequests:
         work = tokens_in(hidden) * (segment.end - segment.start)
         try:
             return RemoteExpertWorker.run_coroutine(
-                self._measured(
-                    self.transport.send(segment, hidden), segment, work, self.timeout, self._gate(segment.peer)
-                )
+                self._dispatcher.send(self.transport.send(segment, hidden), segment, work, self.timeout)
             )
         except Exception as error:  # any of the daemon, the connection or the server
             raise SwarmError(
@@ -295,9 +288,9 @@ class SwarmRequests:
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
-                    peer = decision.segment.peer
-                    gate = self._step_gates[peer] if decision.has_cache else self._gate(peer)
-                    answer = await self._measured(request, decision.segment, work, decision.stall_timeout, gate)
+                    answer = await self._dispatcher.send(
+                        request, decision.segment, work, decision.stall_timeout, is_step=decision.has_cache
+                    )
                     return decision.segment, answer
                 except Exception as reason:  # any of the daemon, the connection or the server
                     drop_traceback(reason)
@@ -338,69 +331,6 @@ class SwarmRequests:
         if self.excluded:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
-
-    def _measure_round_trips(self, spans: Sequence[Span]) -> None:
-        """Asks servers for something that is no work; those that take long to answer are left out."""
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
-        async def measure(span: Span) -> None:
-            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
-                await self.transport.free_cache(span)  # opens the connection
-                for _ in range(_ROUND_TRIPS):
-                    sent_at = time.monotonic()
-                    await self.transport.free_cache(span)
-                    self.router.stats(span.peer).pacing.measured_round_trip(time.monotonic() - sent_at)
-
-        async def measure_all() -> None:
-            tasks = [asyncio.ensure_future(measure(span)) for span in spans]
-            await asyncio.wait(tasks, timeout=_ROUND_TRIP_SECONDS)
-            for task in tasks:
-                task.cancel()
-
-        RemoteExpertWorker.run_coroutine(measure_all())
-
-    def _gate(self, peer: Any) -> Gate:
-        if peer not in self._gates:
-            self._gates[peer] = Gate(self.router.stats(peer).pacing)
-        return self._gates[peer]
-
-    async def _measured(
-        self,
-        request: Coroutine[Any, Any, Answer],
-        segment: Span,
-        work: int,
-        stall_timeout: float,
-        gate: Gate,
-    ) -> Answer:
-        server = self.router.stats(segment.peer)
-        server.assigned(work)
-        server.announced = segment.announced
-        try:
-            ticket = await gate.enter(work)
-        except TurnedAway:
-            request.close()
-            server.withdrawn(work)
-            raise
-        sent_at = time.monotonic()
-        try:
-            answer = await asyncio.wait_for(request, stall_timeout)
-        except TurnedAway:
-            server.withdrawn(work)
-            gate.failed(time.monotonic())
-            raise
-        except PeerUnreachable:
-            server.not_listening(work, now := time.monotonic())
-            gate.failed(now)
-            raise
-        except BaseException as error:
-            server.failed(work, now := time.monotonic(), classify(error))
-            server.timeline.add(sent_at, now, done=0, failed=1)
-            gate.failed(now)
-            raise
-        server.answered(work, sent_at, now := time.monotonic())
-        server.timeline.add(sent_at, now)
-        gate.answered(ticket, now)
-        return answer
 
 
 def tokens_in(hidden: torch.Tensor) -> int:

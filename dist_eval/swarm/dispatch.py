@@ -1,0 +1,112 @@
+"""Sends single requests, each to a given server: in its turn, and measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from dist_eval.swarm.failures import classify
+from dist_eval.swarm.gate import STEPS, AtMost, Gate, TurnedAway
+from dist_eval.swarm.p2p_daemon import PeerUnreachable
+from dist_eval.swarm.router import Router, Span
+
+_ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
+"""How often a server's round trip is measured, and the longest time that this takes."""
+
+Answer = TypeVar("Answer")
+
+
+class Dispatcher:
+    """Sends requests through the gates of their servers. Belongs to one event loop.
+
+    Args:
+        router: gets the measurements.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._gates: dict[Any, Gate] = {}
+        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(AtMost(STEPS)))
+
+    async def send(
+        self,
+        request: Coroutine[Any, Any, Answer],
+        segment: Span,
+        work: int,
+        stall_timeout: float,
+        *,
+        is_step: bool = False,
+    ) -> Answer:
+        """Sends a request when its server can use it.
+
+        Args:
+            request: sends it and returns the answer.
+            segment: the server and its blocks.
+            work: tokens times blocks.
+            stall_timeout: seconds to wait for the answer.
+            is_step: whether it is the next step of a session, which is not paced.
+
+        Raises:
+            TurnedAway: another request failed before this one was sent or computed.
+            Exception: any of the daemon, the connection or the server.
+        """
+        server = self._router.stats(segment.peer)
+        gate = self._step_gates[segment.peer] if is_step else self._gate(segment.peer)
+        server.assigned(work)
+        server.announced = segment.announced
+        try:
+            ticket = await gate.enter(work)
+        except TurnedAway:
+            request.close()
+            server.withdrawn(work)
+            raise
+        sent_at = time.monotonic()
+        try:
+            answer = await asyncio.wait_for(request, stall_timeout)
+        except TurnedAway:
+            server.withdrawn(work)
+            gate.failed(time.monotonic())
+            raise
+        except PeerUnreachable:
+            server.not_listening(work, now := time.monotonic())
+            gate.failed(now)
+            raise
+        except BaseException as error:
+            server.failed(work, now := time.monotonic(), classify(error))
+            server.timeline.add(sent_at, now, done=0, failed=1)
+            gate.failed(now)
+            raise
+        server.answered(work, sent_at, now := time.monotonic())
+        server.timeline.add(sent_at, now)
+        gate.answered(ticket, now)
+        return answer
+
+    async def measure_round_trips(self, spans: Sequence[Span], ask: Callable[[Span], Awaitable[Any]]) -> None:
+        """Measures how long messages to servers take; those that take long to answer are left out.
+
+        Args:
+            spans: of the servers.
+            ask: asks a server for something that is no work.
+        """
+
+        async def measure(span: Span) -> None:
+            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
+                await ask(span)  # opens the connection
+                for _ in range(_ROUND_TRIPS):
+                    sent_at = time.monotonic()
+                    await ask(span)
+                    self._router.stats(span.peer).pacing.measured_round_trip(time.monotonic() - sent_at)
+
+        tasks = [asyncio.ensure_future(measure(span)) for span in spans]
+        await asyncio.wait(tasks, timeout=_ROUND_TRIP_SECONDS)
+        for task in tasks:
+            task.cancel()
+
+    def _gate(self, peer: Any) -> Gate:
+        if peer not in self._gates:
+            self._gates[peer] = Gate(self._router.stats(peer).pacing)
+        return self._gates[peer]
