@@ -30,12 +30,16 @@ class AnotherClient:
         self._finished = finished
 
     def batches_during(self, outcome: Outcome) -> int:
-        """Returns how many of its batches it finished while dist_eval evaluated."""
-        began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
-        return sum(began <= time_ < began + outcome.seconds for time_ in self._times())
+        """Returns how many of its batches it finished while dist_eval evaluated.
 
-    def _times(self) -> list[float]:
-        return [float(line) for line in self._finished.read_text().splitlines()]
+        Raises:
+            ContenderError: none.
+        """
+        began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
+        times = map(float, self._finished.read_text().splitlines())
+        if not (batches := sum(began <= finished < began + outcome.seconds for finished in times)):
+            raise ContenderError("The other client finished nothing beside dist_eval.")
+        return batches
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.beside import AnotherClient, another_client
-from benchmarks.contenders import Contender, Outcome, Stage
+from benchmarks.contenders import Contender, Stage
 from benchmarks.hosting import distant_swarm_of
 from benchmarks.models import PROMPT_TOKENS, Model, Size, make_model, train_tokenizer
 from benchmarks.program import run_program
@@ -160,9 +160,8 @@ class Cell:
         beside = ", another client beside" if self.other else ""
         return f"{self.shape.name}, {self.round_trip} ms, {self.batches} batches{beside}"
 
-    def limit(self, outcome: Outcome) -> float:
-        """Returns the seconds that the run could have taken at least."""
-        others = self.other.batches_during(outcome) if self.other else 0
+    def limit(self, others: int) -> float:
+        """Returns the seconds that the run could have taken at least, beside others' batches."""
         return self.shape.least_seconds(self.batches + others, self.round_trip / 1000, self.share)
 
 
@@ -180,8 +179,12 @@ def _measure_cell(report: harness.Report, cell: Cell, stage: Stage, options: arg
             outcome = stage.run(contender)
             if contender in ours and (sent := outcome.facts["plan"]["batches"]) != batches:
                 report.note(f"{group}: dist_eval sent {sent} batches.")
-            limit = cell.limit(outcome)
-            report.add(group, contender.name, limit / outcome.seconds, {"seconds": outcome.seconds, "limit": limit})
+            others = cell.other.batches_during(outcome) if cell.other else 0
+            limit = cell.limit(others)
+            details = {"seconds": outcome.seconds, "limit": limit, "batches_of_others": others}
+            report.add(group, contender.name, limit / outcome.seconds, details)
+            if others:
+                report.note(f"{group}, {contender.name}: beside {batches} batches {others} of the other client.")
     for one in ours:
         name = f"{group}: {one.name}"
         shares = report.series[group, one.name].values

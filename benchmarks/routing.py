@@ -165,7 +165,9 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
 
 def _add(report: harness.Report, name: str, load: Load, router: Router | None = None) -> None:
     servers = [] if router is None else list(router.servers.values())
-    details = [{"requests": one.requests, "seconds_per_token_and_block": one.seconds_per_work} for one in servers]
+    details = [
+        {"requests": one.requests, "seconds_per_token_and_block": one.pacing.seconds_per_work} for one in servers
+    ]
     report.add(GROUP, name, load.tokens / load.seconds, details)
 
 

@@ -118,7 +118,7 @@ def describe_servers(servers: Sequence[ServerTraffic], spans: Sequence[Span], ro
         router: the router with its measurements.
     """
     blocks = {str(span.peer): span for span in spans}
-    speeds = {str(peer): server.seconds_per_work for peer, server in router.servers.items()}
+    speeds = {str(peer): server.pacing.seconds_per_work for peer, server in router.servers.items()}
     lines = ["server       blocks    requests  failures   p50 s   p95 s  tokens/s through its blocks"]
     for server in servers:
         peer = server.peer
@@ -144,7 +144,7 @@ def describe_bottleneck(spans: Sequence[Span], router: Router, blocks: int) -> s
     for block in range(blocks):
         total = 0.0
         for span in spans:
-            speed = router.stats(span.peer).seconds_per_work
+            speed = router.stats(span.peer).pacing.seconds_per_work
             if span.start <= block < span.end and speed:
                 total += 1.0 / (speed * (span.end - span.start))
         capacity.append(total)

@@ -90,10 +90,10 @@ class Session(Generic[Config, Folder]):
                 stack.callback(self.folder.close)
             self.publish_as_leader("opened", lambda: _COMPLETE if self.folder.is_complete else _TO_DO)
             self.found_results = self.rank_store.wait_for("opened", _OPENING_SECONDS) == _COMPLETE
+            if self.topology.is_host_leader:
+                self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
             self._closing = stack.pop_all()
         self.folder.is_ours = True
-        if self.topology.is_host_leader:
-            self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         return self
 

@@ -17,7 +17,8 @@ class SharedStates:
     """Structures in a folder that all processes use which open it.
 
     Args:
-        folder: is created if needed; it must be new to the first process, and outlive none of them.
+        folder: is created if needed. It has to be new to the first process, and to stay as long as any of them opens
+            a structure.
     """
 
     def __init__(self, folder: Path) -> None:

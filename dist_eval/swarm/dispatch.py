@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -29,8 +28,7 @@ class Dispatcher:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._gates: dict[Any, Gate] = {}
-        self._step_gates: defaultdict[Any, Gate] = defaultdict(lambda: Gate(AtMost(STEPS)))
+        self._gates: dict[tuple[Any, bool], Gate] = {}
 
     async def send(
         self,
@@ -55,30 +53,24 @@ class Dispatcher:
             Exception: any of the daemon, the connection or the server.
         """
         server = self._router.stats(segment.peer)
-        gate = self._step_gates[segment.peer] if is_step else self._gate(segment.peer)
-        server.assigned(work)
         server.announced = segment.announced
+        gate = self._gate(segment.peer, is_step)
         try:
             ticket = await gate.enter(work)
-        except TurnedAway:
+        except BaseException:
             request.close()
-            server.withdrawn(work)
             raise
         sent_at = time.monotonic()
         try:
             answer = await asyncio.wait_for(request, stall_timeout)
-        except TurnedAway:
-            server.withdrawn(work)
-            gate.failed(time.monotonic())
-            raise
-        except PeerUnreachable:
-            server.not_listening(work, now := time.monotonic())
-            gate.failed(now)
-            raise
         except BaseException as error:
-            server.failed(work, now := time.monotonic(), classify(error))
-            server.timeline.add(sent_at, now, done=0, failed=1)
-            gate.failed(now)
+            now = time.monotonic()
+            if isinstance(error, PeerUnreachable):
+                server.not_listening(now)
+            elif not isinstance(error, TurnedAway):
+                server.failed(now, classify(error))
+                server.timeline.add(sent_at, now, done=0, failed=1)
+            gate.failed(ticket, now)
             raise
         server.answered(work, sent_at, now := time.monotonic())
         server.timeline.add(sent_at, now)
@@ -106,7 +98,9 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
 
-    def _gate(self, peer: Any) -> Gate:
-        if peer not in self._gates:
-            self._gates[peer] = Gate(self._router.stats(peer).pacing)
-        return self._gates[peer]
+    def _gate(self, peer: Any, is_for_steps: bool) -> Gate:
+        key = peer, is_for_steps
+        if key not in self._gates:
+            pacing = self._router.stats(peer).pacing
+            self._gates[key] = Gate(AtMost(STEPS, pacing) if is_for_steps else pacing)
+        return self._gates[key]

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.pacing import Pacing, Ticket
 
 STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
@@ -40,38 +40,42 @@ class Admission(Protocol):
         """Records an answer."""
         ...
 
-    def failed(self, now: float) -> None:
+    def failed(self, ticket: Ticket, now: float) -> None:
         """Records that a request got no answer."""
         ...
 
 
 class AtMost:
-    """At most a number of requests at a time.
+    """At most a number of steps of sessions at a time.
 
     Args:
         limit: the number.
+        pacing: of the server, for which they are work that waits.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._room = limit
+    def __init__(self, limit: int, pacing: Pacing) -> None:
+        self._room, self._pacing = limit, pacing
 
     def add_waiting(self, work: int) -> None:
         """See `Admission`."""
+        self._pacing.add_waiting(work)
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """See `Admission`."""
         if not self._room:
             return math.inf
         self._room -= 1
-        return Ticket(0, work, now, now)
+        self._pacing.add_waiting(work)
+        return Ticket(work, now, now)
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """See `Admission`."""
         self._room += 1
+        self._pacing.add_waiting(-ticket.work)
 
-    def failed(self, now: float) -> None:
+    def failed(self, ticket: Ticket, now: float) -> None:
         """See `Admission`."""
-        self._room += 1
+        self.answered(ticket, now)
 
 
 class Gate:
@@ -99,7 +103,13 @@ class Gate:
         self._waiting.append((work, turn))
         self._admission.add_waiting(work)
         self._open()
-        return await turn
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled() and not turn.exception():  # it was let in just before
+                self._admission.failed(turn.result(), time.monotonic())
+            self._open()
+            raise
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer.
@@ -111,21 +121,27 @@ class Gate:
         self._admission.answered(ticket, now)
         self._open()
 
-    def failed(self, now: float) -> None:
+    def failed(self, ticket: Ticket, now: float) -> None:
         """Records that a request got no answer, and turns away all that wait.
 
         Args:
+            ticket: what `enter` returned.
             now: in seconds of `time.monotonic()`.
         """
-        self._admission.failed(now)
+        self._admission.failed(ticket, now)
         while self._waiting:
-            self._next().set_exception(TurnedAway("the server failed before this request was sent"))
+            if not (turn := self._next()).cancelled():
+                turn.set_exception(TurnedAway("the server failed before this request was sent"))
 
     def _open(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         while self._waiting:
-            admitted = self._admission.admit(self._waiting[0][0], time.monotonic())
+            work, turn = self._waiting[0]
+            if turn.cancelled():
+                self._next()
+                continue
+            admitted = self._admission.admit(work, time.monotonic())
             if not isinstance(admitted, Ticket):
                 if admitted < math.inf:
                     wait = min(admitted, _LONGEST_SLEEP)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dist_eval.process.shared_state import SharedStates
 
 _EARLY = 0.9
-"""How long before the server is done the next request should arrive, as a share of the server's time for it."""
+"""How much work the server should still have when the next request arrives, in requests like those that it has."""
 
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
@@ -30,17 +30,20 @@ _AVERAGED = 10.0
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
 
+_SLOWER = 2.0
+"""How much slower than expected an answer has to be, where none followed another one, to count as a slower server."""
+
 _CORRECTED = 0.5
-"""Share of a deviation from the expected time of an answer that is expected of the next ones, too."""
+"""Share of a deviation from what was expected that is expected of the next answers, too."""
 
 _LEAST_OVER = 100
 """The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions."""
 
 _FIRST_SECONDS = 5.0
-"""Time to wait for a server's very first answer before a third request is sent."""
+"""Time to wait for a server's very first answer before more than two requests are sent."""
 
 _LATE = 2.0
-"""How long a server's first answer is expected to take in all, as a multiple of the time that it has taken by now."""
+"""How late an answer is expected to be in the end, as a multiple of what it is late by now."""
 
 _HALF_LIFE_SECONDS = 30.0
 """Half-life of the estimated time of an idle server: it may have become faster."""
@@ -50,17 +53,17 @@ class Pace(ctypes.Structure):
     """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_ = (
-        ("waiting", ctypes.c_int64),  # work that may not be sent yet
-        ("sent", ctypes.c_uint64),  # requests
-        ("first_sent_at", ctypes.c_double),
-        ("first_work", ctypes.c_uint64),  # of the requests before the first answer
-        ("done_at", ctypes.c_double),  # when the answer to the latest of them should be here
+        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
+        ("unanswered", ctypes.c_int64),  # requests
+        ("unanswered_work", ctypes.c_int64),
+        ("first_sent_at", ctypes.c_double),  # the first request while nothing is measured
+        ("done_at", ctypes.c_double),  # when the answer to the last request should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
         ("answered_at", ctypes.c_double),  # when the latest answer came
-        ("answers_follow", ctypes.c_bool),  # whether the next two are of answers while it had more to do
+        ("answers_follow", ctypes.c_bool),  # whether an answer came while the server had more to do
         ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for a request
         ("busy_work", ctypes.c_double),  # moving sum of their work
-        ("latency", ctypes.c_double),  # the least one since `latencies` was 0
+        ("latency", ctypes.c_double),  # the least one for its work, since `latencies` was 0
         ("latency_work", ctypes.c_double),  # work of the request that had it
         ("latencies", ctypes.c_uint64),
         ("latency_before", ctypes.c_double),  # the least one before that
@@ -74,13 +77,11 @@ class Ticket:
     """A request that was let through.
 
     Attributes:
-        number: how many were before it, counting it.
         work: tokens times blocks.
         sent_at: in seconds of `time.monotonic()`.
         expected_at: when its answer should be here, less the corrections until it was sent.
     """
 
-    number: int
     work: int
     sent_at: float
     expected_at: float
@@ -99,13 +100,8 @@ class Pacing:
         self._shared = shared
 
     @property
-    def is_used(self) -> bool:
-        """Whether any request was sent, or waits."""
-        return bool(self._pace.sent or self._pace.waiting)
-
-    @property
     def waiting(self) -> int:
-        """Work that may not be sent yet, in tokens times blocks."""
+        """Work that may not be sent yet, or is in steps of sessions, in tokens times blocks."""
         return self._pace.waiting
 
     @property
@@ -132,23 +128,21 @@ class Pacing:
             now: in seconds of `time.monotonic()`.
 
         Returns:
-            What `answered` needs, if the request may be sent now; otherwise the seconds until it probably may.
+            What `answered` or `failed` needs, if the request may be sent now; otherwise the seconds until it probably
+            may.
         """
         with self._locked():
             pace, rate = self._pace, self.seconds_per_work
-            if rate is None:
-                wait, done_at = pace.done_at - now, now + (_FIRST_SECONDS if pace.sent else pace.round_trip)
+            if pace.unanswered:
+                if (wait := self._opens_at(rate, now) - now) > 0:
+                    return wait
             else:
-                way, seconds = self._way(rate), rate * work
-                wait, done_at = pace.done_at - way - _EARLY * seconds - now, max(pace.done_at, now + way) + seconds
-            if wait > 0:
-                return wait
-            if rate is None:
-                pace.first_sent_at = pace.first_sent_at if pace.first_work else now
-                pace.first_work += work
-            pace.sent += 1
-            pace.done_at = done_at
-            return Ticket(pace.sent, work, now, done_at - pace.delay)
+                pace.first_sent_at = pace.done_at = now
+            if rate is not None:
+                pace.done_at = max(pace.done_at, now + self._way(rate)) + rate * work
+            pace.unanswered += 1
+            pace.unanswered_work += work
+            return Ticket(work, now, pace.done_at - pace.delay)
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer.
@@ -160,60 +154,91 @@ class Pacing:
         with self._locked():
             pace, is_first = self._pace, self.seconds_per_work is None
             self._measure(ticket, now)
-            after_it = pace.sent - ticket.number
-            if is_first or not after_it:
-                self._correct(now + after_it * ticket.work * (self.seconds_per_work or 0.0) - pace.done_at)
+            self._settle(ticket)
+            if is_first or not pace.unanswered:
+                self._correct(now + pace.unanswered_work * (self.seconds_per_work or 0.0) - pace.done_at)
             else:
                 self._correct(_CORRECTED * (now - ticket.expected_at - pace.delay))
             pace.answered_at = now
 
-    def failed(self, now: float) -> None:
-        """Records that a request got no answer: nothing more is expected of the server."""
+    def failed(self, ticket: Ticket, now: float) -> None:
+        """Records that a request got no answer: the others are expected earlier by its time.
+
+        Args:
+            ticket: of the request.
+            now: in seconds of `time.monotonic()`.
+        """
         with self._locked():
-            self._correct(now - self._pace.done_at)
-            self._pace.first_work = 0
+            self._settle(ticket)
+            self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
     def latency(self, work: float, now: float, expected: float) -> float:
         """Estimates how long the answer to a further request would take, behind all that was sent or waits.
-
-        A server that has not answered yet is taken for as fast as expected until its first answer is late; from then on
-        that answer is expected to take twice as long as it has by now.
 
         Args:
             work: tokens times blocks.
             now: in seconds of `time.monotonic()`.
             expected: seconds per unit of work to expect without measurements.
         """
-        pace, rate = self._pace, self.seconds_per_work
+        pace, rate, rest = self._pace, self.seconds_per_work, 0.0
         if rate is None:
-            way, done_at, rate = pace.round_trip, now, expected
-            if pace.first_work:
-                rate = max(expected, _LATE * (now - pace.first_sent_at - way) / pace.first_work)
-                done_at = pace.first_sent_at + way + rate * pace.first_work
+            way, rate = pace.round_trip, expected
+            if pace.unanswered:
+                elapsed = now - pace.first_sent_at
+                rate = max(expected, _LATE * (elapsed - way) / pace.unanswered_work)
+                rest = way + rate * pace.unanswered_work - elapsed
         else:
-            way, done_at = self._way(rate), pace.done_at
-            if now > done_at and not pace.waiting:
-                decay = 0.5 ** ((now - done_at) / _HALF_LIFE_SECONDS)
+            way = self._way(rate)
+            if pace.unanswered:
+                rest = pace.done_at + _LATE * self._late_by(rate, now) - now
+            elif not pace.waiting:
+                decay = 0.5 ** ((now - pace.answered_at) / _HALF_LIFE_SECONDS)
                 rate, way = max(expected, rate * decay), way * decay
-        return max(done_at - now, way) + rate * (pace.waiting + work)
+        return max(rest, way) + rate * (pace.waiting + work)
+
+    def _opens_at(self, rate: float | None, now: float) -> float:
+        """Returns when the next request may be sent, while others are unanswered."""
+        pace = self._pace
+        if rate is None:
+            wait = pace.round_trip if pace.unanswered == 1 else (pace.unanswered - 1) * _FIRST_SECONDS
+            return pace.first_sent_at + wait
+        early = self._way(rate) + _EARLY * rate * pace.unanswered_work / pace.unanswered
+        return pace.done_at + self._late_by(rate, now) - early
+
+    def _late_by(self, rate: float, now: float) -> float:
+        """Returns by how much the next answer is late by now, while requests are unanswered."""
+        pace = self._pace
+        next_at = pace.done_at - rate * pace.unanswered_work * (1 - 1 / pace.unanswered)
+        return max(0.0, now - next_at)
+
+    def _settle(self, ticket: Ticket) -> None:
+        self._pace.unanswered -= 1
+        self._pace.unanswered_work -= ticket.work
 
     def _measure(self, ticket: Ticket, now: float) -> None:
         pace, latency = self._pace, now - ticket.sent_at
-        follows = ticket.sent_at < pace.answered_at
-        if follows or not pace.answers_follow:
-            # until answers follow each other, all the way that a message without work does not have counts as work
-            fade = 1.0 - 1.0 / _AVERAGED if follows else 0.0
-            seconds = now - pace.answered_at if follows else max(latency / _OUTLIER, latency - pace.round_trip)
-            if follows and (rate := self.seconds_per_work):
-                seconds = min(seconds, _OUTLIER * rate * ticket.work)
-            pace.busy_seconds = pace.busy_seconds * fade + seconds
-            pace.busy_work = pace.busy_work * fade + ticket.work
-            pace.answers_follow = follows
+        seconds, kept = self._server_seconds(ticket, now)
+        pace.busy_seconds = pace.busy_seconds * kept + seconds
+        pace.busy_work = pace.busy_work * kept + ticket.work
         if pace.latencies == _LEAST_OVER:
             pace.latency_before, pace.latency_before_work, pace.latencies = pace.latency, pace.latency_work, 0
         if not pace.latencies or latency * pace.latency_work < pace.latency * ticket.work:
             pace.latency, pace.latency_work = latency, ticket.work
         pace.latencies += 1
+
+    def _server_seconds(self, ticket: Ticket, now: float) -> tuple[float, float]:
+        """Returns the server's time for a request, and the share of earlier measurements to keep."""
+        pace, rate, latency = self._pace, self.seconds_per_work, now - ticket.sent_at
+        follows = ticket.sent_at < pace.answered_at
+        most = max(latency / _OUTLIER, latency - pace.round_trip)
+        if rate is None or not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
+            return most, 0.0
+        seconds = expected = rate * ticket.work
+        if follows:
+            seconds, pace.answers_follow = now - pace.answered_at, True
+        elif latency - self._way(rate) > _SLOWER * expected:
+            seconds = latency - self._way(rate)
+        return min(seconds, _OUTLIER * expected), 1.0 - 1.0 / _AVERAGED
 
     def _correct(self, seconds: float) -> None:
         self._pace.done_at += seconds

@@ -45,7 +45,7 @@ from dist_eval.swarm.router import Router, Routing, ServerStats, Span
 from dist_eval.swarm.transport import Transport
 
 _ASIDE_SECONDS = 0.01
-"""Time until a request that was turned away chooses again: by then the failure of the other one is recorded."""
+"""Time until a request that was turned away chooses again. If a lost cache caused it, the failure is recorded then."""
 
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""

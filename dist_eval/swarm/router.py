@@ -1,11 +1,9 @@
 """Routing of requests by the measured speed of servers. Does no I/O.
 
 A request takes the route with the least expected latency, which follows from each server's `pacing`: its speed, the way
-to it, what it was sent and what waits for it. Where only steps of sessions are sent, which are not paced, there is an
-estimate of the seconds per unit of work (one token through one block) and of the overhead of a request instead, and a
-backlog: work sent by this process that is still in flight. Before a server's first answer, its speed is taken from what
-it announces, in proportion to those that are measured. So work spreads over replicas in proportion to their speed, a
-slow one gets as much as it can do in the same time, and one that fails is banned for a while.
+to it, what it was sent and what waits for it. Before a server's first answer, its speed is taken from what it
+announces, in proportion to those that are measured. So work spreads over replicas in proportion to their speed, a slow
+one gets as much as it can do in the same time, and one that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -28,10 +26,6 @@ from dist_eval.swarm.pacing import Pacing
 if TYPE_CHECKING:
     from dist_eval.swarm.findings import Findings
 
-_AVERAGED_REQUESTS = 10.0
-"""Number of requests that the moving average of a server's speed covers."""
-_HALF_LIFE_SECONDS = 30.0
-"""Half-life of the estimated time of an idle server, in seconds: it may have become faster."""
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25
 """Least cost of a segment, in blocks: with no measurements yet, fewer segments are better."""
@@ -129,7 +123,6 @@ class ServerStats:
         wrong_answers: failed requests whose answer cannot be right.
         work: tokens times blocks of all answered requests.
         latencies: seconds from request to answer of the latest requests.
-        backlog: tokens times blocks that are in flight, or wait to be sent.
         timeline: its requests over time.
         announced: what it announced when it was asked last.
         pacing: when it can use a further forward.
@@ -140,69 +133,24 @@ class ServerStats:
     wrong_answers: int = 0
     work: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
-    backlog: int = 0
     timeline: Timeline = field(default_factory=Timeline)
     announced: Announcement = UNKNOWN
     pacing: Pacing = field(default_factory=Pacing)
-    _in_flight: int = 0
-    _busy_seconds: float = 0.0
-    _busy_work: float = 0.0
-    _overhead: float = 0.0
-    _last_answer: float = -math.inf
     _streak: int = 0
     _banned_until: float = -math.inf
 
-    @property
-    def seconds_per_work(self) -> float | None:
-        """Measured seconds for one token through one block; None before there are measurements."""
-        if self.pacing.seconds_per_work is not None:
-            return self.pacing.seconds_per_work
-        return self._busy_seconds / self._busy_work if self._busy_work else None
-
-    def assigned(self, work: int) -> None:
-        """Records a request that is sent, or waits to be sent."""
-        self.backlog += work
-        self._in_flight += 1
-
-    def withdrawn(self, work: int) -> None:
-        """Records that a request was not sent after all."""
-        self.backlog -= work
-        self._in_flight -= 1
-
     def answered(self, work: int, sent_at: float, now: float) -> None:
-        """Records the answer to a request.
-
-        While several requests are in flight, the time between answers is the server's time for one, whatever the
-        network latency. A request to an idle server also measures the latency. The first one measures nothing: it had
-        to open the connection, which may take a hundred times as long as a small request.
-        """
-        self.backlog -= work
-        self._in_flight -= 1
+        """Records the answer to a request."""
         self.requests += 1
         self.work += work
         self.latencies.append(now - sent_at)
         self._streak = 0
-        if self.requests == 1:
-            self._last_answer = now
-            return
-        was_busy = self._last_answer > sent_at
-        seconds = now - max(sent_at, self._last_answer)
-        if not was_busy and self._busy_work:
-            expected = work * (self.seconds_per_work or 0.0)
-            self._overhead += (max(0.0, seconds - expected) - self._overhead) / 2
-            seconds = max(0.0, seconds - self._overhead)
-        fade = 1.0 - 1.0 / _AVERAGED_REQUESTS
-        self._busy_seconds = self._busy_seconds * fade + seconds
-        self._busy_work = self._busy_work * fade + work
-        self._last_answer = now
 
-    def failed(self, work: int, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
+    def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
         """Records a failed request, and bans the server, longer each time in a row.
 
         What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time.
         """
-        self.backlog -= work
-        self._in_flight -= 1
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
@@ -215,9 +163,8 @@ class ServerStats:
             return
         self._ban(now)
 
-    def not_listening(self, work: int, now: float) -> None:
+    def not_listening(self, now: float) -> None:
         """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
-        self.withdrawn(work)
         self._ban(now)
 
     def _ban(self, now: float) -> None:
@@ -243,14 +190,7 @@ class ServerStats:
             expected: seconds per unit of work to expect without measurements.
         """
         work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
-        if self.pacing.is_used:
-            return self.pacing.latency(work, now, expected)
-        measured = self.seconds_per_work
-        rate, overhead = (expected, 0.0) if measured is None else (measured, self._overhead)
-        if measured is not None and not self._in_flight:
-            decay = 0.5 ** ((now - self._last_answer) / _HALF_LIFE_SECONDS)
-            rate, overhead = max(expected, rate * decay), overhead * decay
-        return overhead + rate * (self.backlog + work)
+        return self.pacing.latency(work, now, expected)
 
 
 class Router:
@@ -314,7 +254,7 @@ class Router:
     def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
         """Returns the seconds per unit of work to expect of each server without its own measurements."""
         announced = {span.peer: 1.0 / span.forward_rps for span in spans if span.forward_rps}
-        measured = {peer: self.stats(peer).seconds_per_work for peer in {span.peer: None for span in spans}}
+        measured = {peer: self.stats(peer).pacing.seconds_per_work for peer in {span.peer: None for span in spans}}
         known = {peer: rate for peer, rate in measured.items() if rate is not None}
         scale = min((rate / announced[peer] for peer, rate in known.items() if peer in announced), default=1.0)
         expected = {peer: scale * rate for peer, rate in announced.items()}

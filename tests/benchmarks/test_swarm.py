@@ -11,6 +11,7 @@ from conftest import Launcher
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval import demo
 from dist_eval.results.work import ServerTraffic
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Router, Span
 
@@ -18,9 +19,10 @@ from dist_eval.swarm.router import Router, Span
 def measured(**seconds_per_work: float) -> Router:
     router = Router()
     for peer, seconds in seconds_per_work.items():
-        for now in (0.0, 1000 * seconds):  # the first one measures nothing
-            router.stats(peer).assigned(1000)
-            router.stats(peer).answered(1000, 0.0, now)
+        pacing = router.stats(peer).pacing
+        ticket = pacing.admit(1000, 0.0)
+        assert isinstance(ticket, Ticket)
+        pacing.answered(ticket, 1000 * seconds)
     return router
 
 

@@ -21,6 +21,7 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import Failure, WrongAnswer
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router, Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
@@ -51,9 +52,8 @@ def sent(attempts: Attempts, online: list[Span], now: float = 0.0) -> Send:
 def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> object:
     """Asks one of the servers, which fails and is banned."""
     decision, server = sent(attempts, online, now), attempts.router
-    server.stats(decision.segment.peer).assigned(1)
     failure = Failure.WRONG if isinstance(error, WrongAnswer) else Failure.NO_ANSWER
-    server.stats(decision.segment.peer).failed(1, now, failure)
+    server.stats(decision.segment.peer).failed(now, failure)
     return attempts.after(decision, error)
 
 
@@ -153,17 +153,19 @@ def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
     assert str(without_servers.error) == "no second opinion for block 0"
 
 
-def answer_twice(router: Router, peer: str, seconds: float) -> None:
-    """Has a server answer twice, because the first answer does not tell its speed."""
-    for sent_at in (-seconds, 0.0):
-        router.stats(peer).assigned(TOKENS)
-        router.stats(peer).answered(TOKENS, sent_at, sent_at + seconds)
+def answer(router: Router, peer: str, seconds: float) -> None:
+    """Has a server answer a request, at time 0."""
+    server = router.stats(peer)
+    ticket = server.pacing.admit(TOKENS * BLOCKS, -seconds)
+    assert isinstance(ticket, Ticket)
+    server.pacing.answered(ticket, 0.0)
+    server.answered(TOKENS * BLOCKS, -seconds, 0.0)
 
 
 def router_with_latency(seconds: float) -> Router:
     router = Router()
     for span in REPLICAS:
-        answer_twice(router, span.peer, seconds)
+        answer(router, span.peer, seconds)
     return router
 
 
@@ -185,7 +187,7 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     router = router_with_latency(10.0)  # the others look much faster
     halves = [Span("x", 0, 2), Span("y", 2, BLOCKS)]
     for peer in ("x", "y"):
-        answer_twice(router, peer, 1e-3)
+        answer(router, peer, 1e-3)
     attempts = attempts_of(prefer_whole=True, router=router)
     assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "a"
     assert sent(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"

@@ -39,8 +39,7 @@ def test_errors_are_classified(error: Exception, failure: Failure) -> None:
 def banned_for(failure: Failure, times: int = 1) -> float:
     server = ServerStats()
     for _ in range(times):
-        server.assigned(1)
-        server.failed(1, 0.0, failure)
+        server.failed(0.0, failure)
     return next(second for second in range(1000) if not server.is_banned(float(second)))
 
 

@@ -29,14 +29,14 @@ def are_in(tasks: list[asyncio.Task[Ticket]]) -> list[bool]:
 
 def test_requests_are_let_in_in_their_order_as_answers_come() -> None:
     async def scenario() -> None:
-        gate = Gate(AtMost(2))
+        gate = Gate(AtMost(2, Pacing()))
         tasks = await start(*(gate.enter(WORK) for _ in range(5)))
         assert are_in(tasks) == [True, True, False, False, False]
         gate.answered(tasks[1].result(), time.monotonic())
         await asyncio.sleep(0)
         assert are_in(tasks) == [True, True, True, False, False]
-        for _ in range(2):
-            gate.answered(tasks[0].result(), time.monotonic())
+        for task in (tasks[0], tasks[2]):
+            gate.answered(task.result(), time.monotonic())
         assert [type(await task) for task in tasks] == [Ticket] * 5
 
     asyncio.run(scenario())
@@ -50,28 +50,59 @@ def test_a_request_is_let_in_when_the_server_should_soon_be_done() -> None:
         first = pacing.admit(WORK, now - ALONE)
         assert isinstance(first, Ticket)
         pacing.answered(first, now)
-        began = time.monotonic()
-        tasks = await start(*(gate.enter(WORK) for _ in range(4)))
-        assert are_in(tasks)[0] and not are_in(tasks)[3]
-        assert pacing.waiting >= WORK
-        await asyncio.wait_for(tasks[3], 10)  # no answer comes: by the clock
-        assert time.monotonic() - began > ALONE
-        assert are_in(tasks) == [True] * 4
+        tasks = await start(*(gate.enter(WORK) for _ in range(3)))
+        assert are_in(tasks) == [True, False, False]
+        assert pacing.waiting == 2 * WORK
+        await asyncio.wait_for(tasks[1], 10)  # by the clock
+        assert not are_in(tasks)[2], "until the first answer, which is late"
+        gate.answered(tasks[0].result(), time.monotonic())
+        await asyncio.wait_for(tasks[2], 10)
         assert pacing.waiting == 0
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("admission", [lambda: AtMost(2), Pacing])
+@pytest.mark.parametrize("admission", [lambda: AtMost(2, Pacing()), Pacing])
 def test_when_the_server_fails_those_that_wait_are_turned_away_and_the_next_one_is_let_in(admission: Any) -> None:
     async def scenario() -> None:
         gate = Gate(admission())
         tasks = await start(*(gate.enter(WORK) for _ in range(4)))
         assert are_in(tasks) == [True, True, False, False]
-        gate.failed(time.monotonic())
+        gate.failed(tasks[0].result(), time.monotonic())
         await asyncio.sleep(0)
         assert [type(task.exception()) for task in tasks[2:]] == [TurnedAway] * 2
         (again,) = await start(gate.enter(WORK))
         assert isinstance(await asyncio.wait_for(again, 10), Ticket)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_let_in", [False, True])
+def test_a_request_that_is_cancelled_leaves_its_place_to_others(is_let_in: bool) -> None:
+    async def scenario() -> None:
+        pacing = Pacing()
+        gate = Gate(AtMost(1, pacing))
+        first, second, third = await start(*(gate.enter(WORK) for _ in range(3)))
+        if is_let_in:
+            gate.answered(first.result(), time.monotonic())
+        second.cancel()
+        if not is_let_in:
+            gate.answered(first.result(), time.monotonic())
+        gate.answered(await asyncio.wait_for(third, 10), time.monotonic())
+        assert second.cancelled() and pacing.waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_steps_of_sessions_are_load_until_they_are_answered() -> None:
+    async def scenario() -> None:
+        pacing = Pacing()
+        gate = Gate(AtMost(1, pacing))
+        first, second = await start(*(gate.enter(WORK) for _ in range(2)))
+        assert pacing.waiting == 2 * WORK
+        gate.failed(first.result(), time.monotonic())
+        with pytest.raises(TurnedAway):
+            await second
+        assert pacing.waiting == 0
 
     asyncio.run(scenario())

@@ -120,7 +120,9 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
     )
     one.forward(hidden_states(backbone, rows=2, length=10), None)
     peers = [span.peer for span in one.spans()]
-    speeds = [[requests.router.stats(peer).seconds_per_work for peer in peers] for requests in (one, other, apart)]
+    speeds = [
+        [requests.router.stats(peer).pacing.seconds_per_work for peer in peers] for requests in (one, other, apart)
+    ]
     assert all(speeds[0]) and speeds[1] == speeds[0]
     assert not any(speeds[2])
 

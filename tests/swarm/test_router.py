@@ -2,89 +2,72 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.data.answers import RouteSegment
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router, Span, without
 
-TOKENS = 1000
 
-
-def simulate(
+def seconds_of(
     spans: list[Span],
-    blocks: int,
     rates: dict[str, float],
     *,
-    requests: int = 200,
+    batches: int = 200,
     window: int = 8,
-    travel: float = 0.0,
-    seed: int = 0,
-    at_random: bool = False,
-) -> tuple[float, Counter[str], Router]:
-    """Sends requests along the chosen routes to servers that process one at a time.
+    way: float = 0.0,
+    choose: Callable[[int], Span] | None = None,
+) -> tuple[float, Counter[str]]:
+    """Sends batches to servers.
 
     Args:
         rates: seconds of each server for one token through one block.
-        at_random: choose servers at random, weighed by the length of their spans, as Petals does.
+        choose: chooses servers instead of the router.
 
     Returns:
-        Seconds until the last answer, requests to each server, and the routes.
+        Seconds until the last answer, and requests to each server.
     """
-    router, generator = Router(seed), random.Random(seed)
-    free_at = dict.fromkeys(rates, 0.0)
-    now, left, counts = 0.0, requests, Counter[str]()
-    events: list[tuple[float, int, float, Span]] = []
-
-    def send(block: int) -> None:
-        if at_random:
-            here = [span for span in spans if span.start <= block < span.end]
-            chosen = generator.choices(here, [span.end - span.start for span in here])[0]
-            segment = Span(chosen.peer, block, chosen.end)
-        else:
-            found = router.next_segment(spans, block, blocks, TOKENS, now)
-            assert found is not None
-            segment = found
-        work = TOKENS * (segment.end - segment.start)
-        router.stats(segment.peer).assigned(work)
-        counts[segment.peer] += 1
-        free_at[segment.peer] = max(free_at[segment.peer], now + travel / 2) + work * rates[segment.peer]
-        heapq.heappush(
-            events, (free_at[segment.peer] + travel / 2, len(events) + 1000 * sum(counts.values()), now, segment)
-        )
-
-    for _ in range(min(window, left)):
-        send(0)
-        left -= 1
-    while events:
-        now, _, sent_at, segment = heapq.heappop(events)
-        router.stats(segment.peer).answered(TOKENS * (segment.end - segment.start), sent_at, now)
-        if segment.end < blocks:
-            send(segment.end)
-        elif left:
-            send(0)
-            left -= 1
-    return now, counts, router
+    clock = Clock()
+    servers = {peer: Server(clock, rate) for peer, rate in rates.items()}
+    seconds, (rank,) = simulate(spans, servers, batches, way=way, window=window, choose=choose)
+    return seconds, rank.counts
 
 
-def measure(router: Router, peer: str, seconds: float, tokens: int = TOKENS) -> None:
-    """Has a server answer a first request, which does not count, and one that takes this long."""
-    for sent_at, now in ((-1.0, 0.0), (0.0, seconds)):
-        router.stats(peer).assigned(tokens)
-        router.stats(peer).answered(tokens, sent_at, now)
+def at_random(spans: list[Span]) -> Callable[[int], Span]:
+    """Chooses servers at random, weighed by the length of their spans, as Petals does."""
+    generator = random.Random(0)
+
+    def choose(block: int) -> Span:
+        here = [span for span in spans if span.start <= block < span.end]
+        chosen = generator.choices(here, [span.end - span.start for span in here])[0]
+        return Span(chosen.peer, block, chosen.end)
+
+    return choose
 
 
-@pytest.mark.parametrize("travel", [0.0, 0.2])
+def send(router: Router, peer: str, now: float, work: int = TOKENS) -> Ticket:
+    ticket = router.stats(peer).pacing.admit(work, now)
+    assert isinstance(ticket, Ticket)
+    return ticket
+
+
+def measure(router: Router, peer: str, seconds: float, work: int = TOKENS) -> None:
+    """Has a server answer a request that takes this long."""
+    router.stats(peer).pacing.answered(send(router, peer, 0.0, work), seconds)
+
+
+@pytest.mark.parametrize("way", [0.0, 0.2])
 @pytest.mark.parametrize("slower", [1.0, 2.0, 5.0, 20.0])
-def test_replicas_get_work_in_proportion_to_their_speed(slower: float, travel: float) -> None:
-    spans = [Span("fast", 0, 4), Span("slow", 0, 4)]
+def test_replicas_get_work_in_proportion_to_their_speed(slower: float, way: float) -> None:
     rates = {"fast": 2e-5, "slow": 2e-5 * slower}
-    seconds, counts, _ = simulate(spans, 4, rates, travel=travel, window=12)
+    seconds, counts = seconds_of([Span("fast", 0, 4), Span("slow", 0, 4)], rates, way=way, window=12)
     ideal = 200 * TOKENS * 4 / (1 / rates["fast"] + 1 / rates["slow"])
     assert ideal / seconds > 0.8
     assert counts["slow"] <= 200 / (1 + slower) * 1.5 + 2
@@ -93,13 +76,13 @@ def test_replicas_get_work_in_proportion_to_their_speed(slower: float, travel: f
 def test_it_is_much_faster_than_random_routing_when_one_replica_is_slow() -> None:
     spans = [Span("first", 0, 4), Span("fast", 4, 8), Span("slow", 4, 8)]
     rates = {"first": 1e-5, "fast": 2e-5, "slow": 1e-4}
-    measured, _, _ = simulate(spans, 8, rates)
-    chance, _, _ = simulate(spans, 8, rates, at_random=True)
+    measured, _ = seconds_of(spans, rates)
+    chance, _ = seconds_of(spans, rates, choose=at_random(spans))
     assert chance / measured > 1.8
 
 
 def test_a_slow_server_in_the_only_route_is_used() -> None:
-    _, counts, _ = simulate([Span("a", 0, 2), Span("b", 2, 4)], 4, {"a": 1e-5, "b": 1e-3}, requests=20)
+    _, counts = seconds_of([Span("a", 0, 2), Span("b", 2, 4)], {"a": 1e-5, "b": 1e-3}, batches=20)
     assert counts == {"a": 20, "b": 20}
 
 
@@ -119,7 +102,7 @@ def test_requests_in_flight_count_before_anything_is_measured() -> None:
     for _ in range(6):
         segment = router.next_segment(spans, 0, 4, TOKENS, 0.0)
         assert segment is not None
-        router.stats(segment.peer).assigned(4 * TOKENS)
+        router.stats(segment.peer).pacing.add_waiting(4 * TOKENS)
         sent.append(segment.peer)
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
@@ -128,10 +111,8 @@ def test_before_their_first_answer_servers_are_as_fast_as_they_announce_beside_t
     fast, slow, silent = Span("fast", 0, 4, forward_rps=8000.0), Span("slow", 0, 4, forward_rps=1000.0), Span("?", 0, 4)
     assert all(chosen(Router(seed), [slow, fast]) == "fast" for seed in range(20))
     router = Router()
-    for now in (1.0, 3.0):  # two seconds for an answer: 2000 tokens a second through a block
-        router.stats("fast").assigned(4 * TOKENS)
-        router.stats("fast").answered(4 * TOKENS, sent_at=now, now=now + 2)
-    router.stats("fast").assigned(8 * TOKENS)  # 4 s
+    measure(router, "fast", 2.0, 4 * TOKENS)  # 2000 tokens a second through a block
+    router.stats("fast").pacing.add_waiting(8 * TOKENS)  # 4 s
     assert chosen(router, [fast, slow]) == "fast"  # slow: 250 tokens a second
     assert chosen(router, [fast, Span("other", 0, 4, forward_rps=16000.0)]) == "other"
     assert chosen(router, [fast, silent]) == "?"  # as fast as the fastest, and idle
@@ -163,25 +144,21 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
     spans, router = [Span("good", 0, 4), Span("bad", 0, 4)], Router()
     bad, lengths, now = router.stats("bad"), [], 0.0
     for _ in range(3):
-        bad.assigned(TOKENS)
-        bad.failed(TOKENS, now)
+        bad.failed(now)
         assert all(router.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
         start = now
         while bad.is_banned(now):
             now += 0.1
         lengths.append(now - start)
     assert lengths[0] < lengths[1] < lengths[2]
-    bad.assigned(TOKENS)
     bad.answered(TOKENS, now, now + 1)
-    bad.assigned(TOKENS)
-    bad.failed(TOKENS, now)
+    bad.failed(now)
     assert not bad.is_banned(now + lengths[0] + 0.1), "an answer ends the streak"
 
 
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
     router = Router()
-    router.stats("only").assigned(TOKENS)
-    router.stats("only").failed(TOKENS, 0.0)
+    router.stats("only").failed(0.0)
     assert router.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
 
 
@@ -190,7 +167,7 @@ def test_a_server_that_was_slow_is_tried_again() -> None:
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
         measure(router, peer, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
-    router.stats("fast").assigned(TOKENS)  # one waits there already
+    router.stats("fast").pacing.add_waiting(TOKENS)
     assert router.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
     assert router.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
 
@@ -198,10 +175,10 @@ def test_a_server_that_was_slow_is_tried_again() -> None:
 def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
     router = Router()
     measure(router, "in use", 0.1)
-    router.stats("slow to connect").assigned(1)
-    router.stats("slow to connect").answered(1, 0.0, 2.0)
+    measure(router, "slow to connect", 2.0)
+    measure(router, "slow to connect", 0.1)
     spans = [Span("in use", 0, 1), Span("slow to connect", 0, 1)]
-    router.stats("in use").assigned(TOKENS)
+    router.stats("in use").pacing.add_waiting(TOKENS)
     assert router.next_segment(spans, 0, 1, TOKENS, 3.0) == Span("slow to connect", 0, 1)
 
 
