@@ -11,6 +11,7 @@ With `--sessions`, few-shot prompts stand before the texts, and servers compute 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -52,6 +53,7 @@ _STEP = 0.015
 """Share of the batches to finish before the next event."""
 _ORPHANS_SECONDS = 30.0
 _LAST_CHARACTERS = 5000
+_MOST_RESTARTS = 3
 _FREEZE_SECONDS, _OUTAGE_SECONDS, _WATCH_SECONDS, _TIMEOUT = 6.0, 10.0, 10.0, 400.0
 _OTHER_ERRORS_SHOWN = 3
 
@@ -409,16 +411,20 @@ def restart(swarm: PrivateSwarm, number: int) -> None:
 
 
 def wait_until_up(swarm: PrivateSwarm, number: int) -> None:
-    """Waits until a server's latest process says that it is ready.
+    """Waits until a server's latest process says that it is ready; one that has ended is started again.
+
+    A Petals server ends if the peer that it joins does not answer its ping in time, as on a busy host.
 
     Raises:
-        BenchmarkError: it does not, or it has ended; the message has the end of its log.
+        BenchmarkError: it does not, or it ends each time; the message has the end of its log.
     """
-    log = swarm.folder / f"server-{number}.log"
+    log, restarts = swarm.folder / f"server-{number}.log", itertools.count(1)
 
     def is_ready() -> bool:
         if swarm.servers[number].poll() is not None:
-            raise BenchmarkError(f"server {number} has ended")
+            if next(restarts) > _MOST_RESTARTS:
+                raise BenchmarkError(f"server {number} has ended")
+            restart(swarm, number)
         return "[INFO] Started" in log.read_text(errors="replace")
 
     try:
