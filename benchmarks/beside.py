@@ -33,7 +33,7 @@ class AnotherClient:
         """Returns how many of its batches it finished while dist_eval evaluated.
 
         Raises:
-            ContenderError: none.
+            ContenderError: it finished none.
         """
         began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
         times = map(float, self._finished.read_text().splitlines())

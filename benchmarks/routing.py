@@ -146,8 +146,7 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
         backbone.model.h(embeddings, prompts=deep)
 
     def ours(window: Window, router: Router) -> Load:
-        backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, **settings)
-        backbone.requests.router = router
+        backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, router=router, **settings)
         return drive(classifier.logits, batches, window, prompt_tokens=PROMPT_TOKENS)
 
     try:

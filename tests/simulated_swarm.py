@@ -17,6 +17,9 @@ TOKENS = 1000
 
 BEGIN = 100.0
 
+_WATCHED_SECONDS = 20.0
+"""How long ranks go on trying to send to a server that has stopped."""
+
 
 class Clock:
     """Simulated time."""
@@ -133,7 +136,7 @@ class Rank:
             work = TOKENS * (waiting[0].end - waiting[0].start)
             admitted = pacing.admit(work, self.clock.now)
             if not isinstance(admitted, Ticket):
-                if self.clock.now < min(self.servers[peer].stops_at, 1e6):
+                if self.clock.now < self.servers[peer].stops_at + _WATCHED_SECONDS:
                     self.clock.after(max(1e-6, min(admitted, 0.02)), lambda: self._pump(peer))
                 return
             pacing.add_waiting(-work)

@@ -18,6 +18,7 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
+from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.router import Routing, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
@@ -279,18 +280,21 @@ class InferenceSession:
     async def _begun(
         self, span: Span, segment: _Segment, pieces: list[torch.Tensor], unfit: ServerCache | None
     ) -> tuple[Span, list[torch.Tensor]]:
-        """Has a server compute the texts and the pieces, or one that another step has found meanwhile the pieces.
+        """Has a server compute the texts and the pieces.
 
         Args:
             span: the server.
             segment: the segment.
             pieces: inputs of its first block that follow the texts.
             unfit: the caches that are there so far, if any.
+
+        Raises:
+            TurnedAway: another step has found a server meanwhile, which only needs the pieces.
         """
         async with segment.lock:
             if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
                 return span, await self._opened(span, segment, pieces)
-        return await self._continued(segment, pieces)
+        raise TurnedAway("a server has caches of the texts by now")
 
     async def _opened(self, span: Span, segment: _Segment, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
         """Has a server compute the texts so far, and the pieces; if it has fewer blocks, the segment is cut."""

@@ -2,8 +2,8 @@
 
 A Petals server works on all the requests that it holds by turns, block by block. So they leave it together, and the
 next server has nothing to do until then: a convoy. Each further request that a server holds delays those before it.
-It is enough that the next one arrives shortly before the server is done: requests are paced, as packets are on a
-network path in BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when:
+It is enough that one waits there beside the one that it works on: requests are paced, as packets are on a network path
+in BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
 
 - the time between answers, while the server has more to do, is its own time for a request;
 - the least latency, less that time, is the time on the way.
@@ -29,6 +29,9 @@ _AVERAGED = 10.0
 
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
+
+_LEAST_SHARE, _LEAST_SECONDS = 0.1, 1e-6
+"""Least share of a latency, and least time, that counts as the server's time for a request."""
 
 _SLOWER = 2.0
 """How much slower than expected an answer has to be, where none followed another one, to count as a slower server."""
@@ -56,18 +59,18 @@ class Pace(ctypes.Structure):
         ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
         ("unanswered", ctypes.c_int64),  # requests
         ("unanswered_work", ctypes.c_int64),
-        ("first_sent_at", ctypes.c_double),  # the first request while nothing is measured
+        ("first_sent_at", ctypes.c_double),  # the first request since nothing was unanswered
         ("done_at", ctypes.c_double),  # when the answer to the last request should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
         ("answered_at", ctypes.c_double),  # when the latest answer came
         ("answers_follow", ctypes.c_bool),  # whether an answer came while the server had more to do
         ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for a request
         ("busy_work", ctypes.c_double),  # moving sum of their work
-        ("latency", ctypes.c_double),  # the least one for its work, since `latencies` was 0
-        ("latency_work", ctypes.c_double),  # work of the request that had it
+        ("least_latency", ctypes.c_double),  # for its work, since `latencies` was 0
+        ("least_latency_work", ctypes.c_double),  # of the request that had it
         ("latencies", ctypes.c_uint64),
-        ("latency_before", ctypes.c_double),  # the least one before that
-        ("latency_before_work", ctypes.c_double),
+        ("least_latency_before", ctypes.c_double),  # before that
+        ("least_latency_before_work", ctypes.c_double),
         ("round_trip", ctypes.c_double),  # of a message without work
     )
 
@@ -159,7 +162,7 @@ class Pacing:
                 self._correct(now + pace.unanswered_work * (self.seconds_per_work or 0.0) - pace.done_at)
             else:
                 self._correct(_CORRECTED * (now - ticket.expected_at - pace.delay))
-            pace.answered_at = now
+            pace.answered_at = max(pace.answered_at, now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
         """Records that a request got no answer: the others are expected earlier by its time.
@@ -180,21 +183,22 @@ class Pacing:
             now: in seconds of `time.monotonic()`.
             expected: seconds per unit of work to expect without measurements.
         """
-        pace, rate, rest = self._pace, self.seconds_per_work, 0.0
-        if rate is None:
-            way, rate = pace.round_trip, expected
-            if pace.unanswered:
-                elapsed = now - pace.first_sent_at
-                rate = max(expected, _LATE * (elapsed - way) / pace.unanswered_work)
-                rest = way + rate * pace.unanswered_work - elapsed
-        else:
-            way = self._way(rate)
-            if pace.unanswered:
-                rest = pace.done_at + _LATE * self._late_by(rate, now) - now
-            elif not pace.waiting:
-                decay = 0.5 ** ((now - pace.answered_at) / _HALF_LIFE_SECONDS)
-                rate, way = max(expected, rate * decay), way * decay
-        return max(rest, way) + rate * (pace.waiting + work)
+        with self._locked():
+            pace, rate, rest = self._pace, self.seconds_per_work, 0.0
+            if rate is None:
+                way, rate = pace.round_trip, expected
+                if pace.unanswered:
+                    elapsed = now - pace.first_sent_at
+                    rate = max(expected, _LATE * (elapsed - way) / pace.unanswered_work)
+                    rest = way + rate * pace.unanswered_work - elapsed
+            else:
+                way = self._way(rate)
+                if pace.unanswered:
+                    rest = pace.done_at + _LATE * self._late_by(rate, now) - now
+                elif not pace.waiting:
+                    decay = 0.5 ** ((now - pace.answered_at) / _HALF_LIFE_SECONDS)
+                    rate, way = max(expected, rate * decay), way * decay
+            return max(rest, way) + rate * (pace.waiting + work)
 
     def _opens_at(self, rate: float | None, now: float) -> float:
         """Returns when the next request may be sent, while others are unanswered."""
@@ -221,21 +225,24 @@ class Pacing:
         pace.busy_seconds = pace.busy_seconds * kept + seconds
         pace.busy_work = pace.busy_work * kept + ticket.work
         if pace.latencies == _LEAST_OVER:
-            pace.latency_before, pace.latency_before_work, pace.latencies = pace.latency, pace.latency_work, 0
-        if not pace.latencies or latency * pace.latency_work < pace.latency * ticket.work:
-            pace.latency, pace.latency_work = latency, ticket.work
+            pace.least_latency_before, pace.least_latency_before_work = pace.least_latency, pace.least_latency_work
+            pace.latencies = 0
+        if not pace.latencies or latency * pace.least_latency_work < pace.least_latency * ticket.work:
+            pace.least_latency, pace.least_latency_work = latency, ticket.work
         pace.latencies += 1
 
     def _server_seconds(self, ticket: Ticket, now: float) -> tuple[float, float]:
         """Returns the server's time for a request, and the share of earlier measurements to keep."""
         pace, rate, latency = self._pace, self.seconds_per_work, now - ticket.sent_at
         follows = ticket.sent_at < pace.answered_at
-        most = max(latency / _OUTLIER, latency - pace.round_trip)
+        if latency <= pace.round_trip:  # which was measured while somebody was busy
+            pace.round_trip = latency / 2
+        most = max(_LEAST_SHARE * latency, latency - pace.round_trip, _LEAST_SECONDS)
         if rate is None or not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
             return most, 0.0
         seconds = expected = rate * ticket.work
         if follows:
-            seconds, pace.answers_follow = now - pace.answered_at, True
+            seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
         elif latency - self._way(rate) > _SLOWER * expected:
             seconds = latency - self._way(rate)
         return min(seconds, _OUTLIER * expected), 1.0 - 1.0 / _AVERAGED
@@ -249,10 +256,10 @@ class Pacing:
         pace = self._pace
         if not pace.latencies:
             return 0.0
-        way = pace.latency - rate * pace.latency_work
-        if pace.latency_before_work:
-            way = min(way, pace.latency_before - rate * pace.latency_before_work)
-        return max(min(pace.round_trip, pace.latency), way)
+        way = pace.least_latency - rate * pace.least_latency_work
+        if pace.least_latency_before_work:
+            way = min(way, pace.least_latency_before - rate * pace.least_latency_before_work)
+        return max(min(pace.round_trip, pace.least_latency), way)
 
     def _locked(self) -> AbstractContextManager[None]:
         return self._shared.locked() if self._shared else contextlib.nullcontext()

@@ -7,6 +7,7 @@ requests in their turn (`dispatch.py`) and small (`transport.py`), and a bounded
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -38,7 +39,6 @@ from dist_eval.swarm.failures import drop_traceback
 from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
-from dist_eval.swarm.pacing import Pacing
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, ServerStats, Span
@@ -64,6 +64,7 @@ class SwarmRequests:
         rejoin: called every few seconds while waiting for such servers.
         tokens_per_second: most tokens to send through the swarm in a second.
         shared_dir: a folder that all ranks of this host name, to pace their requests together.
+        router: another one than that of `seed` and `shared_dir`.
 
     Attributes:
         router: chooses servers, and keeps their statistics.
@@ -87,9 +88,10 @@ class SwarmRequests:
         rejoin: Callable[[], None] = lambda: None,
         tokens_per_second: float = math.inf,
         shared_dir: Path | None = None,
+        router: Router | None = None,
     ) -> None:
-        shared = SharedStates(shared_dir) if shared_dir else None
-        self.router, self.retries, self.halved = Router(seed, lambda name: Pacing(shared, name)), 0, 0
+        self.router = router or Router(seed, SharedStates(shared_dir) if shared_dir else None)
+        self.retries = self.halved = 0
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
         self._dispatcher = Dispatcher(self.router)
@@ -153,10 +155,15 @@ class SwarmRequests:
 
         self.transport.use_prompts(prompts)
         work = tokens_in(hidden) * (segment.end - segment.start)
+
+        async def send() -> torch.Tensor:
+            while True:
+                with contextlib.suppress(TurnedAway):  # by the failure of another request
+                    request = self.transport.send(segment, hidden)
+                    return await self._dispatcher.send(request, segment, work, self.timeout)
+
         try:
-            return RemoteExpertWorker.run_coroutine(
-                self._dispatcher.send(self.transport.send(segment, hidden), segment, work, self.timeout)
-            )
+            return RemoteExpertWorker.run_coroutine(send())
         except Exception as error:  # any of the daemon, the connection or the server
             raise SwarmError(
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"

@@ -12,13 +12,14 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SessionShape
 from dist_eval.distributed.timeline import Timeline
+from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Announcement
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.pacing import Pacing
@@ -200,18 +201,17 @@ class Router:
 
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
-        make_pacing: makes the pacing of a server, by its name.
+        shared: shares the servers' pacing with the other ranks of this host.
     """
 
-    def __init__(self, seed: int = 0, make_pacing: Callable[[str], Pacing] = lambda name: Pacing()) -> None:
+    def __init__(self, seed: int = 0, shared: SharedStates | None = None) -> None:
         self.servers: dict[Any, ServerStats] = {}
-        self._make_pacing = make_pacing
-        self._random = random.Random(seed)
+        self._shared, self._random = shared, random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
         if peer not in self.servers:
-            self.servers[peer] = ServerStats(pacing=self._make_pacing(str(peer)))
+            self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer)))
         return self.servers[peer]
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:

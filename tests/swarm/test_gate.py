@@ -54,6 +54,7 @@ def test_a_request_is_let_in_when_the_server_should_soon_be_done() -> None:
         assert are_in(tasks) == [True, False, False]
         assert pacing.waiting == 2 * WORK
         await asyncio.wait_for(tasks[1], 10)  # by the clock
+        await asyncio.sleep(2 * ALONE)
         assert not are_in(tasks)[2], "until the first answer, which is late"
         gate.answered(tasks[0].result(), time.monotonic())
         await asyncio.wait_for(tasks[2], 10)

@@ -58,9 +58,9 @@ def send(router: Router, peer: str, now: float, work: int = TOKENS) -> Ticket:
     return ticket
 
 
-def measure(router: Router, peer: str, seconds: float, work: int = TOKENS) -> None:
+def measure(router: Router, peer: str, seconds: float, work: int = TOKENS, now: float = 0.0) -> None:
     """Has a server answer a request that takes this long."""
-    router.stats(peer).pacing.answered(send(router, peer, 0.0, work), seconds)
+    router.stats(peer).pacing.answered(send(router, peer, now, work), now + seconds)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.2])
@@ -96,13 +96,16 @@ def test_ties_between_equal_replicas_are_broken_differently_on_each_rank() -> No
     assert 8 <= first.count("a") <= 32
 
 
-def test_requests_in_flight_count_before_anything_is_measured() -> None:
+def test_requests_that_are_sent_or_wait_count_before_anything_is_measured() -> None:
     spans, router = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
     sent = []
     for _ in range(6):
         segment = router.next_segment(spans, 0, 4, TOKENS, 0.0)
         assert segment is not None
-        router.stats(segment.peer).pacing.add_waiting(4 * TOKENS)
+        if segment.peer in sent:
+            router.stats(segment.peer).pacing.add_waiting(4 * TOKENS)
+        else:
+            send(router, segment.peer, 0.0, 4 * TOKENS)
         sent.append(segment.peer)
     assert Counter(sent) == {"a": 2, "b": 2, "c": 2}
 
@@ -176,7 +179,7 @@ def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
     router = Router()
     measure(router, "in use", 0.1)
     measure(router, "slow to connect", 2.0)
-    measure(router, "slow to connect", 0.1)
+    measure(router, "slow to connect", 0.1, now=2.5)
     spans = [Span("in use", 0, 1), Span("slow to connect", 0, 1)]
     router.stats("in use").pacing.add_waiting(TOKENS)
     assert router.next_segment(spans, 0, 1, TOKENS, 3.0) == Span("slow to connect", 0, 1)
