@@ -129,13 +129,15 @@ class PrivateSwarm:
             for i, (address, server) in enumerate(zip(self.addresses, self.servers, strict=False))
             if i != number and server.poll() is None
         ]
-        if number < len(self.servers):  # a restart: two that are down must not wait for each other
+        if number < len(self.servers):  # a restart: two that are down must not wait for each other, and one may be busy
             others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
+        else:
+            others = others[:1]
         log = (self.folder / f"server-{number}.log").open("ab")
         command = [*PYTHON, *self._program, str(self.folder), self.model]
         command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
-        others = others[:1] or self._initial_peers
+        others = others or self._initial_peers
         command += ["--initial_peers", *others] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
