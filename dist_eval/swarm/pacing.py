@@ -2,8 +2,8 @@
 
 A Petals server works on all the requests that it holds by turns, block by block. So they leave it together, and the
 next server has nothing to do until then: a convoy. Each further request that a server holds delays those before it.
-It is enough that one waits there beside the one that it works on: requests are paced, as packets are on a network path
-in BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
+It is enough that the next one is there before the last is done: requests are paced, as packets are on a network path in
+BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
 
 - the time between answers, while the server has more to do, is its own time for a request;
 - the least latency, less that time, is the time on the way.
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 from dist_eval.process.shared_state import SharedStates
 
-_EARLY = 0.9
-"""How much work the server should still have when the next request arrives, in requests like those that it has."""
+_EARLY, _EARLY_SECONDS, _EARLY_SHARE = 0.9, 0.3, 0.1
+"""How much work the server should still have when the next request arrives: 0.9 requests like those that it has, or if
+that is less, 0.3 s, which hides its pauses between blocks, and 0.1 requests, by which its speed may vary."""
 
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
@@ -43,7 +44,10 @@ _LEAST_OVER = 100
 """The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions."""
 
 _FIRST_SECONDS = 5.0
-"""Time to wait for a server's very first answer before more than two requests are sent."""
+"""Longest time to wait for a server's very first answer before a further request is sent."""
+
+_NEAR_SECONDS = 0.02
+"""Longest round trip to a server that loses little by waiting for the second request."""
 
 _LATE = 2.0
 """How late an answer is expected to be in the end, as a multiple of what it is late by now."""
@@ -96,9 +100,13 @@ class Pacing:
     Args:
         shared: shares it with the other ranks of this host.
         name: of the server, in `shared`.
+
+    Attributes:
+        announced: seconds for one token through one block, as the server announces; None if it does not.
     """
 
     def __init__(self, shared: SharedStates | None = None, name: str = "") -> None:
+        self.announced: float | None = None
         self._pace = shared.open(name, Pace) if shared else Pace()
         self._shared = shared
 
@@ -204,10 +212,20 @@ class Pacing:
         """Returns when the next request may be sent, while others are unanswered."""
         pace = self._pace
         if rate is None:
-            wait = pace.round_trip if pace.unanswered == 1 else (pace.unanswered - 1) * _FIRST_SECONDS
-            return pace.first_sent_at + wait
-        early = self._way(rate) + _EARLY * rate * pace.unanswered_work / pace.unanswered
+            return pace.first_sent_at + self._first_wait()
+        early = self._way(rate) + _early(rate * pace.unanswered_work / pace.unanswered)
         return pace.done_at + self._late_by(rate, now) - early
+
+    def _first_wait(self) -> float:
+        """Returns for how long after the very first request the next one may not be sent, while there is no answer."""
+        pace = self._pace
+        if pace.unanswered > 1:
+            return (pace.unanswered - 1) * _FIRST_SECONDS
+        if self.announced:
+            seconds = self.announced * pace.unanswered_work
+        else:
+            seconds = _FIRST_SECONDS if pace.round_trip <= _NEAR_SECONDS else 0.0
+        return min(max(pace.round_trip, seconds - _early(seconds)), _FIRST_SECONDS)
 
     def _late_by(self, rate: float, now: float) -> float:
         """Returns by how much the next answer is late by now, while requests are unanswered."""
@@ -263,3 +281,12 @@ class Pacing:
 
     def _locked(self) -> AbstractContextManager[None]:
         return self._shared.locked() if self._shared else contextlib.nullcontext()
+
+
+def _early(seconds: float) -> float:
+    """Returns the seconds of work that the server should still have when the next request arrives.
+
+    Args:
+        seconds: its time for a request.
+    """
+    return min(_EARLY * seconds, _EARLY_SECONDS + _EARLY_SHARE * seconds)

@@ -62,6 +62,11 @@ class Span:
         """Name of the dtype that it computes in, or None if unknown."""
         return self.announced.dtype
 
+    @property
+    def seconds_per_work(self) -> float | None:
+        """Seconds for one token through one block, as it announces; None if it does not."""
+        return 1.0 / self.forward_rps if self.forward_rps else None
+
 
 @dataclass
 class Routing:
@@ -253,7 +258,7 @@ class Router:
 
     def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
         """Returns the seconds per unit of work to expect of each server without its own measurements."""
-        announced = {span.peer: 1.0 / span.forward_rps for span in spans if span.forward_rps}
+        announced = {span.peer: rate for span in spans if (rate := span.seconds_per_work)}
         measured = {peer: self.stats(peer).pacing.seconds_per_work for peer in {span.peer: None for span in spans}}
         known = {peer: rate for peer, rate in measured.items() if rate is not None}
         scale = min((rate / announced[peer] for peer, rate in known.items() if peer in announced), default=1.0)
