@@ -126,6 +126,7 @@ class Rank:
         else:
             segment = self.choose(block)
         assert segment is not None
+        self.router.stats(segment.peer).pacing.announced = segment.seconds_per_work
         self._waiting[segment.peer].append(segment)
         self.router.stats(segment.peer).pacing.add_waiting(TOKENS * (segment.end - segment.start))
         self._pump(segment.peer)
@@ -169,14 +170,14 @@ def simulate(
     way: float = 0.0,
     window: int = 16,
     routers: Sequence[Router] | None = None,
-    knows_way: bool = True,
+    measured: float | None = None,
     choose: Callable[[int], Span] | None = None,
 ) -> tuple[float, list[Rank]]:
     """Sends batches through a swarm.
 
     Args:
         routers: of each rank; the batches are shared out evenly.
-        knows_way: whether the round trip was measured before.
+        measured: round trip that was measured before, by default the true one; 0 if it was not measured.
 
     Returns:
         Seconds until the last answer, and the ranks.
@@ -186,8 +187,8 @@ def simulate(
         Rank(router, clock, spans, servers, way=way, window=window, choose=choose) for router in routers or [Router()]
     ]
     for number, rank in enumerate(ranks):
-        for peer in servers if knows_way else ():
-            rank.router.stats(peer).pacing.measured_round_trip(way)
+        for peer in servers if measured != 0 else ():
+            rank.router.stats(peer).pacing.measured_round_trip(way if measured is None else measured)
         rank.start(len(range(number, batches, len(ranks))))
     clock.run()
     return clock.now - BEGIN, ranks

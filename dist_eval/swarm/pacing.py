@@ -28,6 +28,10 @@ that is less, 0.3 s, which hides its pauses between blocks, and 0.1 requests, by
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
 
+_KEPT_IF_SHORTER = 0.6
+"""Share of earlier measurements to keep after a shorter one: before, the server may have waited for requests. Where
+large messages take longer on the way than was measured without work, its speed is found so, request by request."""
+
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
 
@@ -37,6 +41,9 @@ _LEAST_SHARE, _LEAST_SECONDS = 0.1, 1e-6
 _SLOWER = 2.0
 """How much slower than expected an answer has to be, where none followed another one, to count as a slower server."""
 
+_FIRST_SHARE = 0.5
+"""Share of the time until a distant server's first answer that is its own, if it does not announce its speed."""
+
 _CORRECTED = 0.5
 """Share of a deviation from what was expected that is expected of the next answers, too."""
 
@@ -44,10 +51,11 @@ _LEAST_OVER = 100
 """The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions."""
 
 _FIRST_SECONDS = 5.0
-"""Longest time to wait for a server's very first answer before a further request is sent."""
+"""Time to wait for a server's very first answer before each request that is more than enough to begin with: one, twice
+as many if the server is far, and twice as many if it announces its speed."""
 
-_NEAR_SECONDS = 0.02
-"""Longest round trip to a server that loses little by waiting for the second request."""
+_FAR_SECONDS = 0.02
+"""Round trip from which on a server is far: it would lose much by waiting for a request."""
 
 _LATE = 2.0
 """How late an answer is expected to be in the end, as a multiple of what it is late by now."""
@@ -120,6 +128,10 @@ class Pacing:
         """Measured seconds for one token through one block; None before the first answer."""
         pace = self._pace
         return pace.busy_seconds / pace.busy_work if pace.busy_work else None
+
+    @property
+    def _is_far(self) -> bool:
+        return self._pace.round_trip >= _FAR_SECONDS
 
     def measured_round_trip(self, seconds: float) -> None:
         """Records how long a message without work and its answer take, before the first request."""
@@ -218,14 +230,12 @@ class Pacing:
 
     def _first_wait(self) -> float:
         """Returns for how long after the very first request the next one may not be sent, while there is no answer."""
-        pace = self._pace
-        if pace.unanswered > 1:
-            return (pace.unanswered - 1) * _FIRST_SECONDS
+        pace, most = self._pace, 2 if self._is_far else 1
+        wait = pace.round_trip
         if self.announced:
-            seconds = self.announced * pace.unanswered_work
-        else:
-            seconds = _FIRST_SECONDS if pace.round_trip <= _NEAR_SECONDS else 0.0
-        return min(max(pace.round_trip, seconds - _early(seconds)), _FIRST_SECONDS)
+            seconds, most = self.announced * pace.unanswered_work, 2 * most
+            wait = max(wait, seconds - _early(seconds / pace.unanswered))
+        return wait + _FIRST_SECONDS * max(0, pace.unanswered + 1 - most)
 
     def _late_by(self, rate: float, now: float) -> float:
         """Returns by how much the next answer is late by now, while requests are unanswered."""
@@ -256,14 +266,28 @@ class Pacing:
         if latency <= pace.round_trip:  # which was measured while somebody was busy
             pace.round_trip = latency / 2
         most = max(_LEAST_SHARE * latency, latency - pace.round_trip, _LEAST_SECONDS)
-        if rate is None or not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
+        if rate is None:
+            return self._first_seconds(ticket, most), 0.0
+        if not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
             return most, 0.0
         seconds = expected = rate * ticket.work
         if follows:
             seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
         elif latency - self._way(rate) > _SLOWER * expected:
             seconds = latency - self._way(rate)
-        return min(seconds, _OUTLIER * expected), 1.0 - 1.0 / _AVERAGED
+        kept = _KEPT_IF_SHORTER if seconds < expected and self._is_far else 1.0 - 1.0 / _AVERAGED
+        return min(seconds, _OUTLIER * expected), kept
+
+    def _first_seconds(self, ticket: Ticket, most: float) -> float:
+        """Returns the server's time for its first request, of which large messages may have been on the way for long.
+
+        Args:
+            ticket: of the request.
+            most: its latency without the time that a message without work takes.
+        """
+        if self.announced:
+            return min(most, _SLOWER * self.announced * ticket.work)
+        return _FIRST_SHARE * most if self._is_far else most
 
     def _correct(self, seconds: float) -> None:
         self._pace.done_at += seconds
