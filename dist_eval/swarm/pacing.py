@@ -28,9 +28,9 @@ that is less, 0.3 s, which hides its pauses between blocks, and 0.1 requests, by
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
 
-_KEPT_IF_SHORTER = 0.6
-"""Share of earlier measurements to keep after a shorter one: before, the server may have waited for requests. Where
-large messages take longer on the way than was measured without work, its speed is found so, request by request."""
+_LONG_WAY, _KEPT_IF_SHORTER = 2.0, 0.6
+"""If requests take twice the round trip on the way, as large ones do, the share of earlier measurements to keep after a
+shorter one: before, the server may have waited for requests. Its speed is found so, request by request."""
 
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
@@ -275,8 +275,8 @@ class Pacing:
             seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
         elif latency - self._way(rate) > _SLOWER * expected:
             seconds = latency - self._way(rate)
-        kept = _KEPT_IF_SHORTER if seconds < expected and self._is_far else 1.0 - 1.0 / _AVERAGED
-        return min(seconds, _OUTLIER * expected), kept
+        is_shorter = seconds < expected and self._is_far and self._way(rate) > _LONG_WAY * pace.round_trip
+        return min(seconds, _OUTLIER * expected), _KEPT_IF_SHORTER if is_shorter else 1.0 - 1.0 / _AVERAGED
 
     def _first_seconds(self, ticket: Ticket, most: float) -> float:
         """Returns the server's time for its first request, of which large messages may have been on the way for long.
