@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class ByLength(Router):
         """See `Router.next_segment`."""
         here = [span for span in spans if span.start <= start < span.end]
         chosen = random.choices(here, [span.end - span.start for span in here])[0]
-        return Span(chosen.peer, start, min(chosen.end, end), chosen.announced)
+        return replace(chosen, start=start, end=min(chosen.end, end))
 
 
 class Only(Router):

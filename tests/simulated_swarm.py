@@ -126,7 +126,7 @@ class Rank:
         else:
             segment = self.choose(block)
         assert segment is not None
-        self.router.stats(segment.peer).pacing.announced = segment.seconds_per_work
+        self.router.stats(segment.peer).pacing.announced_seconds_per_work = segment.seconds_per_work
         self._waiting[segment.peer].append(segment)
         self.router.stats(segment.peer).pacing.add_waiting(TOKENS * (segment.end - segment.start))
         self._pump(segment.peer)

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -234,7 +235,7 @@ class AuditedModel:
     def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
-                segment = Span(span.peer, start, end, span.announced)
+                segment = replace(span, start=start, end=end)
                 return self._requests.ask(segment, hidden, self._model.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 

@@ -53,7 +53,7 @@ class Dispatcher:
             Exception: any of the daemon, the connection or the server.
         """
         server = self._router.stats(segment.peer)
-        server.announced, server.pacing.announced = segment.announced, segment.seconds_per_work
+        server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
         gate = self._gate(segment.peer, is_step)
         try:
             ticket = await gate.enter(work)

@@ -41,8 +41,9 @@ _LEAST_SHARE, _LEAST_SECONDS = 0.1, 1e-6
 _SLOWER = 2.0
 """How much slower than expected an answer has to be, where none followed another one, to count as a slower server."""
 
-_FIRST_SHARE = 0.5
-"""Share of the time until a distant server's first answer that is its own, if it does not announce its speed."""
+_FIRST_SHARE, _LEAST_FIRST_SHARE = 0.5, 0.25
+"""Share of the time until a distant server's first answer that is its own, if it does not announce its speed, and the
+least, whatever it announces."""
 
 _CORRECTED = 0.5
 """Share of a deviation from what was expected that is expected of the next answers, too."""
@@ -110,11 +111,12 @@ class Pacing:
         name: of the server, in `shared`.
 
     Attributes:
-        announced: seconds for one token through one block, as the server announces; None if it does not.
+        announced_seconds_per_work: seconds for one token through one block, as the server announces; None if it does
+            not.
     """
 
     def __init__(self, shared: SharedStates | None = None, name: str = "") -> None:
-        self.announced: float | None = None
+        self.announced_seconds_per_work: float | None = None
         self._pace = shared.open(name, Pace) if shared else Pace()
         self._shared = shared
 
@@ -232,9 +234,10 @@ class Pacing:
         """Returns for how long after the very first request the next one may not be sent, while there is no answer."""
         pace, most = self._pace, 2 if self._is_far else 1
         wait = pace.round_trip
-        if self.announced:
-            seconds, most = self.announced * pace.unanswered_work, 2 * most
-            wait = max(wait, seconds - _early(seconds / pace.unanswered))
+        if self.announced_seconds_per_work:
+            seconds, most = self.announced_seconds_per_work * pace.unanswered_work, 2 * most
+            last = seconds / pace.unanswered
+            wait = max(wait, last - _early(last)) + seconds - last
         return wait + _FIRST_SECONDS * max(0, pace.unanswered + 1 - most)
 
     def _late_by(self, rate: float, now: float) -> float:
@@ -285,8 +288,8 @@ class Pacing:
             ticket: of the request.
             most: its latency without the time that a message without work takes.
         """
-        if self.announced:
-            return min(most, _SLOWER * self.announced * ticket.work)
+        if self.announced_seconds_per_work:
+            return min(most, max(_LEAST_FIRST_SHARE * most, _SLOWER * self.announced_seconds_per_work * ticket.work))
         return _FIRST_SHARE * most if self._is_far else most
 
     def _correct(self, seconds: float) -> None:

@@ -56,7 +56,7 @@ def share_of_limit(
 def test_a_pipeline_is_busy_nearly_all_the_time_and_holds_little(stages: int, way: float) -> None:
     share, servers = share_of_limit(stages, 100, way)
     assert share > 0.95
-    assert all(server.most_held <= 5 for server in servers)
+    assert all(server.most_held <= 3 for server in servers)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.1])
@@ -72,12 +72,12 @@ def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
     assert servers[0].most_held <= 5
 
 
-@pytest.mark.parametrize("announced", [None, 0.5, 1.0, 2.5])
+@pytest.mark.parametrize("announced", [None, 0.5, 1.0, 2.5, 20.0])
 @pytest.mark.parametrize("way", [0.1, 0.7])
 def test_large_messages_take_longer_than_the_round_trip_that_was_measured(way: float, announced: float | None) -> None:
     share, servers = share_of_limit(2, 50, way, measured=0.1, announced=announced)
     assert share > (0.92 if announced == 1.0 else 0.88)
-    assert all(server.most_held <= 6 for server in servers)
+    assert all(server.most_held <= 7 for server in servers)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.1])
@@ -146,9 +146,20 @@ def test_a_server_close_by_gets_the_second_request_after_the_first_answer() -> N
 def test_the_second_request_arrives_before_the_first_is_done_as_announced(announced: float, wait: float) -> None:
     pacing = Pacing()
     pacing.measured_round_trip(0.001)
-    pacing.announced = announced / WORK
+    pacing.announced_seconds_per_work = announced / WORK
     admitted(pacing, 5.0)
     assert pacing.admit(WORK, 5.0) == pytest.approx(wait)
+
+
+def test_the_first_requests_to_a_distant_server_arrive_one_after_the_other_as_announced() -> None:
+    pacing = Pacing()
+    pacing.measured_round_trip(1.0)
+    pacing.announced_seconds_per_work = 0.2 / WORK
+    for now in (5.0, 6.0, 6.2, 6.4):
+        assert now == 5.0 or pacing.admit(WORK, 5.0) == pytest.approx(now - 5.0)
+        admitted(pacing, now + 1e-9)
+    wait = pacing.admit(WORK, 6.5)
+    assert isinstance(wait, float) and wait > 4
 
 
 def test_slow_requests_overlap_little() -> None:
@@ -268,9 +279,16 @@ def measured(seconds: float) -> Pacing:
         max_size=200,
     ),
     st.randoms(use_true_random=False),
+    st.sampled_from([0.0, 0.001, 0.5, 50.0]),
+    st.none() | st.floats(1e-9, 1.0),
 )
-def test_no_order_of_events_closes_a_gate_for_good(events: list[tuple[str, float, int]], random: Random) -> None:
+def test_no_order_of_events_closes_a_gate_for_good(
+    events: list[tuple[str, float, int]], random: Random, round_trip: float, announced: float | None
+) -> None:
     pacing, now = Pacing(), 0.0
+    pacing.announced_seconds_per_work = announced
+    if round_trip:
+        pacing.measured_round_trip(round_trip)
     inside: list[Ticket] = []
     for kind, seconds, work in events:
         now += seconds
