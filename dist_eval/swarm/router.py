@@ -1,9 +1,10 @@
 """Routing of requests by the measured speed of servers. Does no I/O.
 
-A request takes the route with the least expected latency, which follows from each server's `pacing`: its speed, the way
-to it, what it was sent and what waits for it. Before a server's first answer, its speed is taken from what it
-announces, in proportion to those that are measured. So work spreads over replicas in proportion to their speed, a slow
-one gets as much as it can do in the same time, and one that fails is banned for a while.
+A request takes the route with the least cost: its expected latency, of which its own time counts a little less than its
+waiting. Both follow from each server's `pacing`: its speed, the way to it, what it was sent and what waits for it.
+Before a server's first answer, its speed is taken from what it announces, in proportion to those that are measured. So
+work spreads over replicas in proportion to their speed, a slow one gets as much as it can do in the same time, and one
+that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25
 """Least cost of a segment, in blocks: with no measurements yet, fewer segments are better."""
+_OWN_WEIGHT = 0.75
+"""Weight of a request's own time at a server, beside the time that it waits there: where it would be done first, it may
+leave a slower server idle that the next requests will need."""
 _JITTER = 0.02
 """Relative noise on costs, which breaks ties between equal servers differently on each rank."""
 _LATENCIES_KEPT = 1_000
@@ -186,8 +190,8 @@ class ServerStats:
         """Whether it failed recently."""
         return now < self._banned_until
 
-    def seconds(self, tokens: int, blocks: int, now: float, expected: float) -> float:
-        """Estimates the latency of a request.
+    def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
+        """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less.
 
         Args:
             tokens: of the request, counting padding and prompts.
@@ -196,7 +200,7 @@ class ServerStats:
             expected: seconds per unit of work to expect without measurements.
         """
         work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
-        return self.pacing.latency(work, now, expected)
+        return self.pacing.latency(_OWN_WEIGHT * work, now, expected)
 
 
 class Router:
@@ -250,8 +254,8 @@ class Router:
                 noise = 1.0 + _JITTER * self._random.random()
                 for stop in points:
                     if point < stop <= span.end and stop in cost:
-                        seconds = self.stats(span.peer).seconds(tokens, stop - point, now, expected[span.peer])
-                        total = seconds * noise + cost[stop]
+                        own = self.stats(span.peer).cost(tokens, stop - point, now, expected[span.peer])
+                        total = own * noise + cost[stop]
                         if total < cost.get(point, math.inf):
                             cost[point], first[point] = total, replace(span, start=point, end=stop)
         return first.get(start)
