@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -217,6 +218,8 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     """Takes over what the stand-in was started with."""
     import numpy as np
     from hivemind.compression import base as compression
+    from hivemind.utils.asyncio import _AsyncContextWrapper
+    from hivemind.utils.mpfuture import MPFuture
 
     if request["leads_session"]:
         os.setsid()
@@ -233,6 +236,9 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     if NAME in os.environ:
         _prctl(_PR_SET_NAME, os.environ[NAME].encode())
     np.random.seed()
+    # locks that all forked processes would share: one that is killed while it holds them would block the others
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
     return request["arguments"]
 
 
