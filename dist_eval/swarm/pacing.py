@@ -21,9 +21,11 @@ from dataclasses import dataclass
 
 from dist_eval.process.shared_state import SharedStates
 
-_EARLY, _EARLY_SECONDS, _EARLY_SHARE = 0.9, 0.3, 0.1
-"""How much work the server should still have when the next request arrives: 0.9 requests like those that it has, or if
-that is less, 0.3 s, which hides its pauses between blocks, and 0.1 requests, by which its speed may vary."""
+_EARLY, _EARLY_SHARE = 0.9, 0.1
+_EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.06, 0.3
+"""How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
+which its speed may vary, and 0.06 s, by which our own may, or 0.3 s if it is not known to be close by; 0.9 requests at
+most. More would hide more of its pauses between blocks, but let the next server begin later."""
 
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
@@ -227,7 +229,7 @@ class Pacing:
         pace = self._pace
         if rate is None:
             return pace.first_sent_at + self._first_wait()
-        early = self._way(rate) + _early(rate * pace.unanswered_work / pace.unanswered)
+        early = self._way(rate) + self._early(rate * pace.unanswered_work / pace.unanswered)
         return pace.done_at + self._late_by(rate, now) - early
 
     def _first_wait(self) -> float:
@@ -237,8 +239,18 @@ class Pacing:
         if self.announced_seconds_per_work:
             seconds, most = self.announced_seconds_per_work * pace.unanswered_work, 2 * most
             last = seconds / pace.unanswered
-            wait = max(wait, last - _early(last)) + seconds - last
+            wait = max(wait, last - self._early(last)) + seconds - last
         return wait + _FIRST_SECONDS * max(0, pace.unanswered + 1 - most)
+
+    def _early(self, seconds: float) -> float:
+        """Returns the seconds of work that the server should still have when the next request arrives.
+
+        Args:
+            seconds: its time for a request.
+        """
+        is_near = 0.0 < self._pace.round_trip < _FAR_SECONDS
+        varying = _EARLY_SECONDS if is_near else _EARLY_SECONDS_FAR
+        return min(_EARLY * seconds, _EARLY_SHARE * seconds + varying)
 
     def _late_by(self, rate: float, now: float) -> float:
         """Returns by how much the next answer is late by now, while requests are unanswered."""
@@ -308,12 +320,3 @@ class Pacing:
 
     def _locked(self) -> AbstractContextManager[None]:
         return self._shared.locked() if self._shared else contextlib.nullcontext()
-
-
-def _early(seconds: float) -> float:
-    """Returns the seconds of work that the server should still have when the next request arrives.
-
-    Args:
-        seconds: its time for a request.
-    """
-    return min(_EARLY * seconds, _EARLY_SECONDS + _EARLY_SHARE * seconds)
