@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from dist_eval.process.shared_state import SharedStates
 
 _EARLY, _EARLY_SHARE = 0.9, 0.1
-_EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.06, 0.3
+_EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
 """How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
-which its speed may vary, and 0.06 s, by which our own may, or 0.3 s if it is not known to be close by; 0.9 requests at
+which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; 0.9 requests at
 most. More would hide more of its pauses between blocks, but let the next server begin later."""
 
 _AVERAGED = 10.0
