@@ -30,9 +30,14 @@ most. More would hide more of its pauses between blocks, but let the next server
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
 
-_LONG_WAY, _KEPT_IF_SHORTER = 2.0, 0.6
-"""If requests take twice the round trip on the way, as large ones do, the share of earlier measurements to keep after a
-shorter one: before, the server may have waited for requests. Its speed is found so, request by request."""
+_LONG_WAY = 2.0
+"""Round trips that requests are on the way if, as large ones do, they take so much longer than was measured that a
+server is taken for much slower than it is, and has nothing to do until the next one arrives."""
+
+_QUEUED_SHARE, _FASTER = 0.3, 0.7
+"""A request that took longer than the least latency by less than this share of the work that should have been ahead of
+it found no work: the server takes at most 0.7 of the time that was expected. Its speed is found so, as the bandwidth of
+a path is in the startup phase of BBR."""
 
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
@@ -98,11 +103,15 @@ class Ticket:
         work: tokens times blocks.
         sent_at: in seconds of `time.monotonic()`.
         expected_at: when its answer should be here, less the corrections until it was sent.
+        seconds: the server's time for it, as expected; 0 if unknown.
+        ahead: seconds of work that the server should still have when it arrives.
     """
 
     work: int
     sent_at: float
     expected_at: float
+    seconds: float = 0.0
+    ahead: float = 0.0
 
 
 class Pacing:
@@ -165,11 +174,14 @@ class Pacing:
                     return wait
             else:
                 pace.first_sent_at = pace.done_at = now
+            seconds = ahead = 0.0
             if rate is not None:
-                pace.done_at = max(pace.done_at, now + self._way(rate)) + rate * work
+                seconds, arrives_at = rate * work, now + self._way(rate)
+                ahead = max(0.0, pace.done_at - arrives_at)
+                pace.done_at = arrives_at + ahead + seconds
             pace.unanswered += 1
             pace.unanswered_work += work
-            return Ticket(work, now, pace.done_at - pace.delay)
+            return Ticket(work, now, pace.done_at - pace.delay, seconds, ahead)
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer.
@@ -286,12 +298,17 @@ class Pacing:
         if not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
             return most, 0.0
         seconds = expected = rate * ticket.work
+        way = self._way(rate)
         if follows:
             seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
-        elif latency - self._way(rate) > _SLOWER * expected:
-            seconds = latency - self._way(rate)
-        is_shorter = seconds < expected and self._is_far and self._way(rate) > _LONG_WAY * pace.round_trip
-        return min(seconds, _OUTLIER * expected), _KEPT_IF_SHORTER if is_shorter else 1.0 - 1.0 / _AVERAGED
+            if self._is_far and way > max(_LONG_WAY * pace.round_trip, expected):
+                if ticket.ahead and latency - way - expected < _QUEUED_SHARE * ticket.ahead:
+                    return max(_LEAST_SECONDS, min(expected, _FASTER * ticket.seconds)), 0.0
+                if ticket.sent_at + way > pace.answered_at:  # the server had waited for it
+                    seconds = min(seconds, expected)
+        elif latency - way > _SLOWER * expected:
+            seconds = latency - way
+        return min(seconds, _OUTLIER * expected), 1.0 - 1.0 / _AVERAGED
 
     def _first_seconds(self, ticket: Ticket, most: float) -> float:
         """Returns the server's time for its first request, of which large messages may have been on the way for long.

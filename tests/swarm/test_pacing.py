@@ -73,9 +73,11 @@ def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
 
 
 @pytest.mark.parametrize("announced", [None, 0.5, 1.0, 2.5, 20.0])
-@pytest.mark.parametrize("way", [0.1, 0.7])
-def test_large_messages_take_longer_than_the_round_trip_that_was_measured(way: float, announced: float | None) -> None:
-    share, servers = share_of_limit(2, 50, way, measured=0.1, announced=announced)
+@pytest.mark.parametrize(("way", "measured", "batches"), [(0.1, 0.1, 50), (0.7, 0.1, 50), (1.4, 0.2, 100)])
+def test_large_messages_take_longer_than_the_round_trip_that_was_measured(
+    way: float, measured: float, batches: int, announced: float | None
+) -> None:
+    share, servers = share_of_limit(2, batches, way, measured=measured, announced=announced)
     assert share > (0.92 if announced == 1.0 else 0.88)
     assert all(server.most_held <= 7 for server in servers)
 
