@@ -119,8 +119,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int) -> None:
     from transformers import AutoConfig
 
-    from dist_eval.model.backbone import SwarmBackbone
     from dist_eval.model.classifier import load_on_swarm
+    from dist_eval.model.swarm_backbone import SwarmBackbone
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.requests import SwarmRequests

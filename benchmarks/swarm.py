@@ -36,8 +36,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     from dist_eval.swarm.hivemind_compat import import_petals
 
     import_petals(sockets=scratch_dir)
-    from dist_eval.model.backbone import SwarmBackbone
     from dist_eval.model.classifier import load_on_swarm
+    from dist_eval.model.swarm_backbone import SwarmBackbone
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import wait_until_covered
     from dist_eval.swarm.requests import SwarmRequests

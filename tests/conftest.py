@@ -30,9 +30,9 @@ from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
 from dist_eval.errors import SwarmError
-from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_petals_classifier, load_swarm_backbone, with_tuned_head
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries

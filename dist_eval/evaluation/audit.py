@@ -20,7 +20,8 @@ import torch
 from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.model.backbone import ModelOnBackbone, SwarmBackbone
+from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.router import Routing, Span

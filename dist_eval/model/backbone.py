@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,14 +14,10 @@ from dist_eval.data.session_costs import SESSION_TOKENS, rows_in_session
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import LocalTextSession, SwarmTextSession, TextSession
+from dist_eval.model.text_session import TextSession
 from dist_eval.results.work import Traffic
-from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.requests import SwarmRequests
+from dist_eval.swarm.session_room import NO_ROOM, SessionRoom
 
 
 class HostedModel:
@@ -220,181 +214,18 @@ class ModelOnBackbone(HostedModel, ABC):
         self.backbone.close()
 
 
-class SwarmBackbone(Backbone):
-    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
+def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Embeds token ids after soft prompts.
 
     Args:
-        model: a Petals `Distributed*Model`.
-        dht: the DHT node it uses.
-        requests: sends to the swarm.
+        words: the embeddings of the vocabulary.
+        input_ids: int64 of shape [batch, length].
+        prompts: of shape [pre_seq_len, hidden], or None.
+
+    Returns:
+        Shape [batch, pre_seq_len + length, hidden], in the dtype and on the device of `words`.
     """
-
-    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
-        self.model, self.dht, self.requests = model, dht, requests
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self.model.ln_f
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.model.word_embeddings
-
-    def hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
-        routing: Routing | None = None,
-    ) -> torch.Tensor:
-        """See `Backbone.hidden_states`."""
-        embedded = self.embedded(input_ids, prompts)
-        if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
-            from dist_eval.swarm.gradients import through_swarm
-
-            return through_swarm(self.requests, embedded, deep_prompts)
-        return self.requests.forward(embedded, deep_prompts, routing)
-
-    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
-        return self.model.word_embeddings_layernorm(_prompted(self.word_embeddings, input_ids, prompts))
-
-    def session(
-        self,
-        rows: int,
-        max_length: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-    ) -> TextSession:
-        """See `Backbone.session`: servers keep what they have computed."""
-        from dist_eval.swarm.inference_session import InferenceSession
-
-        longest = max_length + (0 if prompts is None else len(prompts))
-        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
-        return SwarmTextSession(session, self.embedded, prompts)
-
-    def cache_tokens(self) -> int:
-        """See `Backbone.cache_tokens`: of the block with the least."""
-        room = [0] * self.requests.num_blocks
-        for span, free in self.requests.free_cache().items():
-            for block in range(span.start, span.end):
-                room[block] += free // (span.end - span.start)
-        return min(room)
-
-    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
-        """See `Backbone.room_for_sessions`."""
-        if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
-            return NO_ROOM
-        free = self.requests.free_cache()
-        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
-
-    def traffic(self) -> Traffic:
-        """See `HostedModel.traffic`."""
-        return self.requests.traffic()
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See `HostedModel.timelines`."""
-        return self.requests.timelines()
-
-    @property
-    def retries(self) -> int:
-        """See `HostedModel.retries`."""
-        return self.requests.retries
-
-    def notice(self) -> str:
-        """See `HostedModel.notice`."""
-        return self.requests.outage.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """See `HostedModel.exclude`."""
-        self.requests.excluded |= set(servers)
-
-    def move(self, device: torch.device) -> None:
-        """See `Backbone.move`: embeddings and final norm."""
-        self.model.to(device)
-
-    def close(self) -> None:
-        """Closes the sessions, stops the routing thread, then leaves the swarm."""
-        if self.sessions is not None:
-            self.sessions.close()
-        from dist_eval.swarm.client import leave_swarm
-
-        leave_swarm(self.dht, self.model.h.sequence_manager)
-
-
-class LocalBackbone(Backbone):
-    """A base model that runs in this process.
-
-    Args:
-        model: a Hugging Face base model (`LlamaModel`, `BloomModel`, `FalconModel`).
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
-        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
-        self._norm = getattr(model, norm_name)
-        self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
-        # the final norm is applied to the pooled token only; it acts on each token by itself
-        setattr(model, norm_name, nn.Identity())
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self._norm
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.model.get_input_embeddings()
-
-    def hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
-        routing: Routing | None = None,
-    ) -> torch.Tensor:
-        """See `Backbone.hidden_states`."""
-        embeddings = _prompted(self.word_embeddings, input_ids, prompts)
-        with self._one_at_a_time, ExitStack() as hooks:
-            for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
-                hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
-            return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
-
-    def session(
-        self,
-        rows: int,
-        max_length: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-    ) -> TextSession:
-        """See `Backbone.session`: the whole texts are computed at each step."""
-        return LocalTextSession(lambda ids: self.hidden_states(ids, prompts, deep_prompts), rows)
-
-    def move(self, device: torch.device) -> None:
-        """See `Backbone.move`: the whole model."""
-        self.model.to(device)
-        self._norm.to(device)
-
-
-def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
     embeddings = words(input_ids.to(words.weight.device))
     if prompts is None:
         return embeddings
     return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
-
-
-def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
-    length = deep_prompt.shape[0]
-
-    def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden = args[0]
-        prompted = hidden[:, :length] + deep_prompt.to(hidden)
-        return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
-
-    return hook

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
-from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SwarmBackbone
+from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
+from dist_eval.model.local_backbone import LocalBackbone
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
 from dist_eval.process.patching import patched

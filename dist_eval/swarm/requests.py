@@ -20,7 +20,7 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, first_line
 from dist_eval.process.shared_state import SharedStates
-from dist_eval.results.work import ServerTraffic, Traffic
+from dist_eval.results.work import Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
     Attempts,
@@ -41,7 +41,7 @@ from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.rate_limiter import RateLimiter
-from dist_eval.swarm.router import Router, Routing, ServerStats, Span
+from dist_eval.swarm.router import Router, Routing, Span
 from dist_eval.swarm.transport import Transport
 
 _ASIDE_SECONDS = 0.01
@@ -217,7 +217,7 @@ class SwarmRequests:
             bytes_sent=self.transport.bytes_sent,
             bytes_received=self.transport.bytes_received,
             servers=[
-                _traffic_of(str(peer), server)
+                server.traffic(str(peer))
                 for peer, server in self.router.servers.items()
                 if server.requests or server.failures
             ],
@@ -343,18 +343,3 @@ class SwarmRequests:
 def tokens_in(hidden: torch.Tensor) -> int:
     """Returns the tokens in hidden states of shape [batch, length, hidden], counting padding and prompts."""
     return hidden.shape[0] * hidden.shape[1]
-
-
-def _traffic_of(peer: str, server: ServerStats) -> ServerTraffic:
-    latencies = sorted(server.latencies)
-    count = len(latencies)
-    return ServerTraffic(
-        peer=peer,
-        announced=server.announced,
-        requests=server.requests,
-        failures=server.failures,
-        wrong_answers=server.wrong_answers,
-        token_blocks=server.work,
-        latency_p50=latencies[(count - 1) // 2] if count else None,
-        latency_p95=latencies[min(count - 1, int(0.95 * count))] if count else None,
-    )

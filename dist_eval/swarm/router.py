@@ -21,7 +21,7 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SessionShape
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.process.shared_state import SharedStates
-from dist_eval.results.work import Announcement
+from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.pacing import Pacing
 
@@ -189,6 +189,21 @@ class ServerStats:
     def is_banned(self, now: float) -> bool:
         """Whether it failed recently."""
         return now < self._banned_until
+
+    def traffic(self, peer: str) -> ServerTraffic:
+        """Returns the statistics for `results.json`."""
+        latencies = sorted(self.latencies)
+        count = len(latencies)
+        return ServerTraffic(
+            peer=peer,
+            announced=self.announced,
+            requests=self.requests,
+            failures=self.failures,
+            wrong_answers=self.wrong_answers,
+            token_blocks=self.work,
+            latency_p50=latencies[(count - 1) // 2] if count else None,
+            latency_p95=latencies[min(count - 1, int(0.95 * count))] if count else None,
+        )
 
     def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
         """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less.

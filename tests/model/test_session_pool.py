@@ -16,8 +16,8 @@ from tiny_models import random_checkpoint
 from dist_eval.data.plan import SessionShape
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
-from dist_eval.model.backbone import LocalBackbone
 from dist_eval.model.classifier import Classifier, load_local_backbone
+from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import LocalTextSession, TextSession
 from dist_eval.swarm.router import Routing

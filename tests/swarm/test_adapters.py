@@ -14,9 +14,9 @@ from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, results_of,
 
 from dist_eval import demo
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.model.backbone import LocalBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, classifier_of, load_locally, load_petals_classifier
+from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.tuned_model import put_tuned_tensors
 from dist_eval.swarm.coverage import wait_until_covered
 from dist_eval.swarm.private import PrivateSwarm

@@ -15,9 +15,9 @@ from conftest import ForkedSwarm, SwarmClient, wait_for
 from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
-from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.gate import STEPS
 from dist_eval.swarm.inference_session import REQUEST_TOKENS
 from dist_eval.swarm.petals_version import can_roll_back, installed_version

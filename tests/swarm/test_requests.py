@@ -17,9 +17,9 @@ from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
 from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
-from dist_eval.model.backbone import SwarmBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm

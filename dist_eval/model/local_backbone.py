@@ -1,0 +1,84 @@
+"""A base model without a head in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.model.backbone import Backbone, prompted
+from dist_eval.model.text_session import LocalTextSession, TextSession
+from dist_eval.swarm.router import Routing
+
+
+class LocalBackbone(Backbone):
+    """A base model that runs in this process.
+
+    Args:
+        model: a Hugging Face base model (`LlamaModel`, `BloomModel`, `FalconModel`).
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
+        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
+        self._norm = getattr(model, norm_name)
+        self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
+        # the final norm is applied to the pooled token only; it acts on each token by itself
+        setattr(model, norm_name, nn.Identity())
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+        return self._norm
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+        return self.model.get_input_embeddings()
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        routing: Routing | None = None,
+    ) -> torch.Tensor:
+        """See `Backbone.hidden_states`."""
+        embeddings = prompted(self.word_embeddings, input_ids, prompts)
+        with self._one_at_a_time, ExitStack() as hooks:
+            for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
+                hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
+            return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: the whole texts are computed at each step."""
+        return LocalTextSession(lambda ids: self.hidden_states(ids, prompts, deep_prompts), rows)
+
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: the whole model."""
+        self.model.to(device)
+        self._norm.to(device)
+
+
+def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
+    length = deep_prompt.shape[0]
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = args[0]
+        prompted = hidden[:, :length] + deep_prompt.to(hidden)
+        return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
+
+    return hook

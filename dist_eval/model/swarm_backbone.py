@@ -1,0 +1,124 @@
+"""A base model without a head on a swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.model.backbone import Backbone, prompted
+from dist_eval.model.text_session import SwarmTextSession, TextSession
+from dist_eval.results.work import Traffic
+from dist_eval.swarm.petals_version import can_roll_back
+from dist_eval.swarm.router import Routing
+from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.requests import SwarmRequests
+
+
+class SwarmBackbone(Backbone):
+    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
+
+    Args:
+        model: a Petals `Distributed*Model`.
+        dht: the DHT node it uses.
+        requests: sends to the swarm.
+    """
+
+    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
+        self.model, self.dht, self.requests = model, dht, requests
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm after the last block."""
+        return self.model.ln_f
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The embeddings of the vocabulary."""
+        return self.model.word_embeddings
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        routing: Routing | None = None,
+    ) -> torch.Tensor:
+        """See `Backbone.hidden_states`."""
+        embedded = self.embedded(input_ids, prompts)
+        if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
+            from dist_eval.swarm.gradients import through_swarm
+
+            return through_swarm(self.requests, embedded, deep_prompts)
+        return self.requests.forward(embedded, deep_prompts, routing)
+
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
+        return self.model.word_embeddings_layernorm(prompted(self.word_embeddings, input_ids, prompts))
+
+    def session(
+        self,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+    ) -> TextSession:
+        """See `Backbone.session`: servers keep what they have computed."""
+        from dist_eval.swarm.inference_session import InferenceSession
+
+        longest = max_length + (0 if prompts is None else len(prompts))
+        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
+        return SwarmTextSession(session, self.embedded, prompts)
+
+    def cache_tokens(self) -> int:
+        """See `Backbone.cache_tokens`: of the block with the least."""
+        room = [0] * self.requests.num_blocks
+        for span, free in self.requests.free_cache().items():
+            for block in range(span.start, span.end):
+                room[block] += free // (span.end - span.start)
+        return min(room)
+
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
+        """See `Backbone.room_for_sessions`."""
+        if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
+            return NO_ROOM
+        free = self.requests.free_cache()
+        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
+
+    def traffic(self) -> Traffic:
+        """See `HostedModel.traffic`."""
+        return self.requests.traffic()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `HostedModel.timelines`."""
+        return self.requests.timelines()
+
+    @property
+    def retries(self) -> int:
+        """See `HostedModel.retries`."""
+        return self.requests.retries
+
+    def notice(self) -> str:
+        """See `HostedModel.notice`."""
+        return self.requests.outage.notice()
+
+    def exclude(self, servers: Iterable[str]) -> None:
+        """See `HostedModel.exclude`."""
+        self.requests.excluded |= set(servers)
+
+    def move(self, device: torch.device) -> None:
+        """See `Backbone.move`: embeddings and final norm."""
+        self.model.to(device)
+
+    def close(self) -> None:
+        """Closes the sessions, stops the routing thread, then leaves the swarm."""
+        if self.sessions is not None:
+            self.sessions.close()
+        from dist_eval.swarm.client import leave_swarm
+
+        leave_swarm(self.dht, self.model.h.sequence_manager)
