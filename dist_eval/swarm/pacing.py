@@ -30,14 +30,10 @@ most. More would hide more of its pauses between blocks, but let the next server
 _AVERAGED = 10.0
 """Number of requests that the moving average of a server's speed covers."""
 
-_LONG_WAY = 2.0
-"""Round trips that requests are on the way if, as large ones do, they take so much longer than was measured that a
-server is taken for much slower than it is, and has nothing to do until the next one arrives."""
-
 _QUEUED_SHARE, _FASTER = 0.3, 0.7
 """A request that took longer than the least latency by less than this share of the work that should have been ahead of
-it found no work: the server takes at most 0.7 of the time that was expected. Its speed is found so, as the bandwidth of
-a path is in the startup phase of BBR."""
+it found no work: the server takes at most 0.7 of the time that was expected. Where requests are on the way for longer
+than that, its speed is found so, as the bandwidth of a path is in the startup phase of BBR."""
 
 _OUTLIER = 10.0
 """Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
@@ -301,7 +297,7 @@ class Pacing:
         way = self._way(rate)
         if follows:
             seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
-            if self._is_far and way > max(_LONG_WAY * pace.round_trip, expected):
+            if self._is_far and way > expected:
                 if ticket.ahead and latency - way - expected < _QUEUED_SHARE * ticket.ahead:
                     return max(_LEAST_SECONDS, min(expected, _FASTER * ticket.seconds)), 0.0
                 if ticket.sent_at + way > pace.answered_at:  # the server had waited for it
