@@ -90,6 +90,7 @@ class Rank:
         spans: the servers' blocks.
         servers: by peer.
         way: seconds from sending a request to its answer, without the server's time.
+        jitter: most seconds by which either direction takes longer at times.
         window: most batches in flight.
         choose: chooses a server instead of the router.
     """
@@ -102,10 +103,12 @@ class Rank:
         servers: Mapping[str, Server],
         *,
         way: float,
+        jitter: float,
         window: int,
         choose: Callable[[int], Span] | None = None,
     ) -> None:
         self.router, self.clock, self.spans, self.servers, self.way = router, clock, spans, servers, way
+        self.jitter, self._random = jitter, random.Random(8)
         self.blocks, self.window, self.choose = max(span.end for span in spans), window, choose
         self.counts, self.left, self.finished = Counter[str](), 0, 0
         self._waiting: dict[str, deque[Span]] = {peer: deque() for peer in servers}
@@ -158,8 +161,14 @@ class Rank:
                 self.finished += 1
                 self._next_batch()
 
+        def answers() -> None:
+            self.clock.after(self._half_way(), answered)
+
         server = self.servers[segment.peer]
-        self.clock.after(self.way / 2, lambda: server.receive(blocks, lambda: self.clock.after(self.way / 2, answered)))
+        self.clock.after(self._half_way(), lambda: server.receive(blocks, answers))
+
+    def _half_way(self) -> float:
+        return self.way / 2 + self._random.uniform(0.0, self.jitter)
 
 
 def simulate(
@@ -168,6 +177,7 @@ def simulate(
     batches: int,
     *,
     way: float = 0.0,
+    jitter: float = 0.0,
     window: int = 16,
     routers: Sequence[Router] | None = None,
     measured: float | None = None,
@@ -184,7 +194,8 @@ def simulate(
     """
     clock = next(iter(servers.values())).clock
     ranks = [
-        Rank(router, clock, spans, servers, way=way, window=window, choose=choose) for router in routers or [Router()]
+        Rank(router, clock, spans, servers, way=way, jitter=jitter, window=window, choose=choose)
+        for router in routers or [Router()]
     ]
     for number, rank in enumerate(ranks):
         for peer in servers if measured != 0 else ():

@@ -21,14 +21,16 @@ from dataclasses import dataclass
 
 from dist_eval.process.shared_state import SharedStates
 
-_EARLY, _EARLY_SHARE = 0.9, 0.1
+_EARLY_SHARE = 0.1
 _EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
+_EARLY_AT_MOST, _EARLY_AT_MOST_SECONDS = 0.9, 0.15
 """How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
-which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; 0.9 requests at
-most. More would hide more of its pauses between blocks, but let the next server begin later."""
+which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; but at most 0.9
+requests, or 0.15 s if that is more. More would hide more of its pauses between blocks, but let the next server begin
+later."""
 
-_AVERAGED = 10.0
-"""Number of requests that the moving average of a server's speed covers."""
+_KEPT = 0.9
+"""Share of earlier measurements of a server's speed that its moving average keeps: it covers ten requests."""
 
 _QUEUED_SHARE, _FASTER = 0.3, 0.7
 """A request that took longer than the least latency by less than this share of the work that should have been ahead of
@@ -258,7 +260,7 @@ class Pacing:
         """
         is_near = 0.0 < self._pace.round_trip < _FAR_SECONDS
         varying = _EARLY_SECONDS if is_near else _EARLY_SECONDS_FAR
-        return min(_EARLY * seconds, _EARLY_SHARE * seconds + varying)
+        return min(max(_EARLY_AT_MOST * seconds, _EARLY_AT_MOST_SECONDS), _EARLY_SHARE * seconds + varying)
 
     def _late_by(self, rate: float, now: float) -> float:
         """Returns by how much the next answer is late by now, while requests are unanswered."""
@@ -285,26 +287,41 @@ class Pacing:
     def _server_seconds(self, ticket: Ticket, now: float) -> tuple[float, float]:
         """Returns the server's time for a request, and the share of earlier measurements to keep."""
         pace, rate, latency = self._pace, self.seconds_per_work, now - ticket.sent_at
-        follows = ticket.sent_at < pace.answered_at
         if latency <= pace.round_trip:  # which was measured while somebody was busy
             pace.round_trip = latency / 2
         most = max(_LEAST_SHARE * latency, latency - pace.round_trip, _LEAST_SECONDS)
         if rate is None:
             return self._first_seconds(ticket, most), 0.0
-        if not (follows or pace.answers_follow) or (not follows and most < rate * ticket.work):
+        expected, way = rate * ticket.work, self._way(rate)
+        if ticket.sent_at < pace.answered_at:
+            pace.answers_follow = True
+            seconds, kept = self._seconds_between_answers(ticket, now, expected, way)
+        elif most < expected or not pace.answers_follow:
             return most, 0.0
-        seconds = expected = rate * ticket.work
-        way = self._way(rate)
-        if follows:
-            seconds, pace.answers_follow = max(_LEAST_SECONDS, now - pace.answered_at), True
-            if self._is_far and way > expected:
-                if ticket.ahead and latency - way - expected < _QUEUED_SHARE * ticket.ahead:
-                    return max(_LEAST_SECONDS, min(expected, _FASTER * ticket.seconds)), 0.0
-                if ticket.sent_at + way > pace.answered_at:  # the server had waited for it
-                    seconds = min(seconds, expected)
-        elif latency - way > _SLOWER * expected:
-            seconds = latency - way
-        return min(seconds, _OUTLIER * expected), 1.0 - 1.0 / _AVERAGED
+        else:
+            seconds, kept = latency - way, _KEPT
+            if seconds <= _SLOWER * expected:
+                seconds = expected
+        return min(seconds, _OUTLIER * expected), kept
+
+    def _seconds_between_answers(self, ticket: Ticket, now: float, expected: float, way: float) -> tuple[float, float]:
+        """Returns the same for a request that was sent before the latest answer came.
+
+        Args:
+            ticket: of the request.
+            now: in seconds of `time.monotonic()`.
+            expected: the server's time for it, in seconds.
+            way: seconds that a request and its answer are on the way.
+        """
+        pace = self._pace
+        seconds = max(_LEAST_SECONDS, now - pace.answered_at)
+        if not self._is_far or way <= expected:
+            return seconds, _KEPT
+        if ticket.ahead and now - ticket.sent_at - way - expected < _QUEUED_SHARE * ticket.ahead:
+            return max(_LEAST_SECONDS, min(expected, _FASTER * ticket.seconds)), 0.0
+        if ticket.sent_at + way > pace.answered_at:  # the server had waited for it
+            seconds = min(seconds, expected)
+        return seconds, _KEPT
 
     def _first_seconds(self, ticket: Ticket, most: float) -> float:
         """Returns the server's time for its first request, of which large messages may have been on the way for long.

@@ -13,7 +13,7 @@ from dist_eval.swarm.gate import AtMost, Gate, TurnedAway
 from dist_eval.swarm.pacing import Pacing, Ticket
 
 WORK = 100
-ALONE = 0.05
+ALONE = 0.3
 """Seconds until the answer to a request that is alone."""
 
 

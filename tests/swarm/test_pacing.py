@@ -28,6 +28,7 @@ def share_of_limit(
     *,
     routers: list[Router] | None = None,
     noise: float = 0.0,
+    jitter: float = 0.0,
     measured: float | None = None,
     announced: float | None = 1.0,
     busy: float = SECONDS,
@@ -48,7 +49,9 @@ def share_of_limit(
         for stage in range(stages)
     ]
     servers = {span.peer: Server(clock, rate, noise) for span in spans}
-    seconds, ranks = simulate(spans, servers, batches, way=way, window=64, routers=routers, measured=measured)
+    seconds, ranks = simulate(
+        spans, servers, batches, way=way, jitter=jitter, window=64, routers=routers, measured=measured
+    )
     assert sum(rank.finished for rank in ranks) == batches
     return (stages * (busy + way) + (batches - 1) * busy) / seconds, list(servers.values())
 
@@ -89,7 +92,14 @@ def test_large_messages_take_longer_than_the_round_trip_that_was_measured(
 def test_a_distant_server_that_is_fast_is_found_to_be(way: float, announced: float | None) -> None:
     share, servers = share_of_limit(2, 100, way, measured=0.1, announced=announced, busy=0.04)
     assert share > 0.9
-    assert all(server.most_held <= 7 for server in servers)
+    assert all(server.most_held <= 15 for server in servers)
+
+
+@pytest.mark.parametrize("busy", [0.02, 0.04])
+def test_a_fast_server_is_kept_busy_though_the_way_varies(busy: float) -> None:
+    share, servers = share_of_limit(2, 200, 0.1, jitter=0.1, busy=busy)
+    assert share > 0.8
+    assert all(server.most_held <= 15 for server in servers)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.1])
@@ -154,7 +164,7 @@ def test_a_server_close_by_gets_the_second_request_after_the_first_answer() -> N
     admitted(pacing, 9.0)
 
 
-@pytest.mark.parametrize(("announced", "wait"), [(0.05, 0.005), (0.2, 0.08), (2.0, 1.7), (60.0, 53.9)])
+@pytest.mark.parametrize(("announced", "wait"), [(0.05, 0.001), (0.2, 0.08), (2.0, 1.7), (60.0, 53.9)])
 def test_the_second_request_arrives_before_the_first_is_done_as_announced(announced: float, wait: float) -> None:
     pacing = Pacing()
     pacing.measured_round_trip(0.001)
