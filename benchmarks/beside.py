@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.contenders import ROOT, ContenderError, Outcome, Stage
-from dist_eval.process.lifetime import end_session
+from benchmarks.contenders import LOG, ContenderError, Outcome, Stage, running
 
 _START_SECONDS = 120.0
 
@@ -51,25 +47,15 @@ def another_client(stage: Stage, max_length: int) -> Iterator[AnotherClient]:
         max_length: tokens of each text.
     """
     folder = Path(tempfile.mkdtemp(dir=stage.folder))
-    asked, log, finished = folder / "spec.json", folder / "log.txt", folder / "finished.txt"
+    asked, finished = folder / "spec.json", folder / "finished.txt"
     spec = stage.spec(stage.corpus.write_csv(folder / "rows.csv"), len(stage.corpus.sentences), max_length)
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
-    with log.open("wb") as errors, finished.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.alternatives.endless_loop", str(asked)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
-    try:
+    arguments = ("-m", "benchmarks.alternatives.endless_loop", str(asked))
+    with running(folder, *arguments, output=finished) as process:
         give_up = time.monotonic() + _START_SECONDS
         while not finished.stat().st_size:
             if process.poll() is not None or time.monotonic() > give_up:
-                raise ContenderError(f"The other client finished nothing. Its log:\n{log.read_text(errors='replace')}")
+                log = (folder / LOG).read_text(errors="replace")
+                raise ContenderError(f"The other client finished nothing. Its log:\n{log}")
             time.sleep(0.1)
         yield AnotherClient(finished)
-    finally:
-        end_session(process.pid)

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from benchmarks.program import BenchmarkError
 from benchmarks.text import Corpus
 from dist_eval.process.lifetime import end_session
 
-ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[1]
 _TIMEOUT = 1800.0
-_LOG_LINES_SHOWN = 15
+LOG, _LOG_LINES_SHOWN = "log.txt", 15
 
 
 class ContenderError(BenchmarkError):
@@ -218,26 +219,41 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
 def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
     """Runs `python ARGUMENTS` to completion, under torchrun if it has several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={contender.ranks}"]
-    command = [sys.executable, *(launcher if torchrun or contender.ranks > 1 else []), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(contender.threads), "TMPDIR": str(folder)}
-    log = folder / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    arguments = (*(launcher if torchrun or contender.ranks > 1 else []), *arguments)
+    with running(folder, *arguments, threads=contender.threads) as process:
         try:
             status = process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
             status = None
-        finally:
-            end_session(process.pid)
     if status != 0:
         how = f"did not end within {_TIMEOUT:g} s" if status is None else f"ended with status {status}"
-        last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+        last = "\n".join((folder / LOG).read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
         raise ContenderError(f"{contender.name} {how}. Its last lines:\n{last}")
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, threads: int = 1, output: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `python ARGUMENTS`, and ends it in the end, with all that it started.
+
+    Args:
+        folder: for its temporary files and its log.
+        *arguments: of Python.
+        threads: of each process.
+        output: file for its standard output instead of the log.
+    """
+    with (folder / LOG).open("ab") as log, (output or folder / LOG).open("ab") as written:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=_ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end_session(process.pid)

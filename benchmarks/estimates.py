@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.contenders import Contender, ContenderError, Stage, run_process
+from benchmarks.contenders import LOG, Contender, ContenderError, Stage, run_process
 from benchmarks.hosting import distant_swarm_of
 from benchmarks.models import PROMPT_TOKENS, make_model, train_tokenizer
 from benchmarks.pipeline import BASE, Shape
@@ -141,7 +141,7 @@ def _measure_cell(report: harness.Report, pace: Pace, stage: Stage, ranks: int) 
     arguments += ["--dataset", stage.corpus.write_csv(folder / "rows.csv"), "--initial-peers", *stage.peers]
     words = ["--nproc-per-node", str(ranks), *map(str, arguments)]
     run_process(Contender("dist-eval plan", "dist_eval"), folder, "-m", "dist_eval.cli.main", "plan", "--json", *words)
-    log = (folder / "log.txt").read_text(encoding="utf-8")
+    log = (folder / LOG).read_text(encoding="utf-8")
     expected = json.loads(log[log.index("{") :])["time"]
     found = run_on_terminal(["run", *words, "--output", str(folder / "out")], folder)
     came = found.facts["throughput"]["seconds"]
