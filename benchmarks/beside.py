@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from benchmarks.contenders import LOG, ContenderError, Outcome, Stage, running
 
-_START_SECONDS = 120.0
+_MOST_SECONDS = 120.0
+"""How long a batch of it, or its start, may take."""
 
 
 class AnotherClient:
@@ -25,17 +27,23 @@ class AnotherClient:
     def __init__(self, finished: Path) -> None:
         self._finished = finished
 
-    def batches_during(self, outcome: Outcome) -> int:
-        """Returns how many of its batches it finished while dist_eval evaluated.
+    def batches_during(self, outcome: Outcome) -> float:
+        """Returns how many of its batches it did while dist_eval evaluated, in parts where one was under way.
 
         Raises:
-            ContenderError: it finished none.
+            ContenderError: it finished none after dist_eval.
         """
         began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
-        times = map(float, self._finished.read_text().splitlines())
-        if not (batches := sum(began <= finished < began + outcome.seconds for finished in times)):
-            raise ContenderError("The other client finished nothing beside dist_eval.")
-        return batches
+        ended = began + outcome.seconds
+        give_up = time.monotonic() + _MOST_SECONDS
+        while (times := [float(line) for line in self._finished.read_text().splitlines()])[-1] < ended:
+            if time.monotonic() > give_up:
+                raise ContenderError("The other client finished nothing after dist_eval.")
+            time.sleep(0.1)
+        return sum(
+            max(0.0, min(after, ended) - max(before, began)) / (after - before)
+            for before, after in itertools.pairwise(times)
+        )
 
 
 @contextmanager
@@ -52,7 +60,7 @@ def another_client(stage: Stage, max_length: int) -> Iterator[AnotherClient]:
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     arguments = ("-m", "benchmarks.alternatives.endless_loop", str(asked))
     with running(folder, *arguments, output=finished) as process:
-        give_up = time.monotonic() + _START_SECONDS
+        give_up = time.monotonic() + _MOST_SECONDS
         while not finished.stat().st_size:
             if process.poll() is not None or time.monotonic() > give_up:
                 log = (folder / LOG).read_text(errors="replace")

@@ -64,11 +64,11 @@ class Shape:
         """
         return [Speed(s * overhead, s * (1 - overhead) / _BATCH_TOKENS) for replicas in self.stages for s in replicas]
 
-    def least_seconds(self, batches: int, round_trip: float, share: float = 1.0) -> float:
+    def least_seconds(self, batches: float, round_trip: float, share: float = 1.0) -> float:
         """Returns the seconds for this number of batches, if the slowest stage is never idle after the first one.
 
         Args:
-            batches: number of batches.
+            batches: number of batches; of one that is not finished, a part counts.
             round_trip: of a request to any server, in seconds.
             share: of the time of a full batch that each of them takes.
         """
@@ -160,7 +160,7 @@ class Cell:
         beside = ", another client beside" if self.other else ""
         return f"{self.shape.name}, {self.round_trip} ms, {self.batches} batches{beside}"
 
-    def limit(self, others: int) -> float:
+    def limit(self, others: float) -> float:
         """Returns the seconds that the run could have taken at least, beside others' batches."""
         return self.shape.least_seconds(self.batches + others, self.round_trip / 1000, self.share)
 
@@ -184,7 +184,7 @@ def _measure_cell(report: harness.Report, cell: Cell, stage: Stage, options: arg
             details = {"seconds": outcome.seconds, "limit": limit, "batches_of_others": others}
             report.add(group, contender.name, limit / outcome.seconds, details)
             if others:
-                report.note(f"{group}, {contender.name}: beside {batches} batches {others} of the other client.")
+                report.note(f"{group}, {contender.name}: beside {batches} batches {others:.1f} of the other client.")
     for one in ours:
         name = f"{group}: {one.name}"
         shares = report.series[group, one.name].values
