@@ -35,6 +35,15 @@ def processes_of(folder: str) -> list[int]:
     return found
 
 
+def is_janitor(process: int) -> bool:
+    """Returns whether a process is the janitor of another workspace."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as line:
+            return os.fsencode(__file__) in line.read().split(b"\0")
+    except OSError:  # it ended meanwhile
+        return False
+
+
 def descendants_of(process: int) -> set[int]:
     """Lists the processes that a process started, and those that they started."""
     found: set[int] = set()
@@ -79,8 +88,9 @@ def main() -> None:
         if not remaining:
             break
         for process in remaining:
-            with contextlib.suppress(OSError):
-                os.kill(process, signal.SIGKILL)
+            if not is_janitor(process):  # it ends by itself, when it has removed a folder that may be elsewhere
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
         known.update(remaining)
         time.sleep(0.02)
     for process in filter(has_ended, known):  # the owner may have closed the workspace and still run

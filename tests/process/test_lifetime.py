@@ -97,6 +97,18 @@ def test_a_socket_fits_into_a_workspace_even_if_the_temporary_folder_has_a_long_
         assert len(str(folder / "p2pclient-0123456789a.sock")) <= 107
 
 
+def test_a_workspace_of_a_process_that_ends_with_another_one_is_gone_too() -> None:
+    with workspace() as outer:
+        (long := outer / ("x" * 60)).mkdir()  # so the other one is not within it
+        environment = {**os.environ, "TMPDIR": str(long)}
+        owner = subprocess.Popen([sys.executable, OWNER, "wait"], env=environment, stdout=subprocess.PIPE)
+        assert owner.stdout
+        folder = Path(json.loads(owner.stdout.readline())["folder"])
+        assert folder.exists()
+    owner.communicate()
+    assert not folder.exists()
+
+
 def test_a_workspace_survives_the_end_of_an_earlier_one_and_of_forked_helpers() -> None:
     with workspace():
         pass
