@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,11 +22,33 @@ class AnotherClient:
     """A client that sends one batch after the other.
 
     Args:
-        finished: the file to which it writes the time of each.
+        process: it.
+        folder: of its log.
+        finished: the file to which it writes the time of each batch.
     """
 
-    def __init__(self, finished: Path) -> None:
-        self._finished = finished
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, finished: Path) -> None:
+        self._process, self._folder, self._finished = process, folder, finished
+
+    def wait_for_batch(self, since: float) -> list[float]:
+        """Waits for a batch to be finished at a time or later.
+
+        Args:
+            since: in seconds since 1970.
+
+        Returns:
+            When each batch was finished so far.
+
+        Raises:
+            ContenderError: none was; the message contains its log.
+        """
+        give_up = time.monotonic() + _MOST_SECONDS
+        while not (times := [float(line) for line in self._finished.read_text().splitlines()]) or times[-1] < since:
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                log = (self._folder / LOG).read_text(errors="replace")
+                raise ContenderError(f"The other client finished no further batch. Its log:\n{log}")
+            time.sleep(0.1)
+        return times
 
     def batches_during(self, outcome: Outcome) -> float:
         """Returns how many of its batches it did while dist_eval evaluated, in parts where one was under way.
@@ -35,14 +58,9 @@ class AnotherClient:
         """
         began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
         ended = began + outcome.seconds
-        give_up = time.monotonic() + _MOST_SECONDS
-        while (times := [float(line) for line in self._finished.read_text().splitlines()])[-1] < ended:
-            if time.monotonic() > give_up:
-                raise ContenderError("The other client finished nothing after dist_eval.")
-            time.sleep(0.1)
         return sum(
             max(0.0, min(after, ended) - max(before, began)) / (after - before)
-            for before, after in itertools.pairwise(times)
+            for before, after in itertools.pairwise(self.wait_for_batch(ended))
         )
 
 
@@ -60,10 +78,6 @@ def another_client(stage: Stage, max_length: int) -> Iterator[AnotherClient]:
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     arguments = ("-m", "benchmarks.alternatives.endless_loop", str(asked))
     with running(folder, *arguments, output=finished) as process:
-        give_up = time.monotonic() + _MOST_SECONDS
-        while not finished.stat().st_size:
-            if process.poll() is not None or time.monotonic() > give_up:
-                log = (folder / LOG).read_text(errors="replace")
-                raise ContenderError(f"The other client finished nothing. Its log:\n{log}")
-            time.sleep(0.1)
-        yield AnotherClient(finished)
+        client = AnotherClient(process, folder, finished)
+        client.wait_for_batch(0.0)
+        yield client

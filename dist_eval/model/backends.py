@@ -18,8 +18,10 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
 from dist_eval.swarm.petals_version import require_local
+from dist_eval.swarm.router import Router
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,7 @@ def load_model(
             max_retries=options.max_retries,
             adapter=base.adapter,
             compression=compression,
-            shared_dir=shared_dir,
-            seed=topology.rank,
+            router=Router(topology.rank, SharedStates(shared_dir) if shared_dir else None),
             outage_timeout=timeout,
             rejoin=rejoin,
             tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,

@@ -23,7 +23,7 @@ from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.model.weights import load_pretrained
 from dist_eval.process.patching import patched
 from dist_eval.swarm.petals_version import local_model_settings, reading_newer_configs, require_servable
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.router import Router, Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -118,7 +118,7 @@ def load_swarm_backbone(
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request.
         adapter: name of a LoRA adapter: only servers that hold it are asked, and they add it.
-        **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `seed` and `compression`.
+        **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `router` and `compression`.
 
     Returns:
         The base model. Close it before the process group.
@@ -246,7 +246,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
             base.h.sequence_manager,
             request_timeout=config.request_timeout,
             max_retries=config.max_retries or SwarmOptions.max_retries,
-            seed=seed,
+            router=Router(seed),
         )
         requests.start()
     return Classifier(SwarmBackbone(base, base.h.sequence_manager.dht, requests), tuned_tensors_of(model))

@@ -18,9 +18,14 @@ SHARED_MEMORY = "/dev/shm"
 EXITING = 0x4  # PF_EXITING in the flags of proc_pid_stat(5)
 
 
-def processes_of(folder: str) -> list[int]:
-    """Lists this user's processes whose command line or TMPDIR names `folder`, except this one."""
-    needle, found = os.fsencode(folder), []
+def processes_of(folder: str) -> dict[int, bool]:
+    """Finds this user's processes whose command line or TMPDIR names `folder`, except this one.
+
+    Returns:
+        Their ids, and whether they are janitors of other workspaces.
+    """
+    needle, janitor = os.fsencode(folder), os.fsencode(__file__)
+    found: dict[int, bool] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -28,20 +33,12 @@ def processes_of(folder: str) -> list[int]:
             if os.stat(f"/proc/{name}").st_uid != os.getuid():
                 continue
             with open(f"/proc/{name}/cmdline", "rb") as line, open(f"/proc/{name}/environ", "rb") as variables:
-                if needle in line.read() or b"TMPDIR=" + needle in variables.read():
-                    found.append(int(name))
+                arguments = line.read()
+                if needle in arguments or b"TMPDIR=" + needle in variables.read():
+                    found[int(name)] = janitor in arguments.split(b"\0")
         except OSError:  # it ended meanwhile
             continue
     return found
-
-
-def is_janitor(process: int) -> bool:
-    """Returns whether a process is the janitor of another workspace."""
-    try:
-        with open(f"/proc/{process}/cmdline", "rb") as line:
-            return os.fsencode(__file__) in line.read().split(b"\0")
-    except OSError:  # it ended meanwhile
-        return False
 
 
 def descendants_of(process: int) -> set[int]:
@@ -87,8 +84,8 @@ def main() -> None:
         remaining = processes_of(folder)
         if not remaining:
             break
-        for process in remaining:
-            if not is_janitor(process):  # it ends by itself, when it has removed a folder that may be elsewhere
+        for process, is_janitor in remaining.items():
+            if not is_janitor:  # it ends by itself, when it has removed a folder that may be elsewhere
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
         known.update(remaining)

@@ -130,11 +130,6 @@ class Pacing:
         self._shared = shared
 
     @property
-    def waiting(self) -> int:
-        """Work that may not be sent yet, or is in steps of sessions, in tokens times blocks."""
-        return self._pace.waiting
-
-    @property
     def seconds_per_work(self) -> float | None:
         """Measured seconds for one token through one block; None before the first answer."""
         pace = self._pace

@@ -11,7 +11,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, first_line
-from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
@@ -59,12 +57,10 @@ class SwarmRequests:
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request, counting the first one.
         compression: of the activations (see `Transport`).
-        seed: of the choice between equal servers; different on each rank.
+        router: chooses servers; by default one of its own.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.
         tokens_per_second: most tokens to send through the swarm in a second.
-        shared_dir: a folder that all ranks of this host name, to pace their requests together.
-        router: another one than that of `seed` and `shared_dir`.
 
     Attributes:
         router: chooses servers, and keeps their statistics.
@@ -83,14 +79,12 @@ class SwarmRequests:
         request_timeout: float,
         max_retries: int,
         compression: str = "none",
-        seed: int = 0,
+        router: Router | None = None,
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
         tokens_per_second: float = math.inf,
-        shared_dir: Path | None = None,
-        router: Router | None = None,
     ) -> None:
-        self.router = router or Router(seed, SharedStates(shared_dir) if shared_dir else None)
+        self.router = router or Router()
         self.retries = self.halved = 0
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)

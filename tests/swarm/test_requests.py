@@ -20,11 +20,12 @@ from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmE
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Routing, Span
+from dist_eval.swarm.router import Router, Routing, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
@@ -115,8 +116,8 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
     assert isinstance(backbone, SwarmBackbone)
     manager = backbone.model.h.sequence_manager
     one, other, apart = (
-        SwarmRequests(manager, request_timeout=TIMEOUT, max_retries=3, shared_dir=shared_dir)
-        for shared_dir in (tmp_path, tmp_path, None)
+        SwarmRequests(manager, request_timeout=TIMEOUT, max_retries=3, router=Router(seed, shared))
+        for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
     )
     one.forward(hidden_states(backbone, rows=2, length=10), None)
     peers = [span.peer for span in one.spans()]
