@@ -119,11 +119,11 @@ class GiveUp:
 
     Attributes:
         error: the error.
-        exonerated: servers whose wrong answers do not count against them, because others gave one too.
+        exonerated: the server of each wrong answer that does not count against it, because others gave one too.
     """
 
     error: EvaluationError
-    exonerated: frozenset[Any] = frozenset()
+    exonerated: Sequence[Any] = ()
 
 
 Decision = Send | WaitForServers | Retry | Split | Skip | GiveUp
@@ -194,8 +194,8 @@ class Attempts:
             messages = "; ".join(self._messages)
             if failure is Failure.REFUSED:
                 return GiveUp(RefusedError(f"servers refused it, {messages}"))
-            several = frozenset(peers) if len({*peers}) > 1 else frozenset()
-            return GiveUp(ModelOutputError(f"servers answered with {messages}"), several)
+            exonerated = peers if len({*peers}) > 1 else ()
+            return GiveUp(ModelOutputError(f"servers answered with {messages}"), exonerated)
         self._failed += 1
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError

@@ -9,7 +9,7 @@ BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two mea
 - the least latency, less that time, is the time on the way.
 
 So the time is known when the server will be done with everything that it was sent. Ranks of one host share this state,
-so that all their requests to a server are paced as one.
+so that all their requests to a server are paced as one. If a rank hangs, what it has sent counts until the run ends.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class ServerStats:
         self._streak = 0
 
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
-        """Records a failed request, and bans the server, longer each time in a row.
+        """Records a failed request, and bans the server, longer each time that it fails again after a ban.
 
         What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time.
         """
@@ -165,21 +165,21 @@ class ServerStats:
         if failure is Failure.TOO_LARGE:
             return
         if failure in (Failure.REFUSED, Failure.NO_CACHE):
-            self._banned_until = now + _BAN_SECONDS
-            return
-        if failure is Failure.WRONG:
+            self._ban(_BAN_SECONDS, now)
+        elif failure is Failure.WRONG:
             self.wrong_answers += 1
-            self._banned_until = now + _LONGEST_BAN_SECONDS
-            return
-        self._ban(now)
+            self._ban(_LONGEST_BAN_SECONDS, now)
+        else:
+            self.not_listening(now)
 
     def not_listening(self, now: float) -> None:
         """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
-        self._ban(now)
+        if not self.is_banned(now):  # several requests that fail together have failed once
+            self._ban(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
+            self._streak += 1
 
-    def _ban(self, now: float) -> None:
-        self._banned_until = now + min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS)
-        self._streak += 1
+    def _ban(self, seconds: float, now: float) -> None:
+        self._banned_until = max(self._banned_until, now + seconds)
 
     def retract_wrong_answer(self) -> None:
         """Lifts the ban for a wrong answer: other servers gave one too, so the request caused it."""

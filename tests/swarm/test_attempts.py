@@ -122,7 +122,7 @@ def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Excepti
     assert str(decision.error).count(str(error)) == 2, "both are named"
     peers = {span.peer for span in REPLICAS if f"(peer {span.peer})" in str(decision.error)}
     assert len(peers) == 2
-    assert decision.exonerated == (peers if kind is ModelOutputError else frozenset())
+    assert {*decision.exonerated} == (peers if kind is ModelOutputError else set())
 
 
 def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
@@ -130,7 +130,16 @@ def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
     assert isinstance(fails(attempts, WrongAnswer("nan"), REPLICAS[:1]), Retry)
     decision = fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
     assert isinstance(decision, GiveUp) and isinstance(decision.error, ModelOutputError)
-    assert decision.exonerated == frozenset()
+    assert not decision.exonerated
+
+
+def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
+    attempts, wrong = attempts_of(), WrongAnswer("nan")
+    one, other = (Send(span, TIMEOUT, REPLICAS, 0.0) for span in REPLICAS[:2])
+    assert [type(attempts.after(sent, wrong)) for sent in (one, one)] == [Retry, Retry]
+    decision = attempts.after(other, wrong)
+    assert isinstance(decision, GiveUp)
+    assert [*decision.exonerated] == [one.segment.peer, one.segment.peer, other.segment.peer]
 
 
 def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> None:

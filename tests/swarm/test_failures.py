@@ -36,11 +36,13 @@ def test_errors_are_classified(error: Exception, failure: Failure) -> None:
     assert classify(error) is failure
 
 
-def banned_for(failure: Failure, times: int = 1) -> float:
-    server = ServerStats()
+def banned_for(failure: Failure, times: int = 1, *, together: bool = False) -> int:
+    server, now = ServerStats(), 0
     for _ in range(times):
-        server.failed(0.0, failure)
-    return next(second for second in range(1000) if not server.is_banned(float(second)))
+        while server.is_banned(now) and not together:
+            now += 1
+        server.failed(now, failure)
+    return next(second for second in range(1000) if not server.is_banned(now + second))
 
 
 def test_the_length_of_a_ban_depends_on_the_failure() -> None:
@@ -50,4 +52,12 @@ def test_the_length_of_a_ban_depends_on_the_failure() -> None:
     assert banned_for(Failure.UNREACHABLE) == 1
     assert banned_for(Failure.UNREACHABLE, 4) == 8
     assert banned_for(Failure.UNREACHABLE, 40) == 60
+    assert banned_for(Failure.UNREACHABLE, 40, together=True) == 1, "all had been sent before the first one failed"
     assert banned_for(Failure.WRONG) == 60
+
+
+def test_a_milder_failure_does_not_shorten_a_ban() -> None:
+    server = ServerStats()
+    server.failed(0.0, Failure.WRONG)
+    server.failed(1.0, Failure.NO_CACHE)
+    assert server.is_banned(59.0)
