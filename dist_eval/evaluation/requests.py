@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -166,10 +167,10 @@ def answer_requests(
         data = Requests(_folder_on_host(session))
         model = _answering(loaded, data, base, session)
         plan = session.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
-        run_id = fingerprint_of(config, base, data, plan).digest()
-        journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
+        answered_by = fingerprint_of(config, base, data, plan)
+        journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=answered_by.digest())
         session.closing(journal)
-        require_agreement({"model": base.digest(), "requests": data.digest(), "plan": plan.digest()})
+        require_agreement(answered_by.values)
         progress = Progress(
             *(topology, session.rank_store, len(data)),
             stop=session.stop,
@@ -273,9 +274,13 @@ def fingerprint_of(
 
 
 def _written(write: Write, folder: Path) -> Mapping[str, str]:
-    advice = "Free some space, or name another place with the environment variable TMPDIR."
-    with translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice):
+    with _writing_to(folder):
         return write(folder)
+
+
+def _writing_to(folder: Path) -> AbstractContextManager[None]:
+    advice = "Free some space, or name another place with the environment variable TMPDIR."
+    return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
 
 
 def _folder_on_host(session: RequestSession) -> Path:
@@ -286,8 +291,9 @@ def _folder_on_host(session: RequestSession) -> Path:
         contents = {name: b"".join(broadcast(_chunks(place / name))) for name in FILES}
 
         def copy(folder: Path) -> None:
-            for name, content in contents.items():
-                (folder / name).write_bytes(content)
+            with _writing_to(folder):
+                for name, content in contents.items():
+                    (folder / name).write_bytes(content)
 
         if topology.node > 0:
             session.publish_dataset(copy)

@@ -109,7 +109,8 @@ class Evaluation:
         self.analysis = analysis_of(config, data) if topology.is_leader else AnalysisOptions()
         self.failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
         self.window = session.window(task.base, plan)
-        run_id = task.fingerprint(config, data, plan).digest()
+        self.fingerprint = task.fingerprint(config, data, plan)
+        run_id = self.fingerprint.digest()
         self.journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
         session.closing(self.journal)
 
@@ -118,12 +119,10 @@ class Evaluation:
         """Shows the progress of all ranks while this rank's worker is at work; every rank calls it.
 
         Raises:
-            ExactnessError: the ranks have different models or data.
+            ExactnessError: the ranks have different models, data or options.
         """
         session, config, model = self.session, self.session.config, self.model
-        require_agreement(
-            {"tuned checkpoint": self.task.target.digest(), "data": self.data.facts.digest, "plan": self.plan.digest()}
-        )
+        require_agreement(self.fingerprint.values)
         progress = Progress(
             *(session.topology, session.rank_store, len(self.data)),
             stop=session.stop,

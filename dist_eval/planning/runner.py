@@ -63,7 +63,7 @@ def plan_run(session: PlanSession) -> PlannedRun | None:
         start_up = 0.0
         if model is not None:
             with session.process_group():
-                require_agreement({"tuned checkpoint": task.target.digest(), "plan": plan.digest()})
+                require_agreement(task.fingerprint(config, data, plan).values)
                 start_up = seconds_since_launch()
                 probes = all_gather(probe_of(session, task, data, plan, model))
         if not is_leader:

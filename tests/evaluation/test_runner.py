@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,24 @@ def test_of_several_ranks_one_reports_and_the_run_is_marked_as_failed(
     assert ours.count(words) == 1
     assert "Traceback" not in ours
     assert not launcher.leftovers()
+
+
+def test_ranks_with_different_base_models_are_told_apart(launcher: Launcher, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for rank, factor in enumerate((1.0, 1.001)):
+        shutil.copytree(demo.BASE_MODEL, folder := tmp_path / f"model-{rank}")
+        tensors = load_file(folder / "model.safetensors")
+        changed = {name: tensor * factor if ".layers." in name else tensor for name, tensor in tensors.items()}
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    options = ["--dataset", csv_file(tmp_path, "123,1"), "--checkpoint", str(demo.CHECKPOINT), "--backend", "local"]
+    each_its_own = f'exec "$0" -m dist_eval --model {tmp_path}/model-$RANK "$@"'
+    output = tmp_path / "out"
+    result = launcher.run(
+        "--no-python", "sh", "-c", each_its_own, sys.executable, *options, "--output", str(output), ranks=2
+    )
+    assert result.returncode == 1
+    assert "The base model differs between ranks" in results_of(output)["error"]["message"]
 
 
 def test_the_public_swarm_is_joined_only_by_name(
