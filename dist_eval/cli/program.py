@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -87,13 +88,16 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers
     )
     transient = True  # an unexpected error may be due to the host, not to the input
+    end: Callable[..., bool] = folder.fail
     try:
         topology = Topology.from_environment()
         rank_store = RankStore(topology)
         run_function(Session(config, topology, rank_store, scratch_dir, folder, stop or Stop()))
         return COMPLETE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as signalled:
         message, code = "interrupted before the end", INTERRUPTED
+        # torchrun sends SIGTERM to the other ranks when one has died, and may restart them all
+        end = partial(folder.stop, may_restart=signalled.args == ("SIGTERM",))
     except RunStopped as error:
         if topology is not None and topology.is_leader:  # all ranks stop together
             print_error(str(error))
@@ -113,14 +117,15 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     except (EvaluationError, RuntimeError):  # the store ended with torchrun: better report twice than not at all
         reports, first = True, reason
     if reports:
-        if folder.is_ours and folder.is_resumable and folder.is_running:
-            print_error(f"What was finished before is in {folder.resume_source}: the same command resumes from there.")
+        with suppress(OSError):  # the folder's disk may be what failed
+            if folder.is_ours and folder.is_resumable and folder.is_running:
+                source = folder.resume_source
+                print_error(f"What was finished before is in {source}: the same command resumes from there.")
         print_error(details + message)
         _report_to_torchrun(message)
     if reports or topology.is_leader:  # the leader, too: the failed rank may be on a host with other disks
         try:
-            end = folder.stop if code == INTERRUPTED else folder.fail
-            end(**first)
+            (end if first["message"] == message else folder.fail)(**first)  # another rank may have the root cause
         except OSError as error:
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
     return code

@@ -98,4 +98,4 @@ class Stop:
             self.request(f"this rank got {name}")
             return
         self.ignore_signals()
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(name)

@@ -21,6 +21,7 @@ from dist_eval.data.answers import column_names
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem, exact_matches, problem_of
+from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.inference.forward import TextModel, checked_answers
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.process.files import write_atomically
@@ -68,13 +69,16 @@ class Comparison:
 
         Args:
             folder: the run's folder.
+
+        Raises:
+            RunError: the file cannot be written.
         """
         changed = self.changed or []
         is_long = len(changed) > _LISTED
         if is_long:
-            write_atomically(
-                folder / CHANGES, "".join(json.dumps(change.to_json()) + "\n" for change in changed).encode()
-            )
+            lines = "".join(json.dumps(change.to_json()) + "\n" for change in changed)
+            with translating_os_errors(RunError, f"{folder / CHANGES} cannot be written"):
+                write_atomically(folder / CHANGES, lines.encode())
         return BackendComparison(
             compared=self.compared,
             largest_difference=self.largest_difference,

@@ -24,7 +24,7 @@ from dist_eval.report.table import format_metrics, format_slices, group_lines, h
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.files import PREDICTIONS
+from dist_eval.runs.files import PREDICTIONS, REPORT
 from dist_eval.runs.reading import read_results
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
@@ -96,6 +96,7 @@ def rescore_complete(
         notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
         print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
         print("\n".join([*format_metrics(shown, notes, intervals), *lines]), flush=True)
+    if custom_metrics or is_new_analysis or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
     return results.metrics
 

@@ -32,12 +32,16 @@ class Fingerprint:
 
     @classmethod
     def load(cls, folder: Path) -> Fingerprint | None:
-        """Reads the fingerprint in a run's folder; None if it is missing or unreadable."""
+        """Reads the fingerprint in a run's folder; None if it is missing or damaged.
+
+        Raises:
+            OSError: it cannot be read: perhaps later.
+        """
         try:
             values = json.loads((folder / JOURNAL / FINGERPRINT).read_text(encoding="utf-8"))
             parts = values.pop(_PARTS, None)
             return cls({str(name): str(value) for name, value in values.items()}, parts)
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
 
     def digest(self) -> str:

@@ -292,9 +292,14 @@ def recorded_session_tokens(folder: Path) -> int | None:
 
 
 def record_sessions(folder: Path, session_tokens: int, plan: str) -> None:
-    """Records the size of sessions that a run's batches are planned with, and the digest of that plan."""
-    content = {"session_tokens": session_tokens, "plan": plan}
-    write_atomically(folder / JOURNAL / SESSIONS, json.dumps(content).encode())
+    """Records the size of sessions that a run's batches are planned with, and the digest of that plan.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path, content = folder / JOURNAL / SESSIONS, {"session_tokens": session_tokens, "plan": plan}
+    with translating_os_errors(RunError, f"{path} cannot be written"):
+        write_atomically(path, json.dumps(content).encode())
 
 
 def require_recorded_plan(folder: Path, plan: str) -> None:

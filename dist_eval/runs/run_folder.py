@@ -115,7 +115,7 @@ class RunFolder(ABC):
         Raises:
             RunError: the folder holds another run; the message names what differs.
         """
-        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be read or written"):
             before, earlier = self._before, Fingerprint.load(self.path)
             status = before.status if before else None
             if earlier is None and status == "complete":
@@ -234,12 +234,31 @@ class RunFolder(ABC):
         return self._end("failed", failure, coverage)
 
     def stop(
-        self, message: str, *, rank: int, host: str, coverage: Mapping[str, int] | None = None, transient: bool = True
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        coverage: Mapping[str, int] | None = None,
+        transient: bool = True,
+        may_restart: bool = False,
     ) -> bool:
-        """Marks the run as incomplete, and keeps torchrun's restarts from resuming it; all else is as with `fail`."""
+        """Marks the run as incomplete, and keeps torchrun's restarts from resuming it.
+
+        All else is as with `fail`.
+
+        Args:
+            message: the reason.
+            rank: the rank that was asked to stop.
+            host: its host.
+            coverage: what is done.
+            transient: whether a new start may get further although nothing is changed.
+            may_restart: torchrun may have interrupted the rank in order to restart it, so that it should resume.
+        """
         if not self.is_ours:
             return False
-        (self.path / STOP_FILE).touch()
+        if not may_restart:
+            (self.path / STOP_FILE).touch()
         transient = transient and not asked_by_a_person(message)
         failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
         return self._end("incomplete", failure, coverage)
@@ -270,10 +289,14 @@ class RunFolder(ABC):
             raise
 
     def _read(self) -> RunHeader | None:
-        """Returns the results; None if they cannot be read."""
+        """Returns the results; None if they are missing or damaged.
+
+        Raises:
+            OSError: they cannot be read: perhaps later.
+        """
         try:
             return self._parse((self.path / self.results_name).read_bytes())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
 
     def _write(self, results: RunHeader) -> None:

@@ -16,12 +16,29 @@ from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 
-def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
+
+@pytest.mark.parametrize(("signalled", "is_stopped"), [("SIGINT", True), ("SIGTERM", False)])
+def test_an_interrupted_run_is_incomplete_and_stays_stopped_unless_torchrun_may_restart_it(
+    signalled: str, is_stopped: bool, tmp_path: Path
+) -> None:
+    def run(session: Session[Any, EvaluationFolder]) -> None:
+        session.folder.open()
+        raise KeyboardInterrupt(signalled)
+
+    config = config_for(tmp_path / "run")
+    assert program.run(config, tmp_path, None, lambda config: (run, EvaluationFolder)) == 130
+    assert results_of(tmp_path / "run")["status"] == "incomplete"
+    assert (tmp_path / "run" / "STOP").exists() == is_stopped
+
+
+def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(session: Session[Any, EvaluationFolder]) -> None:
         session.folder.open()
         prove_coverage(np.asarray([0, 1, 1, 3]), 6)

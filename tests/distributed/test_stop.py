@@ -24,7 +24,7 @@ def stop() -> Iterator[Stop]:
 
 
 def test_before_the_work_begins_a_signal_interrupts(stop: Stop) -> None:
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         os.kill(os.getpid(), signal.SIGTERM)
     assert not stop.requested
 

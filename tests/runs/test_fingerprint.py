@@ -40,6 +40,13 @@ def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
     assert changed.count(" is ") == 5
 
 
+def test_a_fingerprint_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
+    assert Fingerprint.load(tmp_path) is None
+    (tmp_path / JOURNAL / FINGERPRINT).mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        Fingerprint.load(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}'])
 def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
     Fingerprint({"dataset": "a"}).save(tmp_path)
