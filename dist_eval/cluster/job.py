@@ -8,6 +8,7 @@ if that helps. Needs no large library, and all it knows of the command is the ru
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import signal
@@ -28,8 +29,8 @@ from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIO
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
-_BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}
-"""They evaluate nothing: their exit status is passed on."""
+_BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
+"""Modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
         before = read_outcome(folder)
         command_status = job.run(options.patience if options.slurm else math.inf)
-        if _BEFORE_A_RUN.intersection(options.command):
+        if _comes_before_a_run(options.command):
             return FAILED if command_status is None else command_status
         verdict = judge(
             before,
@@ -210,6 +211,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(str(error))
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return verdict.exit_status
+
+
+def _comes_before_a_run(command: Sequence[str]) -> bool:
+    modules, commands = _BEFORE_A_RUN
+    after = (word for name, word in itertools.pairwise(command) if Path(name).name == "dist-eval")
+    return not modules.isdisjoint(command) or not commands.isdisjoint(after)
 
 
 def _read_new_outcome(folder: Path, before: Outcome, command_status: int | None) -> Outcome:

@@ -64,7 +64,7 @@ def read_sweep(path: Path) -> Sweep:
         ConfigError: it cannot be read, a line is malformed, or a name is repeated; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--list {path} cannot be read: {error}.") from error
     entries: dict[int, Entry] = {}

@@ -168,9 +168,12 @@ def test_a_requeued_job_does_not_overwrite(in_slurm: dict[str, str], tmp_path: P
     assert parse_args(run, EVALUATION).overwrite is False
 
 
-@pytest.mark.parametrize(("module", "status"), [("dist_eval.doctor", 1), ("dist_eval.planning", 0)])
-def test_the_exit_status_of_what_comes_before_a_run_is_passed_on(module: str, status: int, tmp_path: Path) -> None:
-    command = ("sh", "-c", f"exit {status}", module)
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("dist_eval.doctor", 1), ("dist_eval.planning", 0), ("bin/dist-eval doctor", 2), ("dist-eval plan", 0)],
+)
+def test_the_exit_status_of_what_comes_before_a_run_is_passed_on(words: str, status: int, tmp_path: Path) -> None:
+    command = ("sh", "-c", f"exit {status}", *words.split())
     job = start("--output", tmp_path / "run", "--", *command)
     assert job.communicate(timeout=TIMEOUT)[1] == ""
     assert job.returncode == status

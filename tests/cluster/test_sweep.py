@@ -13,7 +13,7 @@ from dist_eval.cluster.sweep import Entry, read_sweep
 from dist_eval.errors import ConfigError
 
 LIST = """\
-# name   options
+# name   options\f of a page, \u2028 and no line of `grep -c ''`
 epoch-1  --checkpoint tuned/epoch-1
 
 epoch-2  --checkpoint "tuned/epoch 2"  # the long one
@@ -23,9 +23,9 @@ base
 
 def test_lines_are_counted_as_a_person_counts_them(tmp_path: Path) -> None:
     path = tmp_path / "runs.txt"
-    path.write_text(LIST)
+    path.write_text(LIST, encoding="utf-8")
     sweep = read_sweep(path)
-    assert sweep.lines == len(LIST.splitlines())
+    assert sweep.lines == LIST.count("\n")
     assert sweep.entries == {
         2: Entry("epoch-1", ["--checkpoint", "tuned/epoch-1"]),
         4: Entry("epoch-2", ["--checkpoint", "tuned/epoch 2"]),
