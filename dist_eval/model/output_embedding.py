@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 
 _HEAD = "lm_head.weight"
@@ -67,8 +67,11 @@ class OutputEmbedding:
 
         Returns:
             float32 of shape [positions, vocabulary].
+
+        Raises:
+            ModelOutputError: they are not finite.
         """
-        return torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1)
+        return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
     def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
         """Finds the likeliest token after each position, the one with the lowest id if several are as likely.
@@ -78,11 +81,15 @@ class OutputEmbedding:
 
         Returns:
             Token ids, int64 of shape [positions], on the CPU.
+
+        Raises:
+            ModelOutputError: logits are not finite.
         """
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         for start, logits in self._chunks(hidden.to(torch.float32)):
             likeliest, best = _likelier(likeliest, best, logits, start)
+        _finite(best)  # a NaN remains the best
         return likeliest.cpu()
 
     def log_likelihoods(
@@ -117,6 +124,12 @@ class OutputEmbedding:
         step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
         for start in range(0, self.vocab_size, step):
             yield start, hidden @ self._weight[start : start + step].to(hidden).T
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    if not torch.isfinite(logits).all():
+        raise ModelOutputError("The model answered with logits that are not finite.")
+    return logits
 
 
 def _likelier(

@@ -11,6 +11,7 @@ from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
 from dist_eval.data.session_costs import SESSION_TOKENS
+from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import LanguageModel
@@ -96,6 +97,14 @@ def test_a_swarm_gives_the_same_texts(
     assert texts(found) == texts(generator(tiny_models[family]).answer(ids, lengths))
     assert {block for one in routing.route for block in range(one.start, one.end)} == set(range(LAYERS))
     assert backbone.cache_tokens() > SESSION_TOKENS
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_and_no_text(temperature: float, tiny_models: dict[str, Path]) -> None:
+    backbone = load_local_backbone(str(tiny_models["llama"]))
+    next(backbone.final_norm.parameters()).fill_(torch.nan)
+    with pytest.raises(ModelOutputError, match="not finite"):
+        generator(tiny_models["llama"], backbone=backbone, temperature=temperature).answer(*prompts())
 
 
 def test_end_tokens_and_stop_strings_end_a_text_whatever_its_neighbours_do(tiny_models: dict[str, Path]) -> None:
