@@ -155,4 +155,5 @@ def _write_tuned(model: Model, tokenizer: Any, sentences: Sequence[str]) -> None
     direction = torch.randn(hidden, generator=generator)
     direction -= (direction @ common) * common
     head = torch.stack([-direction, direction]) / hidden**0.5
-    replace(draft, head=head, base_fingerprint=base_fingerprint(classifier.backbone)).save(model.tuned)
+    fingerprint = base_fingerprint(classifier.backbone.word_embeddings, classifier.backbone.final_norm)
+    replace(draft, head=head, base_fingerprint=fingerprint).save(model.tuned)

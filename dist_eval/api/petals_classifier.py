@@ -58,7 +58,7 @@ def open_petals_classifier(
         from dist_eval.swarm.hivemind_compat import import_petals
 
         import_petals(sockets=scratch_dir)
-        from dist_eval.model.classifier import load_petals_classifier
+        from dist_eval.model.classifier import base_fingerprint, load_petals_classifier
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import wait_until_covered
 
@@ -73,6 +73,8 @@ def open_petals_classifier(
                 raise
         try:
             if tuned is not None:
+                remote = classifier.transformer
+                tuned.require_base(str(model), base, base_fingerprint(remote.word_embeddings, remote.ln_f))
                 put_tuned_tensors(tuned, classifier)
             yield classifier.eval()
         finally:

@@ -18,6 +18,7 @@ import torch
 
 from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 from dist_eval.errors import CheckpointError
+from dist_eval.process.files import write_atomically
 from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
@@ -165,8 +166,11 @@ class TunedCheckpoint:
 
         Args:
             folder: created if it does not exist.
+
+        Raises:
+            OSError: it cannot be written.
         """
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class TunedCheckpoint:
             layers, length, hidden = self.deep_prompts.shape
             tensors[prefix + DEEP_PROMPTS] = self.deep_prompts.permute(1, 0, 2).reshape(length, layers * hidden)
         tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_atomically(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         config = {
             **self.architecture,
             "base_model_name_or_path": self.base_model,

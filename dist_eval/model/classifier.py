@@ -13,6 +13,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
@@ -217,7 +218,8 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
     Raises:
         CheckpointError: the checkpoint was tuned on other weights.
     """
-    tuned.require_base(model, backbone.model.config, base_fingerprint(backbone))
+    found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
+    tuned.require_base(model, backbone.model.config, found)
     return Classifier(backbone, tuned)
 
 
@@ -281,11 +283,11 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
         return load_pretrained(kind, model, what=what, optional=_NOT_IN_BASE, random_init=True, config=config)
 
 
-def base_fingerprint(backbone: Backbone) -> str:
+def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
     """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
-    weight = backbone.word_embeddings.weight
+    weight = word_embeddings.weight
     rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
-    return fingerprint([weight[rows], *backbone.final_norm.state_dict().values()])
+    return fingerprint([weight[rows], *final_norm.state_dict().values()])
 
 
 def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:

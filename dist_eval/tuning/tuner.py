@@ -77,9 +77,11 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
         assert isinstance(loaded, Classifier)
         train, evaluation = datasets()
         with session.process_group():
-            tuned = first_values(empty, loaded.backbone.word_embeddings.weight, config.seed)
-            tuned = dataclasses.replace(tuned, base_fingerprint=base_fingerprint(loaded.backbone))
-            return Epochs(session, base, Classifier(loaded.backbone, tuned), train, evaluation, device).run()
+            backbone = loaded.backbone
+            tuned = first_values(empty, backbone.word_embeddings.weight, config.seed)
+            fingerprint = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
+            tuned = dataclasses.replace(tuned, base_fingerprint=fingerprint)
+            return Epochs(session, base, Classifier(backbone, tuned), train, evaluation, device).run()
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:

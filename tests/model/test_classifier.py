@@ -200,8 +200,9 @@ def test_other_weights_of_the_same_size_are_an_error(
 
     from dist_eval.model.classifier import base_fingerprint
 
-    original = load_locally(str(tiny_models["llama"]), make_tuned(None))
-    tuned = replace(make_tuned(None), base_fingerprint=base_fingerprint(original.backbone))
+    original = load_locally(str(tiny_models["llama"]), make_tuned(None)).backbone
+    fingerprint = base_fingerprint(original.word_embeddings, original.final_norm)
+    tuned = replace(make_tuned(None), base_fingerprint=fingerprint)
     load_locally(str(tiny_models["llama"]), tuned)
     torch.manual_seed(7)
     LlamaForCausalLM(LlamaConfig.from_pretrained(tiny_models["llama"])).save_pretrained(
