@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -270,10 +271,11 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
             f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number."
         )
     highest = max(numbers)
-    missing = sorted(set(range(highest + 1)) - set(numbers)) if count is None else []
-    if missing:
+    found = {*numbers}
+    missing = next(number for number in itertools.count() if number not in found)
+    if count is None and missing < highest:
         raise DataError(
-            f"{source.name}: column {column!r} holds class numbers up to {highest}, but no {missing[0]}. Say --labels "
+            f"{source.name}: column {column!r} holds class numbers up to {highest}, but no {missing}. Say --labels "
             f"names if they are names, or --num-labels {highest + 1} if some classes have no example."
         )
     if count is not None and highest >= count:

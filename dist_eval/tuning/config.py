@@ -118,6 +118,8 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
         self.eval_dataset = one_name(self.eval_dataset)
         self._check_range("num_labels", 2)
         self._check_range("save_every", 1)
+        if self.labels == "vectors":
+            raise ConfigError("--labels vectors: a head can only be tuned for texts that have one class each.")
         if self.eval_subset and not (self.eval_dataset or self.eval_split):
             raise ConfigError("--eval-subset needs --eval-dataset or --eval-split.")
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dist_eval.errors import CheckpointError, EvaluationError
+from dist_eval.errors import CheckpointError, EvaluationError, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED
 
 
@@ -33,7 +33,8 @@ def main() -> int:
         if options.output.exists():
             raise CheckpointError(f"{options.output} exists already. Choose another --output.")
         tuned, left = convert(options.files, options.model, options.label_names)
-        tuned.save(options.output)
+        with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
+            tuned.save(options.output)
     except EvaluationError as error:
         print(f"dist-eval convert: {error}", file=sys.stderr)
         return FAILED

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.data.problem_types import default_problem
 from dist_eval.errors import CheckpointError, first_line, os_reason
 from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.swarm.families import read_base_config
@@ -154,4 +155,5 @@ def _checkpoint(
         label_names=names,
         architecture={name: getattr(base, name) for name in ARCHITECTURE},
         base_model=model,
+        problem=default_problem(len(tensors[HEAD])),
     )

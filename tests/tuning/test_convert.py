@@ -11,6 +11,7 @@ from conftest import Launcher
 from torch import nn
 
 from dist_eval import demo
+from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import CheckpointError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.tuning.exports import convert
@@ -94,6 +95,12 @@ def test_ptune_and_a_head_alone(parts: dict[str, Any], tmp_path: Path) -> None:
     tuned, _ = convert([head, prompts], MODEL)
     assert (tuned.tuning_mode, tuned.label_names) == ("ptune", ["LABEL_0", "LABEL_1", "LABEL_2"])
     assert tuned.prompts is not None and tuned.prompts.dtype == torch.float32
+
+
+def test_a_head_with_one_output_is_a_regressions(tmp_path: Path) -> None:
+    (head,) = saved(tmp_path, score=nn.Linear(HIDDEN, 1, bias=False))
+    convert([head], MODEL)[0].save(tmp_path / "tuned")
+    assert TunedCheckpoint.load(tmp_path / "tuned").problem is REGRESSION
 
 
 class Evil:
