@@ -73,9 +73,9 @@ def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predi
     return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
 
 
-def mean_of(values: np.ndarray, units: Units | None = None) -> Sums:
+def mean_of(values: np.ndarray, units: Units | None = None, *, name: str = "mean") -> Sums:
     rows = np.stack([values, np.ones(len(values))])
-    return Sums(units or Units.single(len(values)), rows, lambda sums: {"mean": sums[0] / sums[1]})
+    return Sums(units or Units.single(len(values)), rows, lambda sums: {name: sums[0] / sums[1]})
 
 
 def values_of(statistics: Iterable[Statistic]) -> dict[str, float]:

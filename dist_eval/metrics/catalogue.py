@@ -139,6 +139,18 @@ def averages_classes(name: str) -> bool:
     return name in _BY_NAME and _BY_NAME[name].over_classes
 
 
+def range_of(name: str) -> tuple[float, float]:
+    """Returns the smallest and largest possible value of a metric, as far as it is known.
+
+    Args:
+        name: of the metric, or of that of a class or output, behind a slash.
+    """
+    alone = name.rpartition("/")[2]
+    if alone in OF_CLASS:
+        return SHARE
+    return _BY_NAME[alone].range if alone in _BY_NAME else (-math.inf, math.inf)
+
+
 def is_unbounded(name: str) -> bool:
     """Returns whether a metric is in nats or in the units of the data, and can be as large as they are."""
     return name in _BY_NAME and _BY_NAME[name].range == UNBOUNDED

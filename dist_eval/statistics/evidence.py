@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dist_eval.metrics.catalogue import range_of
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.intervals import (
     SAME,
@@ -200,7 +201,7 @@ def gather_evidence(
     return {
         name: Evidence(
             value=value,
-            bounds=statistic.bounds,
+            bounds=statistic.bounds if scales else range_of(name),
             multiplicity=units.multiplicity,
             influence=influence.get(name),
             distribution=drawn.get(name),

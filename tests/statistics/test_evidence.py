@@ -49,6 +49,15 @@ def test_the_number_of_resamples_falls_with_the_work_until_the_jackknife_takes_o
     assert evidence.p_value() == pytest.approx(0.0)
 
 
+def test_an_interval_ends_where_the_metric_does() -> None:
+    errors = np.r_[np.full(300_000, 0.1), 1000.0] ** 2
+    value = float(errors.mean())
+    interval = only(mean_of(errors, name="0/mse"), value).interval()
+    assert interval.method == "jackknife"
+    assert interval.low == 0.0
+    assert interval.high is not None and interval.high > 2 * value
+
+
 def test_what_does_not_vary_has_no_interval() -> None:
     for examples in (20, 200_000):
         evidence = only(mean_of(np.full(examples, 0.1)), 0.1)
