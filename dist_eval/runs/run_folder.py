@@ -269,8 +269,7 @@ class RunFolder(ABC):
         return _PEER.sub("(peer, not recorded)", message)
 
     def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
-        results = self._read()
-        if not self.is_ours or results is None or results.status != "running":
+        if not self.is_ours or (results := self._read()) is None or results.status != "running":
             return False  # never change the results of a complete run
         counts = {} if coverage is None else {"coverage": Coverage.model_validate(coverage)}
         self._write(self._ended(results, status=status, error=error, finished=now(), **counts))
