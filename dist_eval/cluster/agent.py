@@ -1,10 +1,11 @@
 """`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
 torchrun exits with 1 whatever the exit status of its ranks, so that a scheduler cannot tell a wrong option from a run
-that stopped gracefully. This is torchrun itself, with all of its options, except for three things. Ranks are given an
-address that works: on a single host loopback, because not every host can resolve its own name; on several, where this
-host's name resolves to loopback, as Debian and Ubuntu configure it, the address towards the other hosts. The folder
-for logs is removed at the end, unless --log-dir names one. And the exit status is:
+that stopped gracefully. This is torchrun itself, with all of its options, except for four things. Ranks are given an
+address that works: on several hosts, where this host's name resolves to loopback, as Debian and Ubuntu configure it,
+the address towards the other hosts. The store of the ranks listens at one address only (see `bound_store`): on a single
+host loopback, whatever rendezvous the options name, because there is nobody to meet. The folder for logs is removed at
+the end, unless --log-dir names one. And the exit status is:
 
     0         all ranks of this host completed
     2         an option of torchrun is wrong
@@ -28,8 +29,9 @@ from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_
 from dist_eval.errors import first_line
 from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
+from dist_eval.process.ports import free_ports
 
-_SIGNALLED = 128
+_SIGNALLED, _LOOPBACK = 128, "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from dist_eval.cluster.bound_store import bound_stores
+
     allow_many_files()  # on the first host all ranks of all hosts connect to this process
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
@@ -56,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except (ValueError, AssertionError) as error:
                 print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
                 return WRONG_OPTIONS
-            _announce_reachable_address(options)
-            torchrun.run(options)
+            _choose_addresses(options)
+            with bound_stores():
+                torchrun.run(options)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode > 0:
@@ -75,10 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _announce_reachable_address(options: Any) -> None:
-    """Sets the address and interface to announce if this host's name would not do, unless they are set."""
+def _choose_addresses(options: Any) -> None:
+    """Sets where the ranks meet on a single host; on several, the address and interface to announce, unless set."""
     if options.nnodes in ("1", "1:1"):
-        options.local_addr = options.local_addr or "127.0.0.1"
+        # the rendezvous that keeps no pickles in its store
+        options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "static", ""
+        options.node_rank, options.master_addr = 0, _LOOPBACK
+        options.master_port = options.master_port or free_ports(_LOOPBACK, 1)[0]
         return
     if not all(map(is_loopback, resolve(socket.gethostname()))):
         return

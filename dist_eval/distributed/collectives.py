@@ -1,11 +1,13 @@
 """Collectives between ranks, in a gloo process group that is opened after the model is built.
 
 Only this module and `rank_store`, which passes small values between ranks without a group, exchange anything through
-torch.distributed.
+torch.distributed. The objects that ranks gather are pickles, and gloo's connections have neither a key nor encryption:
+a rank trusts whoever can reach its port while the group opens. On a single host that is loopback.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +21,7 @@ import torch.distributed as dist
 
 from dist_eval.data.collector import Collector, Columns, narrowed, row_bytes, rows_in
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.errors import ExactnessError, LostRankError, first_line
+from dist_eval.errors import ExactnessError, LostRankError, RunError, first_line
 from dist_eval.process.files import allow_many_files
 
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
@@ -38,6 +40,9 @@ _ROOT_CAUSE_SECONDS, _POLL_SECONDS = 15.0, 0.1
 _LOST_CONNECTION = ("gloo", "connection", "socket", "timed out")
 """Words in torch's messages when a collective loses its connection; its errors have no type of their own."""
 
+_INTERFACES = "GLOO_SOCKET_IFNAME"
+"""Environment variable: names of the network interfaces at which gloo listens, separated by commas."""
+
 _group: dist.ProcessGroup | None = None
 """The group for collectives, if it is not the default group."""
 _calls = 0
@@ -53,10 +58,12 @@ def group_of_program() -> Iterator[Topology]:
         This process's place among the ranks.
 
     Raises:
-        RunError: the environment names several ranks, but torchrun's store cannot be reached, or a rank did not call.
+        RunError: the environment names several ranks, but torchrun's store cannot be reached, or a rank did not call;
+            or it names a network interface that does not exist.
     """
     global _group, _calls
     if not dist.is_initialized():
+        require_known_interfaces()
         topology, _calls = Topology.from_environment(), _calls + 1
         rank_store = RankStore(topology, f"call-{_calls}")
         rank_store.barrier("in the same call", _BARRIER_SECONDS)
@@ -88,17 +95,46 @@ def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> 
         timeout: seconds after which a collective that waits for another rank fails.
     """
     allow_many_files()  # each rank has a connection to every other one
-    dist.init_process_group(
-        "gloo",
-        store=rank_store.store_of_group(timeout),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        timeout=timedelta(seconds=timeout),
-    )
+    with _interface_of(topology):
+        dist.init_process_group(
+            "gloo",
+            store=rank_store.store_of_group(timeout),
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _interface_of(topology: Topology) -> Iterator[None]:
+    """Lets gloo listen on loopback alone where all ranks are on one host, unless the user has chosen an interface."""
+    if topology.hosts > 1 or os.environ.get(_INTERFACES):
+        yield
+        return
+    os.environ[_INTERFACES] = "lo"  # otherwise at the address to which the host's name resolves
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACES]
+
+
+def require_known_interfaces() -> None:
+    """Checks the names in GLOO_SOCKET_IFNAME at once: gloo looks for them when the model is loaded.
+
+    Raises:
+        RunError: this host has no such network interface.
+    """
+    known = [name for _, name in socket.if_nameindex()]
+    unknown = [name for name in os.environ.get(_INTERFACES, "").split(",") if name and name not in known]
+    if unknown:
+        raise RunError(
+            f"{_INTERFACES} names {', '.join(unknown)}, but {socket.gethostname()} has no such network interface. It "
+            f"takes names, not patterns; here there are {', '.join(known)}."
+        )
 
 
 @contextmanager

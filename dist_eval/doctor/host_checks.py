@@ -50,7 +50,7 @@ def _name_faults(facts: RankFacts, came_together: bool) -> Iterator[Finding]:
     all_the_same = " They came together this time, but need not with other hosts." if came_together else ""
     advice = f"On {facts.host}: export GLOO_SOCKET_IFNAME={suggestion or 'INTERFACE'}"
     address = next(iter(facts.interfaces.get(suggestion or "", ())), "ADDRESS")
-    chosen = [name.lstrip("=") for name in (facts.gloo_interfaces or "").split(",") if name]
+    chosen = [name for name in (facts.gloo_interfaces or "").split(",") if name]
     unknown = [name for name in chosen if name not in facts.interfaces]
     if unknown:
         yield fault(

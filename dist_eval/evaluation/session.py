@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dist_eval.data.plan import Plan
-from dist_eval.distributed.collectives import explaining_lost_ranks, process_group
+from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.model.backbone import ModelOnBackbone
@@ -82,8 +82,9 @@ class Session(Generic[Config, Folder]):
         """Opens the run's folder, on the leader.
 
         Raises:
-            RunError: the folder cannot be written, or another run is using it.
+            RunError: the folder cannot be written, or another run is using it; or ranks cannot talk to each other.
         """
+        require_known_interfaces()
         with ExitStack() as stack:
             if self.topology.is_leader:
                 self.folder.open(self.topology.attempt)

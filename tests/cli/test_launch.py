@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
-from conftest import Launcher, results_of
+from conftest import TIMEOUT, Launcher, results_of
 
 from dist_eval import demo
 from dist_eval.cli.launch import _with_dashes, start_ranks
@@ -54,6 +56,21 @@ def test_ranks_evaluate_together_and_print_nothing_else(launcher: Launcher, tmp_
     assert [rank["samples"] > 0 for rank in results_of(tmp_path / "out")["ranks"]] == [True, True]
     assert [line for line in done.stderr.splitlines() if not line.lstrip("\r").startswith("evaluating:")] == []
     assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
+
+
+def test_no_socket_of_a_run_on_one_host_can_be_reached_from_another(launcher: Launcher, tmp_path: Path) -> None:
+    run = launcher.start(*CLI, "run", "--nproc-per-node=2", *DEMO, "--output", str(tmp_path / "out"), preloaded=True)
+    listening: dict[int, set[str]] = {}
+    while run.poll() is None:
+        for number in launcher.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for connection in psutil.Process(number).net_connections("inet"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        listening.setdefault(number, set()).add(connection.laddr.ip)
+    _, err = run.communicate(timeout=TIMEOUT)
+    assert run.returncode == 0, err
+    assert len(listening) == 3, "torchrun's store, and gloo's port in each rank"
+    assert set.union(*listening.values()) == {"127.0.0.1"}
 
 
 def test_the_last_line_of_a_failed_run_says_why(launcher: Launcher, tmp_path: Path) -> None:

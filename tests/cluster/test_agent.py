@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from conftest import TIMEOUT, Launcher, wait_for
+from torch.distributed import run
+
+from dist_eval.cluster.agent import _choose_addresses
 
 RANK = """
 import os, signal, sys, time
@@ -63,3 +66,22 @@ def test_a_failed_rendezvous_is_one_clear_message(script: Path, launcher: Launch
     agent = launcher.run("-m", "dist_eval.cluster.agent", *where, str(script), "0", "began")
     assert agent.returncode == 1
     assert "dist_eval: the rendezvous of the hosts failed" in agent.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nproc-per-node=2"],
+        ["--nnodes=1:1", "--standalone"],
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=elsewhere:1234", "--node-rank=3", "--local-addr=10.0.0.1"],
+        ["--master-addr=0.0.0.0", "--master-port=4321"],
+    ],
+)
+def test_on_a_single_host_the_ranks_meet_on_loopback_and_without_pickles(words: list[str]) -> None:
+    options = run.parse_args([*words, "script"])
+    _choose_addresses(options)
+    launch, *_ = run.config_from_args(options)
+    address, _, port = launch.rdzv_endpoint.partition(":")
+    assert (launch.rdzv_backend, address, launch.rdzv_configs["rank"]) == ("static", "127.0.0.1", 0)
+    assert int(port) == 4321 if "--master-port=4321" in words else int(port) > 0
+    assert not options.standalone

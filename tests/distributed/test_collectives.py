@@ -6,10 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import Launcher
 
 from dist_eval.distributed import collectives
+from dist_eval.distributed.collectives import process_group, require_known_interfaces
+from dist_eval.distributed.rank_store import RankStore, Topology
+from dist_eval.errors import RunError
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "collectives_worker.py")
 
@@ -72,3 +76,24 @@ def test_a_round_is_worth_its_time_and_fits_into_memory(ranks: int, labels: int)
         collectives._BYTES_IN_A_ROUND, ranks * collectives._BYTES_OF_A_RANK
     )
     assert (rows + 1) * in_a_row > collectives._BYTES_OF_A_RANK
+
+
+@pytest.mark.parametrize(("chosen", "unknown"), [("^lo,docker", "^lo, docker"), ("lo,=lo", "=lo"), ("lo,x9", "x9")])
+def test_an_interface_that_does_not_exist_is_named_at_once(
+    chosen: str, unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+    with pytest.raises(RunError, match=re.escape(f"GLOO_SOCKET_IFNAME names {unknown}, but ")):
+        require_known_interfaces()
+    for fine in ("", "lo"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", fine)
+        require_known_interfaces()
+
+
+def test_the_ranks_of_one_host_listen_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    process, topology = psutil.Process(), Topology()
+    before = process.net_connections("tcp")
+    with process_group(topology, RankStore(topology), 60.0):
+        opened = [c.laddr.ip for c in process.net_connections("tcp") if c not in before]
+    assert set(opened) == {"127.0.0.1"}
