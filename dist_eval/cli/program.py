@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -77,16 +77,25 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same one.
     """
     with gc_paused():
-        from dist_eval.distributed.rank_store import RankStore, Topology
-        from dist_eval.errors import print_error
-        from dist_eval.evaluation.session import Session
+        from dist_eval.evaluation import session  # noqa: F401  (what `_run_in` imports)
 
         run_function, folder_class = load(config)
+    peers = config.initial_peers
+    with closing(
+        folder_class(config.output_folder, config.recorded(), overwrite=config.overwrite, peers=peers)
+    ) as folder:
+        return _run_in(folder, config, scratch_dir, stop, run_function)
+
+
+def _run_in(
+    folder: RunFolder, config: RunConfig, scratch_dir: Path, stop: Stop | None, run_function: RunFunction
+) -> int:
+    """Runs one rank in a folder, which nobody else may open before its end is recorded there."""
+    from dist_eval.distributed.rank_store import RankStore, Topology
+    from dist_eval.errors import print_error
+    from dist_eval.evaluation.session import Session
 
     topology, rank_store, coverage, details = None, None, None, ""
-    folder = folder_class(
-        config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers
-    )
     transient = True  # an unexpected error may be due to the host, not to the input
     end: Callable[..., bool] = folder.fail
     try:

@@ -6,6 +6,7 @@ other ranks load the model, and the process group comes last: a fork would inher
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class Session(Generic[Config, Folder]):
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
     def __enter__(self) -> Session[Config, Folder]:
-        """Opens the run's folder, on the leader.
+        """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded.
 
         Raises:
             RunError: the folder cannot be written, or another run is using it; or ranks cannot talk to each other.
@@ -88,13 +89,14 @@ class Session(Generic[Config, Folder]):
         with ExitStack() as stack:
             if self.topology.is_leader:
                 self.folder.open(self.topology.attempt)
-                stack.callback(self.folder.close)
-            self.publish_as_leader("opened", lambda: _COMPLETE if self.folder.is_complete else _TO_DO)
-            self.found_results = self.rank_store.wait_for("opened", _OPENING_SECONDS) == _COMPLETE
+            self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
+            opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
+            self.found_results, self.folder.holder = json.loads(opened)
             if self.topology.is_host_leader:
+                if not self.topology.is_leader:
+                    self.folder.open_on_host()
                 self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
             self._closing = stack.pop_all()
-        self.folder.is_ours = True
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         return self
 
@@ -142,6 +144,9 @@ class Session(Generic[Config, Folder]):
             is_new: returns whether there is something to do, or raises a `RunError` if the folder holds another run;
                 called by the leader.
         """
+        if self.topology.is_leader:
+            for node in range(self.topology.hosts):  # whose part of the folder is cleared
+                self.wait_for(f"scratch/{node}")
         self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
 
     def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:

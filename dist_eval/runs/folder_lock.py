@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from dist_eval.errors import RunError
 from dist_eval.runs.files import JOURNAL
@@ -18,7 +19,38 @@ LOCK_FILE = "lock"
 _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 
 
-def take_lock(output: Path) -> int:
+class FolderLock(NamedTuple):
+    """The lock of this process.
+
+    Attributes:
+        descriptor: of the file; the lock is held until it is closed, or any other one of the same file.
+        holder: this process, in words; they stay in the file.
+        previous: the process that held the lock before, in words; empty if none did.
+    """
+
+    descriptor: int
+    holder: str
+    previous: str
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether torchrun has started this process again after the previous one: they have the same parent."""
+        return self.previous.partition(" on ")[2] == self.holder.partition(" on ")[2]
+
+
+def last_holder(output: Path) -> str:
+    """Returns which process took the lock last, in words; not for a process that holds it, which would lose it.
+
+    Args:
+        output: the run's folder.
+    """
+    try:
+        return (output / JOURNAL / LOCK_FILE).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def take_lock(output: Path) -> FolderLock:
     """Takes the lock, waiting up to 5 s for a run that is about to end.
 
     It is a POSIX record lock: it ends with the process, is not inherited by forks, and works on network file systems.
@@ -27,7 +59,7 @@ def take_lock(output: Path) -> int:
         output: the run's folder; the journal's folder exists in it.
 
     Returns:
-        A file descriptor; the lock is held until it is closed.
+        The lock.
 
     Raises:
         RunError: another run holds the lock.
@@ -50,6 +82,9 @@ def take_lock(output: Path) -> int:
                     "for its end."
                 ) from None
         time.sleep(_LOCK_POLL_SECONDS)
+    previous = os.pread(lock, 200, 0).decode(errors="replace").strip()
+    holder = f"process {os.getpid()} on {platform.node()}, started by process {os.getppid()}"
     os.ftruncate(lock, 0)
-    os.pwrite(lock, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
-    return lock
+    os.pwrite(lock, f"{holder}\n".encode(), 0)
+    os.fsync(lock)  # ranks on other hosts compare it
+    return FolderLock(lock, holder, previous)

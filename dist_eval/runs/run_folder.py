@@ -23,7 +23,7 @@ from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, Runnin
 from dist_eval.runs.environment import environment, now
 from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.folder_lock import take_lock
+from dist_eval.runs.folder_lock import last_holder, take_lock
 from dist_eval.runs.journal import forget_journal, has_batches
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
@@ -44,7 +44,7 @@ class RunFolder(ABC):
     Attributes:
         path: path of the folder.
         options: all options of the run, as they are recorded.
-        is_ours: whether the leader of this run has opened it; before that, another run may be using it.
+        holder: the leader of this run, as in the folder's lock; empty until it has opened the folder.
         results_name: name of the file with the results.
         resume_source: what a resumed run continues from, for messages.
         foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
@@ -63,7 +63,7 @@ class RunFolder(ABC):
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
         self._before: RunHeader | None = None
-        self.is_ours = False
+        self.holder = ""
 
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running" unless they are complete.
@@ -78,16 +78,37 @@ class RunFolder(ABC):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_no_foreign_files()
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
-            self._lock, self.is_ours = take_lock(self.path), True
-            if attempt == 0:  # whoever starts the run again wants it to resume
-                (self.path / STOP_FILE).unlink(missing_ok=True)
-            if attempt == 0 and self._overwrite:
-                self._forget()
-            else:
+            lock = take_lock(self.path)
+            self._lock, self.holder = lock.descriptor, lock.holder
+            # an earlier attempt may have ended before it opened the folder
+            is_first = attempt == 0 or not lock.is_restart
+            if is_first:
+                self._clear()
+            if not (is_first and self._overwrite):
                 self._before = self._read()
                 self._require_known_format()
             if self._before is None or self._before.status != "complete":
                 self._begin()
+
+    def open_on_host(self) -> None:
+        """Prepares the folder on a further host, which may have one of its own; before the leader claims the folder.
+
+        Raises:
+            RunError: the folder cannot be written.
+        """
+        with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
+            self._clear()
+
+    def _clear(self) -> None:
+        """Removes what the first attempt of a start removes: whoever starts the run again wants it to go on."""
+        (self.path / STOP_FILE).unlink(missing_ok=True)
+        if self._overwrite:
+            self._forget()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the folder is still this run's: another one may use it before this one has opened it, or since."""
+        return self._lock is not None or (self.holder != "" and last_holder(self.path) == self.holder)
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
@@ -225,7 +246,7 @@ class RunFolder(ABC):
             transient: whether a new start may get further although nothing is changed.
 
         Returns:
-            Whether it was marked: a run that has not opened the folder leaves it unchanged.
+            Whether it was marked: a run that has not opened the folder, or a later one has, leaves it unchanged.
 
         Raises:
             OSError: the folder cannot be written any more.
@@ -310,6 +331,9 @@ class NoFolder(RunFolder):
     is_resumable = is_running = False
 
     def open(self, attempt: int = 0) -> None:
+        """Does nothing."""
+
+    def open_on_host(self) -> None:
         """Does nothing."""
 
     def fail(self, message: str, **known: Any) -> bool:

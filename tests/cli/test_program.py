@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from conftest import results_of
 from samples import config_for
 
 from dist_eval.cli import program
+from dist_eval.errors import RunError
 from dist_eval.evaluation.session import Session
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.runs.evaluation_folder import EvaluationFolder
+from dist_eval.runs.folder_lock import LOCK_FILE
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +53,24 @@ def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
     found = results_of(tmp_path / "run")
     assert (found["status"], found["error"]["transient"]) == ("failed", False)
     assert found["coverage"] == {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
+
+
+def test_nobody_else_can_open_the_folder_until_the_end_is_recorded_there(tmp_path: Path) -> None:
+    answers: list[str] = []
+
+    class Folder(EvaluationFolder):
+        def fail(self, *args: Any, **options: Any) -> bool:
+            answers.append(subprocess.run(other, capture_output=True, text=True, check=False).stderr)
+            return super().fail(*args, **options)
+
+    def run(session: Session[Any, EvaluationFolder]) -> None:
+        with session:
+            raise RunError("the reason")
+
+    config = config_for(tmp_path / "run")
+    code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    other = [sys.executable, "-c", code, str(tmp_path / "run" / "journal" / LOCK_FILE)]
+    assert program.run(config, tmp_path, None, lambda config: (run, Folder)) == 1
+    assert results_of(tmp_path / "run")["error"]["message"] == "the reason"
+    assert "BlockingIOError" in answers[0]
+    assert not subprocess.run(other, capture_output=True, check=False).stderr

@@ -29,6 +29,7 @@ from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
 from dist_eval.runs.journal import Journal
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -60,7 +61,7 @@ FINGERPRINT = Fingerprint({"dataset": "a", "tokenizer": "b"})
 
 def this_run(tmp_path: Path) -> EvaluationFolder:
     run = folder_of(config_for(tmp_path))
-    run.is_ours = True  # as on a rank whose leader has opened it
+    run.holder = last_holder(tmp_path)  # as on a rank whose leader has opened it
     return run
 
 
@@ -160,6 +161,47 @@ def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> N
     assert run.is_resumable
 
 
+def lock_taken_by_another_start(folder: Path) -> None:
+    (folder / "journal" / LOCK_FILE).write_text("process 12 on elsewhere, started by process 7\n")
+
+
+def test_it_is_replaced_by_a_restart_if_the_first_attempt_did_not_get_there(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    (tmp_path / "STOP").touch()
+    lock_taken_by_another_start(tmp_path)
+    run = folder_of(config_for(tmp_path, overwrite=True))
+    run.open(attempt=1)
+    assert run.claim(FINGERPRINT)
+    assert not run.is_resumable
+    assert not (tmp_path / "STOP").exists()
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_host_with_a_folder_of_its_own_starts_as_the_leader_does(tmp_path: Path, overwrite: bool) -> None:
+    run = folder_of(config_for(tmp_path / "nothing yet", overwrite=overwrite))
+    run.open_on_host()
+    claimed_run(tmp_path, complete=False)
+    (tmp_path / "STOP").touch()
+    run = folder_of(config_for(tmp_path, overwrite=overwrite))
+    run.open_on_host()
+    assert run.is_resumable == (not overwrite)
+    assert not (tmp_path / "STOP").exists()
+
+
+def test_the_end_of_a_run_is_not_recorded_in_the_folder_of_the_next(tmp_path: Path) -> None:
+    holder = folder_of(config_for(tmp_path))
+    holder.open()
+    rank, late = this_run(tmp_path), folder_of(config_for(tmp_path))
+    late.holder = "process 12 on here, started by process 7"  # as on a rank of the run that had the folder before
+    before = everything_below(tmp_path)
+    assert not late.fail("too late", rank=1, host="here")
+    assert not late.stop("interrupted before the end", rank=1, host="here")
+    assert everything_below(tmp_path) == before
+    assert not (tmp_path / "STOP").exists()
+    assert rank.fail("in time", rank=1, host="here")
+    holder.close()
+
+
 def test_a_stopped_run_is_not_taken_up_by_torchruns_restarts(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here")
@@ -216,6 +258,7 @@ def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp
 
 
 def test_starting_again_removes_an_old_stop_file_and_a_restart_by_torchrun_does_not(tmp_path: Path) -> None:
+    folder_of(config_for(tmp_path)).open()
     tmp_path.joinpath("STOP").touch()
     folder_of(config_for(tmp_path)).open(attempt=1)
     assert (tmp_path / "STOP").exists()
