@@ -23,6 +23,9 @@ from dist_eval.results.work import Swarm
 from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Router
 
+_PATIENCE = 2.0
+"""Times --request-timeout after which a request without an answer is that of a rank that hangs."""
+
 
 @dataclass(frozen=True)
 class SwarmPeers:
@@ -148,7 +151,11 @@ def load_model(
             max_retries=options.max_retries,
             adapter=base.adapter,
             compression=compression,
-            router=Router(topology.rank, SharedStates(shared_dir) if shared_dir else None),
+            router=Router(
+                topology.rank,
+                SharedStates(shared_dir) if shared_dir else None,
+                period=_PATIENCE * options.request_timeout,
+            ),
             outage_timeout=timeout,
             rejoin=rejoin,
             tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,

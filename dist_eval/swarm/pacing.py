@@ -9,14 +9,16 @@ BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two mea
 - the least latency, less that time, is the time on the way.
 
 So the time is known when the server will be done with everything that it was sent. Ranks of one host share this state,
-so that all their requests to a server are paced as one. If a rank hangs, what it has sent counts until the run ends.
+so that all their requests to a server are paced as one. What a rank that hangs has sent is forgotten after a while.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from contextlib import AbstractContextManager
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dist_eval.process.shared_state import SharedStates
@@ -77,6 +79,10 @@ class Pace(ctypes.Structure):
         ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
         ("unanswered", ctypes.c_int64),  # requests
         ("unanswered_work", ctypes.c_int64),
+        ("period", ctypes.c_int64),  # number of periods so far (see `Pacing`)
+        ("period_began", ctypes.c_double),
+        ("unanswered_before", ctypes.c_int64),  # of them, those sent in the period before
+        ("unanswered_work_before", ctypes.c_int64),
         ("first_sent_at", ctypes.c_double),  # the first request since nothing was unanswered
         ("done_at", ctypes.c_double),  # when the answer to the last request should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
@@ -103,6 +109,7 @@ class Ticket:
         expected_at: when its answer should be here, less the corrections until it was sent.
         seconds: the server's time for it, as expected; 0 if unknown.
         ahead: seconds of work that the server should still have when it arrives.
+        period: in which it was sent.
     """
 
     work: int
@@ -110,6 +117,7 @@ class Ticket:
     expected_at: float
     seconds: float = 0.0
     ahead: float = 0.0
+    period: int = 0
 
 
 class Pacing:
@@ -118,16 +126,18 @@ class Pacing:
     Args:
         shared: shares it with the other ranks of this host.
         name: of the server, in `shared`.
+        period: seconds in which every rank that does not hang has an answer to a request, or has given it up. What was
+            sent before the period before is forgotten, and ranks that hang are not counted as waiting.
 
     Attributes:
         announced_seconds_per_work: seconds for one token through one block, as the server announces; None if it does
             not.
     """
 
-    def __init__(self, shared: SharedStates | None = None, name: str = "") -> None:
+    def __init__(self, shared: SharedStates | None = None, name: str = "", period: float = math.inf) -> None:
         self.announced_seconds_per_work: float | None = None
         self._pace = shared.open(name, Pace) if shared else Pace()
-        self._shared = shared
+        self._shared, self._period, self._seen, self._waiting = shared, period, 0, 0
 
     @property
     def seconds_per_work(self) -> float | None:
@@ -148,6 +158,7 @@ class Pacing:
         """Records work that waits for the server; a negative number is work that does so no longer."""
         with self._locked():
             self._pace.waiting += work
+            self._waiting += work
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """Lets a request through, or not yet.
@@ -160,7 +171,7 @@ class Pacing:
             What `answered` or `failed` needs, if the request may be sent now; otherwise the seconds until it probably
             may.
         """
-        with self._locked():
+        with self._locked(now):
             pace, rate = self._pace, self.seconds_per_work
             if pace.unanswered:
                 if (wait := self._opens_at(rate, now) - now) > 0:
@@ -174,7 +185,7 @@ class Pacing:
                 pace.done_at = arrives_at + ahead + seconds
             pace.unanswered += 1
             pace.unanswered_work += work
-            return Ticket(work, now, pace.done_at - pace.delay, seconds, ahead)
+            return Ticket(work, now, pace.done_at - pace.delay, seconds, ahead, pace.period)
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer.
@@ -183,10 +194,11 @@ class Pacing:
             ticket: of the request.
             now: in seconds of `time.monotonic()`.
         """
-        with self._locked():
+        with self._locked(now):
             pace, is_first = self._pace, self.seconds_per_work is None
+            if not self._settle(ticket):
+                return
             self._measure(ticket, now)
-            self._settle(ticket)
             if is_first or not pace.unanswered:
                 self._correct(now + pace.unanswered_work * (self.seconds_per_work or 0.0) - pace.done_at)
             else:
@@ -200,9 +212,9 @@ class Pacing:
             ticket: of the request.
             now: in seconds of `time.monotonic()`.
         """
-        with self._locked():
-            self._settle(ticket)
-            self._correct(-ticket.work * (self.seconds_per_work or 0.0))
+        with self._locked(now):
+            if self._settle(ticket):
+                self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
     def latency(self, work: float, now: float, expected: float) -> float:
         """Estimates how long the answer to a further request would take, behind all that was sent or waits.
@@ -212,7 +224,7 @@ class Pacing:
             now: in seconds of `time.monotonic()`.
             expected: seconds per unit of work to expect without measurements.
         """
-        with self._locked():
+        with self._locked(now):
             pace, rate, rest = self._pace, self.seconds_per_work, 0.0
             if rate is None:
                 way, rate = pace.round_trip, expected
@@ -263,9 +275,28 @@ class Pacing:
         next_at = pace.done_at - rate * pace.unanswered_work * (1 - 1 / pace.unanswered)
         return max(0.0, now - next_at)
 
-    def _settle(self, ticket: Ticket) -> None:
-        self._pace.unanswered -= 1
-        self._pace.unanswered_work -= ticket.work
+    def _settle(self, ticket: Ticket) -> bool:
+        """Removes a request from those that are unanswered, unless it has been forgotten."""
+        pace = self._pace
+        if ticket.period < pace.period - 1:
+            return False
+        if ticket.period < pace.period:
+            pace.unanswered_before -= 1
+            pace.unanswered_work_before -= ticket.work
+        pace.unanswered -= 1
+        pace.unanswered_work -= ticket.work
+        return True
+
+    def _forget(self, now: float) -> None:
+        """Begins a new period if it is time; after a long pause two of them, because all requests are older."""
+        pace = self._pace
+        pace.period_began = pace.period_began or now
+        over = min(2, int((now - pace.period_began) // self._period))
+        for _ in range(over):
+            pace.unanswered -= pace.unanswered_before
+            pace.unanswered_work -= pace.unanswered_work_before
+            pace.unanswered_before, pace.unanswered_work_before = pace.unanswered, pace.unanswered_work
+            pace.period, pace.period_began, pace.waiting = pace.period + 1, now, 0
 
     def _measure(self, ticket: Ticket, now: float) -> None:
         pace, latency = self._pace, now - ticket.sent_at
@@ -343,5 +374,12 @@ class Pacing:
             way = min(way, pace.least_latency_before - rate * pace.least_latency_before_work)
         return max(min(pace.round_trip, pace.least_latency), way)
 
-    def _locked(self) -> AbstractContextManager[None]:
-        return self._shared.locked() if self._shared else contextlib.nullcontext()
+    @contextmanager
+    def _locked(self, now: float | None = None) -> Iterator[None]:
+        with self._shared.locked() if self._shared else contextlib.nullcontext():
+            if now is not None:
+                self._forget(now)
+            if self._seen != self._pace.period:
+                self._seen = self._pace.period
+                self._pace.waiting += self._waiting  # only ranks that do not hang get here
+            yield

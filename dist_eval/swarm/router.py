@@ -226,16 +226,17 @@ class Router:
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
         shared: shares the servers' pacing with the other ranks of this host.
+        period: seconds in which a rank that does not hang has an answer, or gives a request up (see `Pacing`).
     """
 
-    def __init__(self, seed: int = 0, shared: SharedStates | None = None) -> None:
+    def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
         self.servers: dict[Any, ServerStats] = {}
-        self._shared, self._random = shared, random.Random(seed)
+        self._shared, self._period, self._random = shared, period, random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
         if peer not in self.servers:
-            self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer)))
+            self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer), self._period))
         return self.servers[peer]
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:

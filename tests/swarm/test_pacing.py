@@ -237,6 +237,30 @@ def test_what_another_rank_sent_or_has_waiting_delays_the_next_answer(tmp_path: 
     assert other.latency(WORK, 12.0, 1e-9) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_a_rank_that_hangs_has_sent_or_has_waiting_is_forgotten(busy: bool, tmp_path: Path) -> None:
+    hangs, other = (Pacing(SharedStates(tmp_path), "server", period=100.0) for _ in range(2))
+    other.answered(admitted(other, 10.0), 12.0)
+    sent = [admitted(hangs, now) for now in (12.0, 13.8)]
+    hangs.add_waiting(3 * WORK)
+    other.add_waiting(WORK)
+    now = 13.8
+    while now < 240.0:  # the other rank goes on, or waits as well
+        now += 2.0
+        if busy and isinstance(ticket := other.admit(WORK, now), Ticket):
+            now += 2.0
+            other.answered(ticket, now)
+    assert other.latency(WORK, 240.0, 1e-9) == pytest.approx(4.0, abs=0.1), "its own time, after what waits here"
+    ticket = admitted(other, 240.0)
+    for late in sent:  # it goes on
+        hangs.answered(late, 241.0)
+    assert other.latency(WORK, 241.0, 1e-9) == pytest.approx(1.0 + 3 * 2.0 + 2.0 + 2.0, abs=0.1)
+    other.answered(ticket, 242.0)
+    hangs.add_waiting(-3 * WORK)
+    other.add_waiting(-WORK)
+    assert (other._pace.unanswered, other._pace.unanswered_work, other._pace.waiting) == (0, 0, 0)
+
+
 def test_a_small_request_does_not_wait_until_large_ones_are_done() -> None:
     pacing = measured(seconds=1.0)
     admitted(pacing, 20.0)
