@@ -12,7 +12,7 @@ the end, unless --log-dir names one. And the exit status is:
     3         its ranks stopped gracefully, because of a file STOP
     75        it received a signal, or its ranks stopped gracefully for another reason: run the same command again
     128 + n   the first rank of this host that failed was killed by signal n
-    else      the exit status of the first rank of this host that failed; 1 if the rendezvous of the hosts failed
+    else      the exit status of the first rank of this host that failed; 1 if torchrun itself failed
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    from torch.distributed import run
+    from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     from dist_eval.cluster.bound_store import bound_stores
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.log_dir = options.log_dir or folder
             try:
                 torchrun.config_from_args(options)
-            except (ValueError, AssertionError) as error:
+            except (ValueError, AssertionError, RuntimeError) as error:
                 print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
                 return WRONG_OPTIONS
             _choose_addresses(options)
@@ -74,8 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.sigval != signal.SIGINT:  # whoever pressed Ctrl-C knows
             print(f"dist_eval: ended by {error.sigval.name}", file=sys.stderr)
         return STOPPED
-    except Exception as error:  # any network error of torchrun's rendezvous and store
+    except (DistError, RendezvousError, TimeoutError) as error:  # of the network
         print(f"dist_eval: the rendezvous of the hosts failed: {first_line(error)}", file=sys.stderr)
+        return FAILED
+    except Exception as error:  # such as a folder for logs that cannot be written
+        print(f"dist_eval: torchrun failed: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
         return FAILED
     return 0
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
@@ -40,7 +40,7 @@ def open_store(
     """Opens a store with the arguments of `TCPStore`.
 
     Raises:
-        RuntimeError: it is to serve, but the port is taken; torch's store raises the same.
+        DistNetworkError: it is to serve, but the port is taken; torch's store raises the same.
     """
     address = own_address(host_name) if is_master else None
     if address is not None:
@@ -49,7 +49,7 @@ def open_store(
             listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise RuntimeError(f"the store cannot listen at {address}, port {port}: {reason}") from error
+            raise DistNetworkError(f"the store cannot listen at {address}, port {port}: {reason}") from error
         port = listener.getsockname()[1]
         options["master_listen_fd"] = listener.detach()  # the store closes it
     return TCPStore(host_name, port, world_size, is_master, *others, **options)

@@ -10,7 +10,7 @@ import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 from torch.distributed import run
 
-from dist_eval.cluster.agent import _choose_addresses
+from dist_eval.cluster.agent import _choose_addresses, main
 
 RANK = """
 import os, signal, sys, time
@@ -66,6 +66,16 @@ def test_a_failed_rendezvous_is_one_clear_message(script: Path, launcher: Launch
     agent = launcher.run("-m", "dist_eval.cluster.agent", *where, str(script), "0", "began")
     assert agent.returncode == 1
     assert "dist_eval: the rendezvous of the hosts failed" in agent.stderr
+
+
+def test_another_failure_of_torchrun_is_not_called_a_rendezvous(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([f"--log-dir={tmp_path / 'file' / 'logs'}", "script"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("dist_eval: torchrun failed: NotADirectoryError: ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
