@@ -5,6 +5,7 @@ Handles signals, the scratch folder, and which of several failed ranks reports; 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -117,6 +118,10 @@ def _run_in(
         coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
     except Exception as error:
         message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
+            message = f"There is no space left for {where}: make some, or give the container more."
+            details = details if config.verbose else ""
     topology = topology or Topology(rank=int(os.environ.get("RANK", 0)))
     reason = {"message": message, "rank": topology.rank, "host": topology.host, "transient": transient}
     reason["coverage"] = coverage

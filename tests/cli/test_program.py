@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +76,13 @@ def test_nobody_else_can_open_the_folder_until_the_end_is_recorded_there(tmp_pat
     assert results_of(tmp_path / "run")["error"]["message"] == "the reason"
     assert "BlockingIOError" in answers[0]
     assert not subprocess.run(other, capture_output=True, check=False).stderr
+
+
+def test_full_shared_memory_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(session: Session[Any, EvaluationFolder]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of multiprocessing.Lock()
+
+    assert program.run(config_for(tmp_path / "run"), tmp_path, None, lambda config: (run, EvaluationFolder)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("dist_eval: There is no space left for a temporary file or for shared memory (/dev/shm)")
+    assert said.count("\n") == 1
