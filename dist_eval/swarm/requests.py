@@ -21,6 +21,7 @@ from dist_eval.errors import RefusedError, SwarmError, first_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
+    AskAnother,
     Attempts,
     Decision,
     GiveUp,
@@ -34,6 +35,7 @@ from dist_eval.swarm.attempts import (
 )
 from dist_eval.swarm.dispatch import Dispatcher
 from dist_eval.swarm.failures import drop_traceback
+from dist_eval.swarm.families import max_request_tokens
 from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
@@ -67,7 +69,7 @@ class SwarmRequests:
         outage: waits for servers.
         rate_limiter: spaces batches.
         retries: requests that had to be repeated.
-        halved: requests that were too large for a server, and were split in halves.
+        halved: requests that were too large for all servers, and were split in halves.
         excluded: peer ids of servers that are no longer used.
         timeout: seconds to wait for a server's answer.
     """
@@ -243,10 +245,13 @@ class SwarmRequests:
             RefusedError: it is a single text.
         """
         if len(tensor) == 1:
-            raise RefusedError(
-                f"a text of {tensor.shape[1]} tokens, prompts included, is more than a server accepts "
+            refused = RefusedError(
+                f"a text of {tensor.shape[1]} tokens, prompts included, is more than the servers accept "
                 f"({error}): give a lower --max-length"
-            ) from error
+            )
+            # what servers take by default is refused by few: others may be back later
+            refused.transient = tensor.shape[1] <= max_request_tokens(self._manager.config)
+            raise refused from error
         self.halved += 1
         return tensor.tensor_split(2)
 
@@ -292,6 +297,7 @@ class SwarmRequests:
                     answer = await self._dispatcher.send(
                         request, decision.segment, work, decision.stall_timeout, is_step=decision.has_cache
                     )
+                    attempts.answered(decision, time.monotonic())
                     return decision.segment, answer
                 except Exception as reason:  # any of the daemon, the connection or the server
                     drop_traceback(reason)
@@ -299,7 +305,9 @@ class SwarmRequests:
                         await asyncio.sleep(_ASIDE_SECONDS)
                         continue
                     error = reason
-                    decision = attempts.after(decision, reason)
+                    decision = attempts.after(decision, reason, time.monotonic())
+            if isinstance(decision, AskAnother):
+                continue
             self._require_node()
             if isinstance(decision, Split | Skip):
                 raise decision.error from error
