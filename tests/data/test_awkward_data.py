@@ -343,6 +343,11 @@ KINDS = (
         "holds test.csv and train.csv, which look like different splits",
         {"test.csv": ROWS, "train.csv": ROWS},
     ),
+    Kind(
+        "the same with other names before them",
+        "holds digits-test.csv and digits-train.csv, which look like different splits",
+        {"digits-test.csv": ROWS, "digits-train.csv": ROWS},
+    ),
     Kind("a pattern that matches nothing", "No file matches", {"a.csv": ROWS}, "*.tsv"),
     Kind(
         "a file that is named twice",
