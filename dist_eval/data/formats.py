@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from dist_eval.data.files import COMPRESSIONS, format_of
+from dist_eval.data.plain_types import plain_batch
 from dist_eval.data.text_files import (
     has_quote_and_backslash,
     not_utf8,
@@ -75,10 +76,10 @@ def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields batches in small pieces, and raises what libraries refuse as a `DataError` that names the dataset."""
+    """Yields small batches of plain types, and raises what libraries refuse as a `DataError` that names the dataset."""
     row = 0
     try:
-        for batch in batches:
+        for batch in map(plain_batch, batches):
             _require_valid(name, batch, row)
             row += batch.num_rows
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block

@@ -86,8 +86,6 @@ class LabelReader:
         Raises:
             DataError: a label is missing or of an unsupported type.
         """
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if array.null_count:
             row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])

@@ -266,15 +266,13 @@ def _summaries_of(shards: Sequence[Shard]) -> list[ShardSummary]:
 
 def _kind(data_type: pa.DataType) -> str:
     """Returns what a column holds, in words; empty if it holds nothing."""
-    if pa.types.is_dictionary(data_type):
-        return _kind(data_type.value_type)
     if pa.types.is_null(data_type):
         return ""
-    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+    if pa.types.is_string(data_type):
         return "text"
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
         return "numbers"
-    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type):
+    if pa.types.is_list(data_type):
         return f"lists of {_kind(data_type.value_type) or 'nothing'}"
     return str(data_type)
 

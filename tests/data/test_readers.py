@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from dist_eval.data.formats import translating_errors
 from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
 from dist_eval.errors import DataError
 
@@ -193,6 +195,53 @@ def test_a_missing_column_is_named_beside_those_that_exist(name: str, tmp_path: 
     message = error_of(path, ("sentence", "label"))
     assert message.startswith(f"{path} has no column 'sentence'. It has: text, label.")
     assert "--text-column" in message
+
+
+TEXTS = pa.array(["a", "a", None, "b" * 20])
+VIEWS = pa.DictionaryArray.from_arrays([0, 0, None, 1], TEXTS.take([0, 3]).cast(pa.string_view()))
+LISTS = pa.array([["a"], ["b", None], [], None])
+OBJECTS = pa.array([{"text": ["a", "b"]}, {"text": []}, None])
+ENCODINGS = [
+    *((TEXTS, TEXTS.cast(kind)) for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.json_())),
+    (TEXTS, TEXTS.dictionary_encode()),
+    (TEXTS, TEXTS.cast(pa.large_string()).dictionary_encode()),
+    (TEXTS, VIEWS),
+    *((TEXTS.cast(pa.binary()), TEXTS.cast(kind)) for kind in (pa.large_binary(), pa.binary_view())),
+    *((LISTS, LISTS.cast(kind(pa.large_string()))) for kind in (pa.list_, pa.large_list)),
+    *((LISTS, pa.array(LISTS.to_pylist(), kind(pa.string_view()))) for kind in (pa.list_view, pa.large_list_view)),
+    (LISTS, LISTS.cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))),
+    (LISTS.take([0, 0]), LISTS.take([0, 0]).cast(pa.list_(pa.string(), 1))),
+    (OBJECTS, OBJECTS.cast(pa.struct([("text", pa.large_list(pa.string_view()))]))),
+    *((column, column) for column in (pa.array([1, 2]), pa.array([0.5]), pa.array([True, None]), pa.nulls(2))),
+]
+
+
+@pytest.mark.parametrize(("expected", "column"), ENCODINGS, ids=[str(column.type) for _, column in ENCODINGS])
+def test_a_column_is_of_a_plain_type_however_it_is_encoded(expected: pa.Array, column: pa.Array) -> None:
+    (batch,) = translating_errors("x", iter([pa.record_batch([column], names=["text"])]))
+    assert batch.column(0).type == expected.type
+    assert batch.column(0).to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_text_in_parquet_that_is_not_utf8_is_named_however_it_is_encoded(kind: pa.DataType, tmp_path: Path) -> None:
+    views = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    column = pa.array([b"a", b"caf\xe9"], views[kind])
+    column = pa.Array.from_buffers(kind, len(column), column.buffers())
+    parquet.write_table(pa.table({"text": column, "label": ["0", "1"]}), tmp_path / "a.parquet")
+    message = error_of(str(tmp_path / "a.parquet"))
+    assert "a.parquet, row 1 (counted from 0): column 'text' holds text that is not UTF-8." in message
+
+
+def test_parquet_files_of_several_writers_are_one_dataset(tmp_path: Path) -> None:
+    connection = duckdb.connect()
+    connection.execute("SET produce_arrow_string_view=true; SET arrow_output_version='1.5'")
+    relation = connection.sql("SELECT 'x' AS text, 'neg'::enum('neg', 'pos') AS label")
+    relation.to_parquet(str(tmp_path / "a.parquet"))
+    table = relation.to_arrow_table()
+    assert table.schema.types == [pa.string_view(), pa.dictionary(pa.uint8(), pa.string())]
+    parquet.write_table(table, tmp_path / "b.parquet")
+    assert read(str(tmp_path)) == [("x", "neg")] * 2
 
 
 def test_a_doubled_column_is_named(tmp_path: Path) -> None:
