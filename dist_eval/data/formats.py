@@ -6,7 +6,6 @@ Rows are counted from 0, without a header.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -18,21 +17,25 @@ import pyarrow as pa
 from dist_eval.data.files import COMPRESSIONS, format_of
 from dist_eval.data.plain_types import plain_batch
 from dist_eval.data.text_files import (
-    has_quote_and_backslash,
+    LARGEST_ROW_BYTES,
+    lines_of,
     not_utf8,
+    pieces_of,
     require_content_of_name,
-    require_doubled_quotes,
+    require_flat_json,
     require_no_header,
     require_no_nul,
     require_no_swallowed_rows,
+    require_whole_quotes,
+    too_large,
 )
 from dist_eval.errors import DataError, translating_os_errors
 
 ROWS_PER_BATCH = 2048
 """Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
 
-_BLOCK_BYTES = (1 << 20, 1 << 28)
-"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
+_BLOCK_BYTES = (1 << 20, LARGEST_ROW_BYTES)
+"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
@@ -139,7 +142,7 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
             )
 
 
-def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
+def _with_growing_blocks(path: Path, read: Any) -> Iterator[pa.RecordBatch]:
     """Reads with the usual block size, and after an error continues with the large one.
 
     A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
@@ -160,6 +163,8 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
             return
         except pa.ArrowInvalid as error:
             if block_size == _BLOCK_BYTES[-1]:
+                if "block size" in str(error):
+                    raise too_large(path, "row") from error
                 # the readers count from the start of the block
                 row = _ROW_IN_BLOCK.search(str(error))
                 text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
@@ -171,11 +176,11 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
     is_tsv = format_of(path) == ".tsv"
     parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
-    with pa.input_stream(path, compression="detect") as stream:
-        header = _csv_header(path, stream, parse)
+    header = _csv_header(path, parse.delimiter)
     if not header:
         return
     require_columns(str(path), columns, header, _hint_at_header(header, columns))
+    require_whole_quotes(path, parse.delimiter)
     wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
@@ -185,16 +190,13 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         options = csv.ReadOptions(block_size=block_size, use_threads=False)
         yield from csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert)
 
-    row, are_quotes_doubled = 0, False
-    for batch in _with_growing_blocks(read):
+    row = 0
+    for batch in _with_growing_blocks(path, read):
         if is_tsv:
             require_no_swallowed_rows(path, batch, row)
         batch = batch.select(columns)
         require_no_nul(path, batch, row)
         require_no_header(path, batch, row)
-        if not are_quotes_doubled and has_quote_and_backslash(batch):
-            require_doubled_quotes(path, parse.delimiter)
-            are_quotes_doubled = True
         row += batch.num_rows
         yield batch
 
@@ -205,14 +207,11 @@ def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
     return "" if set(header) & set(columns) else " Does its first line name the columns?"
 
 
-def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
+def _csv_header(path: Path, delimiter: str) -> list[str]:
     from csv import Error, reader
 
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
-        header = next((line for line in reader(text, delimiter=parse.delimiter) if line), [])
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) or error from error
+        header = next((line for line in reader(lines_of(path), delimiter=delimiter) if line), [])
     except Error as error:
         raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
     if any("\0" in name for name in header):
@@ -224,6 +223,7 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
     from pyarrow import json as pa_json
 
     # without a schema, texts that look like dates would become dates
+    require_flat_json(path)
     first = _first_object(path)
     kinds: dict[str, pa.DataType] = {}
     for column in columns:
@@ -240,12 +240,11 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
             require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
             yield batch.select(columns)
 
-    yield from _with_growing_blocks(read)
+    yield from _with_growing_blocks(path, read)
 
 
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    with pa.input_stream(path, compression="detect") as stream:
-        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    head = next((text for piece in pieces_of(path) if (text := piece.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
     if not head:
         return
     if not head.startswith(b"["):  # one object per line, whatever the suffix
@@ -283,15 +282,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _first_object(path: Path) -> dict[str, Any]:
-    with pa.input_stream(path, compression="detect") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-        try:
-            line = next((line for line in text if line.strip()), "{}")
-        except UnicodeDecodeError as error:
-            raise not_utf8(path) or error from error
+    line = next((line for line in lines_of(path) if line.strip()), "{}")
     try:
         first = json.loads(line)
-    except ValueError:  # the actual reader reports what is wrong
+    except (ValueError, RecursionError):  # the actual reader reports what is wrong
         return {}
     return first if isinstance(first, dict) else {}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyarrow import parquet
 
 from dist_eval.data.formats import translating_errors
 from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
+from dist_eval.data.text_files import require_whole_quotes
 from dist_eval.errors import DataError
 
 Rows = list[tuple[str, str]]
@@ -354,6 +356,83 @@ def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path
     lines = ["text\tlabel", '"a\tb"\t0', '"two\nlines"\t1', '"say ""no"""\t0', 'say "no"\t1', ""]
     expected = [("a\tb", "0"), ("two\nlines", "1"), ('say "no"', "0"), ('say "no"', "1")]
     assert read(write(tmp_path, "a.tsv", "\n".join(lines))) == expected
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("field", ['"12/3" g', '"a" and "b"', '"a \\"good\\" film"', '"a,\t""b"" c" d'])
+@pytest.mark.parametrize("before", [0, 300])
+def test_quotes_that_would_be_lost_are_named_by_their_line(
+    delimiter: str, field: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 7)
+    rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
+    content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
+    message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
+    assert f", line {before + 2}: a field begins with a quote and goes on behind the next one (" in message
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=any_rows, piece=st.integers(1, 30), quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
+    rows: Rows, piece: int, quoting: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = Path(write(tmp_path_factory.mktemp("rows"), "a.csv", delimited(",", quoting=quoting)(rows)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dist_eval.data.text_files._PIECE", piece)
+        require_whole_quotes(path, ",")
+
+
+LONG = "x" * 40_000
+TOO_LARGE = {
+    "the header.csv": LONG,
+    "a row.csv": f"text,label\na,0\n{LONG},1\n",
+    "a quoted row.csv": 'text,label\na,0\n"' + "x\n" * 20_000 + '",1\n',
+    "a row.tsv": f"text\tlabel\na\t0\n{LONG}\t1\n",
+    "the first row.jsonl": json.dumps({"text": LONG, "label": "0"}),
+    "a later row.jsonl": json_lines([("a", "0"), (LONG, "1")]).decode(),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_a_row_that_is_too_large_is_refused(
+    name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files.LARGEST_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 1 << 10)
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
+    compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
+    message = error_of(write(tmp_path, name + suffix, compress(TOO_LARGE[name].encode())))
+    assert re.search(r": a (row|line) has over 0 MiB. Are line breaks missing, or a quote\?$", message)
+
+
+DEEP = {
+    "the first row.jsonl": '{"text": "a", "label": %s}',
+    "a later row.jsonl": '{"text": "a", "label": "0"}\n{"text": "a", "label": "0", "x": %s}',
+    "an array.json": '[{"text": "a", "label": %s}]',
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("brackets", ["[]", "{}", ("[\n", "]\n")], ids=["lists", "objects", "lists over many lines"])
+def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
+    name: str, brackets: Sequence[str], tmp_path: Path
+) -> None:
+    opening, closing = (bracket.replace("{", '{"a":') for bracket in brackets)
+    value = opening * 100_000 + "1" + closing * 100_000
+    message = error_of(write(tmp_path, name, DEEP[name] % value))
+    assert "nested over 1000 levels deep" in message or "is no valid JSON: " in message
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
+def test_brackets_in_json_texts_are_not_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 100)
+    rows = [(text, "0"), ("a", "1")] * 3
+    assert read(write(tmp_path, "a.jsonl", json_lines(rows))) == rows
+
+
+def test_many_blanks_before_json_are_no_end(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.jsonl", b"\n" * 9000 + json_lines([("a", "0")]))) == [("a", "0")]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.csv.gz", "rows.jsonl.gz"])
