@@ -6,7 +6,6 @@ Rows are counted from 0, without a header.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from dist_eval.data.text_files import (
     too_large,
 )
 from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.process.parsing import parse_json
 
 ROWS_PER_BATCH = 2048
 """Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
@@ -258,8 +258,8 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
             "Convert it to JSONL (one object a line), which is read piece by piece."
         )
     try:
-        rows = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
+        rows = parse_json(content.decode("utf-8-sig"), object_pairs_hook=_object)
+    except ValueError as error:
         raise DataError(f"{path} is no valid JSON: {error}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -284,8 +284,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _first_object(path: Path) -> dict[str, Any]:
     line = next((line for line in lines_of(path) if line.strip()), "{}")
     try:
-        first = json.loads(line)
-    except (ValueError, RecursionError):  # the actual reader reports what is wrong
+        first = parse_json(line)
+    except ValueError:  # the actual reader reports what is wrong
         return {}
     return first if isinstance(first, dict) else {}
 
@@ -307,7 +307,7 @@ def class_names_of(path: Path, column: str) -> list[str] | None:
         return None
     try:
         metadata = parquet.read_schema(path).metadata or {}
-        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        features = parse_json(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
         return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):

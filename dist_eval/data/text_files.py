@@ -13,19 +13,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dist_eval.errors import DataError
+from dist_eval.process.parsing import DEEPEST, nesting
 
 LARGEST_ROW_BYTES = 16 << 20
 """Rows are read as a whole, and readers hold 32 blocks of this size if one needs it."""
 
 _PIECE = 1 << 20
-_DEEPEST_JSON = 1000  # the reader has a stack to overflow
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_STEPS, _NO_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[]{}"))
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
     (rb"BZh[1-9]1AY&SY", ".bz2", "is compressed by bzip2: give it a name that ends with .bz2."),
@@ -119,13 +116,11 @@ def require_flat_json(path: Path) -> None:
     depth, rest = 0, b""
     for piece in itertools.chain(pieces_of(path), [b"\n"]):
         lines, _, rest = (rest + piece).rpartition(b"\n")  # no text goes on behind a line break
-        outside = b"".join(_ESCAPED.sub(b"", lines).split(b'"')[::2])
-        depths = depth + np.cumsum(np.frombuffer(outside.translate(_STEPS, _NO_STEPS), np.int8), dtype=np.int64)
-        if depths.max(initial=0) > _DEEPEST_JSON:
-            raise DataError(f"{path}: a row is nested over {_DEEPEST_JSON} levels deep.")
+        deepest, depth = nesting(lines, depth)
+        if deepest > DEEPEST:
+            raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")
         if len(rest) > LARGEST_ROW_BYTES:
             raise too_large(path, "row")
-        depth = int(depths[-1]) if len(depths) else depth
 
 
 def require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:

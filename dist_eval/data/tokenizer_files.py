@@ -15,6 +15,7 @@ from typing import Any
 
 from dist_eval.errors import CheckpointError, first_line
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 
 FILE = "tokenizer.json"
 _FIRST_STAND_IN = 0xF0000
@@ -63,7 +64,7 @@ def _load(place: str) -> Any:
     found = cached_file(
         place, FILE, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
-    definition = json.loads(Path(found).read_text(encoding="utf-8")) if found else {}
+    definition = read_json(Path(found)) if found else {}
     readable, stand_ins = _translated(definition, f"{place}/{FILE}")
     if readable is definition:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)

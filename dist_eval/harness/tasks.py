@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,10 +18,11 @@ import datasets
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, _yaml_loader
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.parsing import require_small
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
 
@@ -30,6 +31,13 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 
 _NAMED = 3
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        require_small(node)
+        return node
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,15 @@ class LoadedTasks:
         if missing:
             raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        with quiet(not options.verbose), _no_remote_code():
+        with quiet(not options.verbose), _no_remote_code(), patched(_yaml_loader, "_Base", _BoundedLoader):
             manager = _manager(options)
             for name in options.tasks:
                 if name not in manager.all_tasks and not Path(name).is_file():
                     close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
                     hint = f"Did you mean {' or '.join(close)}?" if close else "Is --include-path missing?"
-                    raise ConfigError(f"--tasks: the harness has no task {name!r}. {hint}")
+                    raise ConfigError(
+                        f"--tasks: the harness has no task {name!r}. {_unreadable_file(options.include_path) or hint}"
+                    )
                 try:
                     found = manager.load([name])
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
@@ -147,6 +157,16 @@ def _manager(options: HarnessConfig) -> TaskManager:
     if set(options.tasks) <= set(manager.all_subtasks):
         return manager
     return TaskManager(**places)
+
+
+def _unreadable_file(folders: Sequence[str]) -> str | None:
+    """Says which task file the harness has passed over, because it cannot be read."""
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("**/*.yaml"))):
+        try:
+            _yaml_loader.load_yaml(path, resolve_func=False)
+        except Exception as error:  # of yaml, and of the file system
+            return f"{path} cannot be read: {_reason(error)}"
+    return None
 
 
 def tracker_of(folder: Path) -> EvaluationTracker:

@@ -19,6 +19,7 @@ import torch
 from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 from dist_eval.errors import CheckpointError
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
@@ -250,7 +251,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"The checkpoint folder {folder} does not exist.")
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
     except (OSError, ValueError) as error:
@@ -304,7 +305,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _weight_map(index: Path) -> list[str]:
-    content = json.loads(index.read_text(encoding="utf-8"))
+    content = read_json(index)
     mapping = content.get("weight_map") if isinstance(content, dict) else None
     names = list(mapping.values()) if isinstance(mapping, dict) else []
     if not names or not all(isinstance(name, str) for name in names):

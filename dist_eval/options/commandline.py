@@ -24,6 +24,7 @@ from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.parsing import parse_yaml
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -202,14 +203,12 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     Raises:
         ConfigError: the file is missing, is not a mapping, or has an unknown option or a value of the wrong type.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
-        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: is no valid YAML ({error}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

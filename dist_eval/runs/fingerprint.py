@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
 _DERIVED = ("token ids", "plan")
@@ -38,7 +39,7 @@ class Fingerprint:
             OSError: it cannot be read: perhaps later.
         """
         try:
-            values = json.loads((folder / JOURNAL / FINGERPRINT).read_text(encoding="utf-8"))
+            values = read_json(folder / JOURNAL / FINGERPRINT)
             parts = values.pop(_PARTS, None)
             return cls({str(name): str(value) for name, value in values.items()}, parts)
         except (FileNotFoundError, ValueError, TypeError, AttributeError):

@@ -39,6 +39,7 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL, SESSIONS
 
 _SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
@@ -286,7 +287,7 @@ def has_batches(folder: Path) -> bool:
 def recorded_session_tokens(folder: Path) -> int | None:
     """Returns the size of sessions that a run's batches were planned with; None if that is still to be decided."""
     try:
-        return int(json.loads((folder / JOURNAL / SESSIONS).read_bytes())["session_tokens"])
+        return int(read_json(folder / JOURNAL / SESSIONS)["session_tokens"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0 if has_batches(folder) else None
 
@@ -309,7 +310,7 @@ def require_recorded_plan(folder: Path, plan: str) -> None:
         RunError: they are not: another version of dist_eval began the run.
     """
     try:
-        recorded = json.loads((folder / JOURNAL / SESSIONS).read_bytes())["plan"]
+        recorded = read_json(folder / JOURNAL / SESSIONS)["plan"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if recorded != plan:

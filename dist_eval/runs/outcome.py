@@ -6,7 +6,6 @@ tuning: `tuning.json`). Independent of any scheduler, and imports no large libra
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
+from dist_eval.process.parsing import parse_json
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_outcome(folder: Path) -> Outcome:
     path = next((folder / name for name in (RESULTS, TUNING_RESULTS) if (folder / name).exists()), folder / RESULTS)
     try:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
-            stat, content = os.fstat(file.fileno()), json.load(file)
+            stat, content = os.fstat(file.fileno()), parse_json(file.read())
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from dist_eval.errors import DataError, RunError
 from dist_eval.options.groups import DataOptions
+from dist_eval.process.parsing import read_json
 from dist_eval.results.harness import LANGUAGE_MODELING
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.work import RankTimeline, Timelines
@@ -44,7 +44,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
         RunError: the folder holds no complete run, or its format has another version.
     """
     try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = read_json(folder / RESULTS)
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
     except (OSError, ValueError) as error:

@@ -319,7 +319,7 @@ KINDS = (
     ),
     Kind(
         "brackets within brackets",
-        "a row is nested over 1000 levels deep.",
+        "a row is nested over 200 levels deep.",
         {"a.jsonl": lines(("good", "pos")) + "[" * 100_000 + "]" * 100_000},
     ),
     Kind("a link to nothing", "a.csv is a symbolic link to b.csv, which cannot be found.", {"a.csv": Path("b.csv")}),

@@ -421,7 +421,7 @@ def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
     opening, closing = (bracket.replace("{", '{"a":') for bracket in brackets)
     value = opening * 100_000 + "1" + closing * 100_000
     message = error_of(write(tmp_path, name, DEEP[name] % value))
-    assert "nested over 1000 levels deep" in message or "is no valid JSON: " in message
+    assert "nested over 200 levels deep" in message or "is no valid JSON: " in message
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
