@@ -25,7 +25,7 @@ from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.runs.overview import folders_among, measured, metrics_to_show, on_same_data
-from dist_eval.tables import markdown_table, text_table
+from dist_eval.tables import csv_text, markdown_table, text_table
 
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
@@ -152,16 +152,21 @@ def format_table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
 
 def format_markdown(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table in Markdown."""
-    lines = markdown_table([[cell.replace("|", "\\|") for cell in cells] for cells in _table(outcomes, figures)])
+    from dist_eval.report.markdown import code
+
+    head, *rows = [[cell.replace("|", "\\|") for cell in cells] for cells in _table(outcomes, figures)]
+    named = [[code(outcome.folder), *cells[1:]] for outcome, cells in zip(outcomes, rows, strict=True)]
     first, *others = _verdict(outcomes)
-    return "\n".join([*lines, "", f"{first}.", *(f"- {line}" for line in others)]) + "\n"
+    return "\n".join([*markdown_table([head, *named]), "", f"{first}.", *(f"- {code(line)}" for line in others)]) + "\n"
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, rows[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {name: csv_text(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+    )
     return file.getvalue()
 
 

@@ -78,6 +78,16 @@ def test_files_say_what_the_table_says(runs: Path, capsys: pytest.CaptureFixture
     assert markdown[0] == "| run | status | examples | accuracy | log_loss |"
     assert all(line.count(" | ") == 4 for line in markdown[:4])
     assert "1 of 2 runs are complete." in markdown
+    assert markdown[2].startswith(f"| `{runs / 'good'}` | complete | ")
+    assert f"- `{runs / 'wrong'}: failed, no column 'a\\|b'`" in markdown, "no markup"
+
+
+def test_texts_that_a_spreadsheet_would_compute_stay_texts(tmp_path: Path) -> None:
+    run(tmp_path / "wrong").fail("=1+1", rank=0, host="here")
+    path = tmp_path / "summary.csv"
+    assert main([str(tmp_path / "wrong"), "--write", str(path)]) == 1
+    with path.open(newline="") as file:
+        assert next(csv.DictReader(file))["reason"] == "'=1+1"
 
 
 def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +151,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
     assert [row["other_data_than"] for row in json.loads(written[0].read_text())] == [None, None, first, None]
-    assert f"- {caution}" in written[1].read_text() and f"- {doubt}" in written[1].read_text()
+    assert f"- `{caution}`" in written[1].read_text() and f"- `{doubt}" in written[1].read_text()
 
 
 def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.tables import Footnotes, text_table
+from dist_eval.tables import Footnotes, csv_text, text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -214,7 +214,7 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
 
     Its columns are run, index (position in the dataset), label, before, after (names of classes or values of a
     regression; several labels or outputs are joined by a semicolon), and change ("gained", "lost" or "still wrong"; in
-    a regression "nearer", "farther" or "as far").
+    a regression "nearer", "farther" or "as far"). Names that a spreadsheet would compute follow an apostrophe.
 
     Raises:
         RunError: the file cannot be written.
@@ -226,11 +226,12 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
             writer = csv.writer(file)
             writer.writerow(["run", "index", "label", "before", "after", "change"])
             for one in comparisons:
+                run = csv_text(str(one.run.folder))
                 first, second = one.first.predictions, one.run.predictions
                 for row in one.changes.changed.nonzero()[0]:
                     cells = (first.label[row], first.prediction[row], second.prediction[row])
                     labels = (_label_words(cell, one.first.label_names) for cell in cells)
-                    writer.writerow([one.run.folder, first.index[row], *labels, change_words(one, int(row))])
+                    writer.writerow([run, first.index[row], *labels, change_words(one, int(row))])
     except OSError as error:
         raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error
 
@@ -242,9 +243,9 @@ def change_words(one: Comparison, row: int) -> str:
 
 
 def _label_words(label: Any, names: Sequence[str]) -> str:
-    """Formats a label or a prediction: an element or a row of its column."""
+    """Formats a label or a prediction, an element or a row of its column, for CSV."""
     if label.dtype.kind == "f":
         return ";".join(repr(float(value)) for value in label)
     if label.dtype.kind == "b":
-        return ";".join(names[number] for number in label.nonzero()[0])
-    return names[int(label)]
+        return ";".join(csv_text(names[number]) for number in label.nonzero()[0])
+    return csv_text(names[int(label)])

@@ -59,7 +59,7 @@ examples:
   {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
   {PROGRAM} --model ./llama --prompt 'Review: {{text}}\\nSentiment:' --label-words negative positive \\
       --dataset test.csv --swarm embedded
-  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\nAnswer:' --generate --stop '\n' \
+  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\\nAnswer:' --generate --stop '\\n' \\
       --label-column answer --dataset test.jsonl --swarm embedded
   {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
 """

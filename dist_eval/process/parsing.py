@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 DEEPEST = 200
 """Levels of nesting; readers and writers have a stack to overflow."""
 
@@ -25,6 +23,8 @@ def nesting(content: bytes, before: int = 0) -> tuple[int, int]:
         content: JSON, or a part of it that begins and ends outside of texts.
         before: how deeply its beginning is nested.
     """
+    import numpy as np
+
     outside = b"".join(_ESCAPED.sub(b"", content).split(b'"')[::2])
     depths = before + np.cumsum(np.frombuffer(outside.translate(_STEPS, _NO_STEPS), np.int8), dtype=np.int64)
     return (int(depths.max()), int(depths[-1])) if len(depths) else (before, before)

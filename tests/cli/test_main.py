@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +10,8 @@ from importlib import metadata
 import pytest
 
 from dist_eval.cli import main as cli
-from dist_eval.cli.main import COMMANDS
+from dist_eval.cli.main import COMMANDS, _command_of, parser_of
+from dist_eval.options.commandline import parse_args
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -50,6 +52,28 @@ def test_help_names_the_command_and_imports_no_large_library(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", code, name, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"usage: dist-eval {name}")
     assert not {"torch", "numpy", "transformers", "datasets", "pyarrow", "matplotlib"} & {*done.stderr.split()}
+
+
+def examples_of(name: str) -> list[list[str]]:
+    """Returns the words of each example in a command's help, as a shell reads them."""
+    _, _, text = parser_of(COMMANDS[name]).format_help().partition("\nexamples:\n")
+    commands = text.partition("\n\n")[0].replace("\\\n", "").splitlines()
+    identity = "Qm" + "a" * 44  # for the placeholder
+    return [shlex.split(line.partition(">>")[0].replace("QmPeerIdentity", identity)) for line in commands]
+
+
+def test_every_example_in_a_help_is_one_that_its_parser_takes() -> None:
+    examples = {name: examples_of(name) for name in COMMANDS}
+    assert {"run", "tune", "harness", "plan", "doctor", "report"} <= {name for name, ones in examples.items() if ones}
+    for name, ones in examples.items():
+        for program, command, *words in ones:
+            assert (program, command) == ("dist-eval", name)
+            parser = parser_of(COMMANDS[name])
+            if COMMANDS[name].command:
+                parse_args(words, _command_of(COMMANDS[name]), parser)
+            else:
+                parser.parse_args(words)
+    assert [words[words.index("--stop") + 1] for words in examples["run"] if "--stop" in words] == ["\\n"]
 
 
 def completion(shell: str) -> str:
