@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.process.files import is_utf8
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Suffixes of the known formats."""
@@ -87,6 +88,8 @@ def find_files(names: Sequence[str]) -> list[Path]:
             raise DataError(f"{what}: each of its rows would count twice.")
         if status.st_size == 0:
             raise DataError(f"{path} is empty.")
+        if not is_utf8(path):
+            raise DataError(f"{str(path)!r}: this name is not UTF-8, and results could not name the file. Rename it.")
         if format_of(path) not in FORMATS:
             raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
         if _family(path) != _family(files[0]):

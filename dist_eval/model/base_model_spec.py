@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class BaseModelSpec:
             values.pop(name, None)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
-            digest.update(f"{path.name} ".encode())
+            digest.update(os.fsencode(f"{path.name} "))
             for sample in samples_of(path):
                 digest.update(sample)
         return digest.hexdigest()

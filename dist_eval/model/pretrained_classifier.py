@@ -9,6 +9,7 @@ length. A plan sorts texts by length, so the groups are nearly as large as the b
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,7 +107,7 @@ class PretrainedClassifier:
         # all weights: two models may differ only in their head
         digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
-            digest.update(path.name.encode())
+            digest.update(os.fsencode(path.name))
             with path.open("rb") as file:
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)

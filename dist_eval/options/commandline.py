@@ -24,6 +24,7 @@ from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.files import is_utf8
 from dist_eval.process.parsing import parse_yaml
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -184,10 +185,22 @@ def parse_args(
     """
     if not arguments:
         raise ConfigError(command.nothing_asked)
+    require_utf8(arguments)
     given = vars((parser or build_parser(command)).parse_args(list(arguments)))
     from_file = read_yaml(Path(given.pop("config")), command.config) if "config" in given else {}
     names = {field.name for field in dataclasses.fields(command.config)}
     return command.config(**{**from_file, **{name: value for name, value in given.items() if name in names}})
+
+
+def require_utf8(arguments: Sequence[str]) -> None:
+    """Rejects arguments that could not be written into results.
+
+    Raises:
+        ConfigError: one is not UTF-8.
+    """
+    for word in arguments:
+        if not is_utf8(word):
+            raise ConfigError(f"{word!r} is not UTF-8: rename the file, folder or column, or set a UTF-8 locale.")
 
 
 def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:
@@ -234,6 +247,8 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
         accepted = (int, float) if scalar is float else (scalar,)
         if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
             raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
+    if not all(map(is_utf8, items)):
+        raise ConfigError(f"--config {path}: {name} is not UTF-8: {value!r}.")
     if choices and any(item not in choices for item in items):
         raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)

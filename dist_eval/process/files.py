@@ -14,6 +14,11 @@ _PIECES, _PIECE_BYTES = 64, 4096
 _MOST_FILES = 1 << 16
 
 
+def is_utf8(name: object) -> bool:
+    """Whether a name can be written as UTF-8: any bytes can be the name of a file."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(name))
+
+
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path` atomically when the context ends without an error."""

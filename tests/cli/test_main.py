@@ -54,6 +54,14 @@ def test_help_names_the_command_and_imports_no_large_library(name: str) -> None:
     assert not {"torch", "numpy", "transformers", "datasets", "pyarrow", "matplotlib"} & {*done.stderr.split()}
 
 
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_an_argument_that_is_not_utf8_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, name, "caf\udce9") == 2
+    assert capsys.readouterr().err.startswith("'caf\\udce9' is not UTF-8: rename the file, folder or column, or set")
+
+
 def examples_of(name: str) -> list[list[str]]:
     """Returns the words of each example in a command's help, as a shell reads them."""
     _, _, text = parser_of(COMMANDS[name]).format_help().partition("\nexamples:\n")

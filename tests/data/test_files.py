@@ -133,3 +133,10 @@ def test_folders_of_several_splits_are_refused_too(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"matches test/part-1.csv and train/part-1.csv, which look like different"):
             find_files([str(tmp_path / pattern)])
     assert len(find_files([str(tmp_path / "test" / "*")])) == 1
+
+
+@pytest.mark.parametrize("given", ["", "*", "caf\udce9.csv"])
+def test_a_name_that_is_not_utf8_is_refused(given: str, tmp_path: Path) -> None:
+    folder_of(tmp_path, ["caf\udce9.csv"])
+    with pytest.raises(DataError, match=r"caf\\udce9.csv': this name is not UTF-8, .* Rename it\.$"):
+        find_files([str(tmp_path / given)])
