@@ -25,7 +25,7 @@ from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.runs.overview import folders_among, measured, metrics_to_show, on_same_data
-from dist_eval.tables import csv_text, markdown_table, text_table
+from dist_eval.tables import csv_text, format_count, markdown_table, text_table
 
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
@@ -126,7 +126,7 @@ def _verdict(outcomes: Sequence[Outcome]) -> list[str]:
     complete = sum(outcome.status == "complete" for outcome in outcomes)
     problems = [f"{outcome.folder}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     cautions = _cautions([outcome for outcome in outcomes if measured(outcome)])
-    return [f"{complete} of {len(outcomes)} runs are complete", *problems, *cautions]
+    return [f"{complete} of {format_count(len(outcomes), 'run is', 'runs are')} complete", *problems, *cautions]
 
 
 def _cautions(complete: Sequence[Outcome]) -> list[str]:

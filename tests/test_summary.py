@@ -18,6 +18,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.summary import main
+from dist_eval.tables import format_count
 
 
 def run(folder: Path) -> EvaluationFolder:
@@ -46,7 +47,7 @@ def test_its_status_is_that_of_the_worst(
     assert main([str(runs / name) for name in names]) == status
     printed = capsys.readouterr().out
     complete = names.count("good")
-    assert f"{complete} of {len(names)} runs are complete" in printed
+    assert f"{complete} of {format_count(len(names), 'run is', 'runs are')} complete" in printed
     assert all(str(runs / name) in printed for name in names)
 
 
@@ -119,7 +120,7 @@ def test_where_no_run_left_anything_its_files_have_a_folder_all_the_same(
     (tmp_path / "runs.txt").write_text("lost\n")
     written = tmp_path / "no" / "runs" / "summary.csv"
     assert main([str(written.parent), "--list", str(tmp_path / "runs.txt"), "--write", str(written)]) == 1
-    assert "0 of 1 runs are complete" in capsys.readouterr().out
+    assert "0 of 1 run is complete" in capsys.readouterr().out
     with written.open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["missing"]
 
@@ -128,7 +129,7 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
     (runs / "file").touch()
     assert main([str(runs / "good"), "--write", str(runs / "file" / "a.csv")]) == 1
     said = capsys.readouterr()
-    assert "1 of 1 runs are complete" in said.out
+    assert "1 of 1 run is complete" in said.out
     assert f"--write {runs / 'file' / 'a.csv'}: cannot be written (" in said.err
 
 
@@ -180,7 +181,7 @@ def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
 def test_files_beside_folders_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "runs.html").touch()
     assert main([str(runs / "good"), str(runs / "runs.html")]) == 0
-    assert "1 of 1 runs are complete" in capsys.readouterr().out
+    assert "1 of 1 run is complete" in capsys.readouterr().out
     assert main([str(runs / "runs.html")]) == 1
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from dist_eval.data.plan import shard_batches
 from dist_eval.errors import ConfigError, ExactnessError, RunError
+from dist_eval.tables import format_count
 
 Gather = Callable[[Any], list[Any]]
 """Gathers an object from every rank on every rank."""
@@ -279,6 +280,7 @@ def _index_batches(loader: Any) -> list[np.ndarray]:
 
 def _left_out(count: int) -> ConfigError:
     return ConfigError(
-        f"The eval_dataloader leaves {count} examples out, so the metrics would not be those of the dataset: give it, "
+        f"The eval_dataloader leaves {format_count(count, 'example')} out, so the metrics would not be those of "
+        f"the dataset: give it, "
         "and its sampler, drop_last=False."
     )

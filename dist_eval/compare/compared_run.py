@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_eval.errors import RunError
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -217,7 +218,7 @@ def require_comparable(first: Run, second: Run) -> None:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
     if not first.results.data.has_texts_of(second.results.data):
         sources = " and ".join(
-            f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
+            f"{run.results.data.source} ({format_count(len(run.predictions), 'example')})" for run in (first, second)
         )
         raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
     if first.label_names != second.label_names:
@@ -226,7 +227,8 @@ def require_comparable(first: Run, second: Run) -> None:
     differing = np.setxor1d(first.predictions.index, second.predictions.index)
     if len(differing):
         raise RunError(
-            f"{pair}: {len(differing)} examples, such as number {differing[0]}, failed in one of them only. Start its "
+            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in one of "
+            f"them only. Start its "
             "command again to have them tried again."
         )
     if not np.array_equal(first.predictions.label, second.predictions.label):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.tables import Footnotes, csv_text, text_table
+from dist_eval.tables import Footnotes, csv_text, format_count, text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -29,7 +29,10 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     runs = [first, *(one.run for one in comparisons)]
     is_part = any(len(run.predictions) < run.results.coverage.seen for run in runs)
     which = ", those that all of the runs evaluated" if is_part else ""
-    lines = [f"{len(first.predictions)} examples of {first.results.data.source}{which}; compared with {first.folder}"]
+    lines = [
+        f"{format_count(len(first.predictions), 'example')} of {first.results.data.source}{which}; compared with "
+        f"{first.folder}"
+    ]
     names = short_names([run.folder for run in runs])
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
@@ -91,12 +94,11 @@ def words_of_changes(one: Comparison) -> str:
     changed, improved, worsened = (
         int(mask.sum()) for mask in (one.changes.changed, one.changes.improved, one.changes.worsened)
     )
+    words = f"{format_count(changed, 'prediction')} changed, {improved} of them"
     if one.run.problem == _REGRESSION:
-        return f"{changed} predictions changed, {improved} of them are nearer to their labels, {worsened} farther away"
+        return f"{words} are nearer to their labels, {worsened} farther away"
     wrong, right = ("wrong", "right") if one.run.problem.startswith("single") else ("not all right", "all right")
-    return (
-        f"{changed} predictions changed, {improved} of them from {wrong} to {right}, {worsened} from {right} to {wrong}"
-    )
+    return f"{words} from {wrong} to {right}, {worsened} from {right} to {wrong}"
 
 
 def _head(name: str, run: Run) -> str:
@@ -111,7 +113,7 @@ def _name_of(test: McNemar | GroupedTest) -> str:
     if not isinstance(test, GroupedTest):
         return f"McNemar's test ({test.method})"
     why = f" ({test.reason})" if test.reason else ""
-    return f"paired bootstrap of {test.metric} over {test.count} groups of {test.column!r}{why}"
+    return f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
 
 
 def _metric(run: Run, name: str, notes: Footnotes) -> str:

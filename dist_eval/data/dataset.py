@@ -26,6 +26,7 @@ from dist_eval.data.token_file import TokenFile, token_writer
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
+from dist_eval.tables import format_count
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_FILE, _CUT_FILE, _COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
@@ -340,6 +341,6 @@ def _check_lengths(source: RowSource, first_row: int, lengths: np.ndarray, max_l
     if strict and len(lengths) and lengths.max() > max_length:
         row = first_row + int(np.flatnonzero(lengths > max_length)[0])
         raise DataError(
-            f"{source.where(row)}: the text has {lengths[row - first_row]} tokens, more than "
+            f"{source.where(row)}: the text has {format_count(lengths[row - first_row], 'token')}, more than "
             f"--max-length {max_length}, and --strict forbids to cut it."
         )

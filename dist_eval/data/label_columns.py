@@ -22,6 +22,7 @@ from dist_eval.data.labels import FILL_IN, LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
+from dist_eval.tables import format_count
 
 SEPARATOR = "|"
 _AMBIGUOUS_WIDTH = 2
@@ -255,7 +256,9 @@ class LabelSets(_Column):
         wrong = np.flatnonzero(counts != self._width)
         if len(wrong):
             row = int(wrong[0])
-            raise self._problem(first_row + row, f"has {counts[row]} values, but the head has {self._width} classes.")
+            raise self._problem(
+                first_row + row, f"has {format_count(counts[row], 'value')}, but the head has {self._width} classes."
+            )
         values = np.asarray([_number_of(value) for value in flat.to_pylist()], dtype=np.float64)
         bad = np.flatnonzero(~np.isin(values, (0.0, 1.0)))
         if len(bad):

@@ -29,6 +29,7 @@ from dist_eval.runs.reading import read_results
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
+from dist_eval.tables import format_count
 
 _Value = TypeVar("_Value")
 
@@ -66,7 +67,8 @@ def rescore_complete(
     name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else metric_words(name, figure)} on {results.coverage.seen} examples. "
+        f"{'undefined' if figure is None else metric_words(name, figure)} on "
+        f"{format_count(results.coverage.seen, 'example')}. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )

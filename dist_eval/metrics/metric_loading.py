@@ -29,6 +29,7 @@ from dist_eval.metrics.custom_metrics import (
     numbers_by_name,
 )
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.tables import format_count
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -226,7 +227,7 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
     )
-    called = f"--metric {metric.spec}: called with {len(sample)} synthetic examples ({shapes}), it"
+    called = f"--metric {metric.spec}: called with {format_count(len(sample), 'synthetic example')} ({shapes}), it"
     expected = "should return a float, or a dict of floats by name"
     try:
         if metric.reduction is None:

@@ -26,6 +26,7 @@ from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
 from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Routing
+from dist_eval.tables import format_count
 
 _CHUNK_BYTES = 1 << 22
 
@@ -160,7 +161,8 @@ class FullClassifier(HostedModel):
                 logits = self._model(input_ids=input_ids).logits
         except (RuntimeError, IndexError, ValueError, AssertionError) as error:
             raise ModelOutputError(
-                f"The model failed on {len(input_ids)} texts of {input_ids.shape[1]} tokens: {first_line(error)}"
+                f"The model failed on {format_count(len(input_ids), 'text')} of "
+                f"{format_count(input_ids.shape[1], 'token')}: {first_line(error)}"
             ) from error
         if tuple(logits.shape) != (len(input_ids), self.num_labels):
             raise ModelOutputError(

@@ -27,7 +27,7 @@ from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
-from dist_eval.tables import Footnotes
+from dist_eval.tables import Footnotes, format_count
 
 _LONG_TABLE = 40
 _SCATTER_POINTS, _SCATTERS = 500, 4
@@ -210,18 +210,18 @@ def _backend(options: Mapping[str, Any]) -> str:
 
 
 def _longest(data: DatasetSummary, *, is_given: bool) -> str:
-    words = f"{data.max_length} tokens" + ("" if is_given else " (the option was not given)")
-    return f"{words}; {data.truncated or 'no'} text{'' if data.truncated == 1 else 's'} had to be cut to it"
+    words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (the option was not given)")
+    return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} had to be cut to it"
 
 
 def _ranks(ranks: Sequence[RankResults]) -> str:
     hosts = {one.host for one in ranks}
-    return f"{len(ranks)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    return f"{len(ranks)} on {format_count(len(hosts), 'host')}"
 
 
 def _audit(audit: Audit | None) -> str:
     if audit is None:
         return ""
     faulty = [server.peer for server in audit.servers if server.odd]
-    words = f"{audit.batches} batches sent twice, {audit.disputes} disputes"
+    words = f"{format_count(audit.batches, 'batch', 'batches')} sent twice, {format_count(audit.disputes, 'dispute')}"
     return words + (f"; outvoted by other servers: {', '.join(faulty)}" if faulty else "")

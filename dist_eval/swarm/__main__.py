@@ -22,6 +22,7 @@ from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.swarm import member
 from dist_eval.swarm.member import DTYPES
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -140,7 +141,7 @@ def start(arguments: argparse.Namespace) -> None:
             echo=arguments.verbose,
         ) as swarm,
     ):
-        print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
+        print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
             import_petals(sockets=scratch_dir)

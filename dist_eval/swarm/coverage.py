@@ -15,7 +15,7 @@ from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.tables import text_table
+from dist_eval.tables import format_count, text_table
 
 _POLL_SECONDS, _PING_SECONDS = 0.25, 2.5
 _ADAPTERS_NAMED = 5
@@ -77,7 +77,9 @@ class SwarmCoverage:
 
     def describe(self) -> str:
         """Returns a text table of the servers, the replicas per block and the missing blocks."""
-        lines = [f"{self.dht_prefix}: {self.num_blocks} blocks, {len(self.servers)} servers"]
+        lines = [
+            f"{self.dht_prefix}: {format_count(self.num_blocks, 'block')}, {format_count(len(self.servers), 'server')}"
+        ]
         columns = {
             "server": ["..." + server.peer_id[-8:] for server in self.servers],
             "blocks": [f"{server.start}:{server.end}" for server in self.servers],
@@ -265,7 +267,8 @@ def wait_until_covered(
             return coverage
         if time.monotonic() > deadline and not coverage.missing:
             raise SwarmError(
-                f"Only {online} of {servers} servers of {dht_prefix} are online after {timeout:g} s. Wait longer with "
+                f"Only {online} of {format_count(servers, 'server')} of {dht_prefix} "
+                f"{'is' if servers == 1 else 'are'} online after {timeout:g} s. Wait longer with "
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
@@ -321,6 +324,6 @@ def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: f
         )
     message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
     if models:
-        served = ", ".join(f"{name} ({blocks} blocks)" for name, blocks in sorted(models.items())[:5])
+        served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
         return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."
     return f"{message} Start servers for it, or give its name in the swarm with --dht-prefix."

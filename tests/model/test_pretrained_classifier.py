@@ -133,7 +133,7 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
         return
     assert base.max_length == longest
     classifier.answer(torch.full((1, longest), 5), torch.tensor([longest]))
-    with pytest.raises(ModelOutputError, match=f"failed on 1 texts of {longest + 1} tokens"):
+    with pytest.raises(ModelOutputError, match=f"failed on 1 text of {longest + 1} tokens"):
         classifier.answer(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
         BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
