@@ -35,6 +35,7 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
         f"coverage: {coverage_words(results)}",
         f"speed: {throughput.examples_per_second:.1f} {unit}/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        *(f"notice: {text}" for text in results.notices),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values()) if name),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.scores import Interval
@@ -123,6 +125,8 @@ class HarnessResults(Record):
     """What prompts were made of; null for a run on tasks."""
     files: HarnessFiles
     """Its files."""
+    notices: list[str] = Field(default_factory=list)
+    """What the harness warns of, or ignores, and what was done about it, where that changes a metric."""
     coverage: Coverage
     """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
     requests: ContinuationsSummary

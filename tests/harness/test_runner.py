@@ -97,7 +97,8 @@ def test_it_answers_as_the_harness_own_backend(
     assert run_here(*command(models[family], tasks, tmp_path / "out", *LOCAL)) == 0
     out, err = capfd.readouterr()
     assert "words: 24 documents, 2 examples in front of each" in out
-    assert all(line.startswith("evaluating: ") for line in err.splitlines()), err
+    notices = [line.removeprefix("notice: ") for line in err.splitlines() if line.startswith("notice: ")]
+    assert all(line.startswith(("evaluating: ", "notice: ")) for line in err.splitlines()), err
     results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
     theirs = by_hugging_face(models[family], tasks)
     for name in TASKS:
@@ -109,6 +110,10 @@ def test_it_answers_as_the_harness_own_backend(
             assert found == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (name, metric)
     assert written["task_hashes"] and written["config"]["model_args"] == {"pretrained": str(models[family])}
     assert_recorded(results, written, samples)
+    assert results["notices"] == notices and all(f"\nnotice: {text}\n" in out for text in notices)
+    assert [name for name in TASKS if any(f"{name} says num_fewshot: 0" in text for text in notices)] == [
+        name for name, task in results["tasks"].items() if task["num_fewshot"] == 0
+    ]
 
 
 def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
