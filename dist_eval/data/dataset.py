@@ -23,6 +23,7 @@ from dist_eval.data.selection import SelectedRows, only_rows, places_of
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
 from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
+from dist_eval.data.token_ids import token_ids
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
@@ -165,7 +166,7 @@ def tokenize_dataset(
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
     lengths, codes, lost, common, prompts = [], [], [], [], CommonTokens()
-    row = truncated = longest = multiline = 0
+    row = truncated = longest = multiline = with_begin = 0
     wordless = np.zeros(2, dtype=np.int64)
     with (
         token_writer(folder / _TOKENS_FILE) as writer,
@@ -181,15 +182,18 @@ def tokenize_dataset(
             if render is not None:
                 texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
-            ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
+            ids, begun = token_ids(tokenizer, *texts, truncation=False)
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             _check_lengths(source, row, full, max_length, strict)
             too_long = np.flatnonzero(full > max_length)
-            if len(too_long):
-                cut = [[column[i] for i in too_long] for column in texts]
-                again = tokenizer(*cut, truncation=True, max_length=max_length, return_attention_mask=False)
-                for i, shorter in zip(too_long, again["input_ids"], strict=True):
-                    ids[i] = shorter
+            keeps_both = begun[too_long] & (tokenizer.truncation_side == "right")
+            for more in (0, 1):  # a second first token is kept when the text is cut, and taken away afterwards
+                rows = too_long[keeps_both == more]
+                if len(rows):
+                    cut = [[column[i] for i in rows] for column in texts]
+                    again, _ = token_ids(tokenizer, *cut, truncation=True, max_length=max_length + more)
+                    for i, shorter in zip(rows, again, strict=True):
+                        ids[i] = shorter
             kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             if kept.max(initial=0) > max_length:
                 raise DataError(
@@ -214,6 +218,7 @@ def tokenize_dataset(
                     common.append(prompts.add(values[begin:end]) if was <= max_length else -1)
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
+            with_begin += int(begun.sum())
             longest = max(longest, int(full.max(initial=0)))
             row += len(ids)
     if row == 0:
@@ -239,6 +244,7 @@ def tokenize_dataset(
         multiline=multiline,
         blank=int(wordless[0]),
         unknown=int(wordless[1]),
+        with_begin=with_begin,
         max_length=max_length,
         digest=digest.hexdigest(),
         text_digest=of_texts.hexdigest(),

@@ -56,6 +56,7 @@ def _unusual_lines(planned: PlannedRun) -> list[str]:
         (data.multiline, "of several lines"),
         (data.blank, "without a token of its own"),
         (data.unknown, "without a token that the tokenizer knows"),
+        (data.with_begin, "beginning with the tokenizer's BOS"),
     ]
     found = [f"{_counted(count, 'text')} {what}" for count, what in kinds if count]
     return [f"unusual: {', '.join(found)}"] if found else []

@@ -159,6 +159,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "of several lines": data.multiline,
         "without a token of their own": data.blank,
         "without a token that the tokenizer knows": data.unknown,
+        "beginning with the tokenizer's BOS themselves": data.with_begin,
     }
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.data.token_ids import BEGIN_THEMSELVES
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
@@ -50,6 +51,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         + (f"; {data.multiline} texts have several lines" if data.multiline else "")
         + (f"; {data.blank} texts have no token of their own" if data.blank else "")
         + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else "")
+        + (f"; {data.with_begin} texts {BEGIN_THEMSELVES}" if data.with_begin else "")
         + (f"; {data.mended_labels} labels mended, such as 5.0 for 5" if data.mended_labels else "")
         + (f"; read from {len(data.shards)} files" if data.shards else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
