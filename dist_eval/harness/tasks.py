@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,8 @@ class LoadedTasks:
         guards = {
             name: ExampleGuard(task) for name, task in loaded["tasks"].items() if isinstance(task, ConfigurableTask)
         }
+        for name, task in loaded["tasks"].items():
+            _name_documents(name, task)
         return cls(manager, loaded["tasks"], options, notices, guards)
 
     def say_replaced(self) -> None:
@@ -209,6 +213,26 @@ def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
                 f"--tasks: there are two different tasks {task.task_name!r}, such as one of a group that changes it. "
                 "Evaluate them in two runs, or give one of them another name."
             )
+
+
+def _name_documents(name: str, task: Any) -> None:
+    """Makes errors of a task's templates and code name the document that they were given."""
+    numbers = itertools.count()
+
+    def named(call: Callable[..., Any], number: int) -> Any:
+        try:
+            return call()
+        except EvaluationError:
+            raise
+        except Exception as error:
+            raise DataError(f"Task {name}, document {number}: {_reason(error)}") from error
+
+    fewshot_context, construct_requests = task.fewshot_context, task.construct_requests
+    # the harness makes the context of each document, one after the other, and then its requests
+    task.fewshot_context = lambda *own, **options: named(partial(fewshot_context, *own, **options), next(numbers))
+    task.construct_requests = lambda *own, **options: named(
+        partial(construct_requests, *own, **options), options["metadata"][1]
+    )
 
 
 def tracker_of(folder: Path) -> EvaluationTracker:

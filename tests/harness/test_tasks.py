@@ -172,8 +172,23 @@ def test_two_different_tasks_of_a_name_are_refused(load: Load, tmp_path: Path) -
         LoadedTasks.load(HarnessConfig(tasks=["all", "strange"], **options))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doc_to_text": "question"}, "AssertionError: Context is not a string! : None"),
+        ({"doc_to_target": "{{question.nowhere}}", "doc_to_choice": None, "output_type": "loglikelihood"}, "Undefined"),
+        ({"doc_to_choice": "{{[question, question + 'x']}}"}, "TypeError"),
+    ],
+)
+def test_what_fails_on_a_document_names_it(load: Load, changes: dict[str, Any], message: str) -> None:
+    rows = [{**row, "question": {"nowhere": "x"} if "nowhere" in str(changes) else "x"} for row in ROWS]
+    rows[3]["question"] = None
+    with pytest.raises(DataError, match=rf"^Task strange, document 3: .*{message}"):
+        load({"test": rows}, **changes)
+
+
 def test_the_line_with_the_cause_is_shown(load: Load) -> None:
-    with pytest.raises(DataError, match=r"strange cannot be loaded: .*1 new columns \({'other'}\).*second.json"):
+    with pytest.raises(DataError, match=r"strange cannot be loaded: .*1 new columns \({'other'}\)"):
         load({"test": ROWS}, dataset_kwargs={"data_files": {"test": [*_two_files(load)]}})
     with pytest.raises(DataError, match=r"strange cannot be loaded: KeyError.*exactly not found in the evaluate"):
         load(metric_list=[{"metric": "exactly"}])
