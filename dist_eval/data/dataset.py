@@ -23,7 +23,7 @@ from dist_eval.data.selection import SelectedRows, only_rows, places_of
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
 from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
-from dist_eval.data.token_ids import token_ids
+from dist_eval.data.token_ids import encode_texts
 from dist_eval.data.tokenizer_files import definition_of
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
@@ -182,7 +182,8 @@ def tokenize_dataset(
             if render is not None:
                 texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
-            ids, begun = token_ids(tokenizer, *texts, truncation=False)
+            encoded, begun = encode_texts(tokenizer, *texts, truncation=False)
+            ids = encoded["input_ids"]
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             _check_lengths(source, row, full, max_length, strict)
             too_long = np.flatnonzero(full > max_length)
@@ -191,8 +192,8 @@ def tokenize_dataset(
                 rows = too_long[keeps_both == more]
                 if len(rows):
                     cut = [[column[i] for i in rows] for column in texts]
-                    again, _ = token_ids(tokenizer, *cut, truncation=True, max_length=max_length + more)
-                    for i, shorter in zip(rows, again, strict=True):
+                    again, _ = encode_texts(tokenizer, *cut, truncation=True, max_length=max_length + more)
+                    for i, shorter in zip(rows, again["input_ids"], strict=True):
                         ids[i] = shorter
             kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             if kept.max(initial=0) > max_length:

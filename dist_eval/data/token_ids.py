@@ -11,7 +11,7 @@ BEGIN_THEMSELVES = "begin with the tokenizer's BOS themselves, which they have o
 """What is said of texts that begin with the token that the tokenizer puts before every text."""
 
 
-def token_ids(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple[list[list[int]], np.ndarray]:
+def encode_texts(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple[dict[str, Any], np.ndarray]:
     """Tokenizes texts, each of which begins once.
 
     A text may begin with the token that a tokenizer puts before every text (BOS), such as a prompt that was written for
@@ -23,11 +23,21 @@ def token_ids(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple[li
         **options: further arguments of the tokenizer.
 
     Returns:
-        The token ids of each text, and which texts begin with BOS themselves, bool of shape [texts].
+        What the tokenizer returns of each token, by name; and which texts begin with BOS themselves, bool of shape
+        [texts].
     """
-    ids = tokenizer(*texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
-    begin = tokenizer.bos_token_id
+    encoded = dict(tokenizer(*texts, return_attention_mask=False, verbose=False, **options))
+    ids, begin = encoded["input_ids"], tokenizer.bos_token_id
     if tokenizer("a")["input_ids"][:1] != [begin]:  # it puts none before a text
-        return ids, np.zeros(len(ids), dtype=bool)
-    doubled = [own[:2] == [begin, begin] for own in ids]
-    return [own[twice:] for own, twice in zip(ids, doubled, strict=True)], np.array(doubled, dtype=bool)
+        return encoded, np.zeros(len(ids), dtype=bool)
+    doubled = np.array([own[:2] == [begin, begin] for own in ids], dtype=bool)
+    for row in np.flatnonzero(doubled):
+        for of_tokens in encoded.values():
+            of_tokens[row] = of_tokens[row][1:]
+    return encoded, doubled
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> tuple[list[list[int]], np.ndarray]:
+    """Returns the token ids of texts, and which ones begin with BOS themselves (see `encode_texts`)."""
+    encoded, begun = encode_texts(tokenizer, texts)
+    return encoded["input_ids"], begun

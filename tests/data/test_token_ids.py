@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from dist_eval.data.token_ids import token_ids
+from dist_eval.data.token_ids import encode_texts, token_ids
 
 TOKENIZER = make_tokenizer(128)
 ADDS_NOTHING = make_tokenizer(128)
@@ -37,7 +37,9 @@ def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
 def test_other_tokens_that_the_tokenizer_adds_stay() -> None:
     [first], _ = token_ids(ENDS_TEXTS, ["<s>river"])
     assert pieces(ENDS_TEXTS, first) == ["<s>", "</s>"]
-    [pair], begun = token_ids(ENDS_TEXTS, ["<s>river"], ["<s>stone"])
+    encoded, begun = encode_texts(ENDS_TEXTS, ["<s>river"], ["<s>stone"], return_token_type_ids=True)
+    [pair] = encoded["input_ids"]
+    assert [len(one) for one in encoded["token_type_ids"]] == [len(pair)]
     assert pieces(ENDS_TEXTS, pair) == ["<s>", "</s>", "<s>", "</s>"] and begun.tolist() == [True]
 
 
