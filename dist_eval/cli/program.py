@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_eval.distributed.stop import Stop, asked_by_a_person
-from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
+from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
 from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
@@ -107,7 +107,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         details = traceback.format_exc() if config.verbose else ""
         coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
     except Exception as error:
-        message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
+        message, details, code = error_summary(error), traceback.format_exc(), FAILED
     topology = topology or Topology(rank=int(os.environ.get("RANK", 0)))
     reason = {"message": message, "rank": topology.rank, "host": topology.host, "transient": transient}
     reason["coverage"] = coverage

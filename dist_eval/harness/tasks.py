@@ -20,7 +20,7 @@ from lm_eval.api.model import LM
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
+from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
@@ -68,7 +68,7 @@ class LoadedTasks:
                 try:
                     found = manager.load([name])
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
-                    raise DataError(f"The task {name} cannot be loaded: {_reason(error)}") from error
+                    raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}") from error
                 for part, values in loaded.items():
                     values.update(found.get(part, {}))
         manager.load = lambda _: loaded  # the harness would read all data again
@@ -133,7 +133,9 @@ class LoadedTasks:
         except EvaluationError:
             raise
         except Exception as error:  # of a task's own code, templates and metrics
-            raise DataError(f"The harness failed on the tasks {', '.join(self.tasks)}: {_reason(error)}") from error
+            raise DataError(
+                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
+            ) from error
         return dict(results)
 
 
@@ -242,16 +244,6 @@ def _single_process() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = before
-
-
-def _reason(error: BaseException) -> str:
-    """Returns what an error says, or the one that it was raised for."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    place = getattr(error, "problem_mark", None)
-    if place is not None:  # of YAML, whose first line says only what was being read
-        return f"{type(error).__name__}: {error.problem}, line {place.line + 1}"  # type: ignore[attr-defined]
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _text(value: Any) -> str:

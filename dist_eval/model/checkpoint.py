@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
-from dist_eval.errors import CheckpointError
+from dist_eval.errors import CheckpointError, first_line
 from dist_eval.process.files import write_atomically
 from dist_eval.swarm.families import BASE_PREFIX
 
@@ -254,7 +254,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
     # Bloom's configs have older names for these fields
@@ -279,7 +279,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         try:
             files = sorted(set(_weight_map(index)))
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{index} cannot be read: {error}") from error
+            raise CheckpointError(f"{index} cannot be read: {first_line(error)}") from error
     else:
         files = [WEIGHTS_FILE]
     tensors: dict[str, torch.Tensor] = {}
@@ -299,7 +299,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                     if short in _TUNED or "lora_" in name:
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {first_line(error)}") from error
     return tensors
 
 

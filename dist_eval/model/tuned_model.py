@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import CheckpointError
+from dist_eval.errors import CheckpointError, first_line
 from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
 from dist_eval.process.files import write_atomically
 
@@ -123,7 +123,7 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
             except FileNotFoundError as error:
                 raise CheckpointError(f"{folder} has no {path.name} for layer {layer} of the model.") from error
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {error}") from error
+                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {first_line(error)}") from error
             if layer == blocks + 1 and made_for != str(blocks):
                 raise CheckpointError(f"{path} was made for a model of {made_for} blocks; this one has {blocks}.")
             if tensor.shape != view.shape:

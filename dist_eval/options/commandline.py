@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, first_line, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
@@ -209,7 +209,7 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
-        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+        raise ConfigError(f"--config {path}: is no valid YAML ({first_line(error)}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

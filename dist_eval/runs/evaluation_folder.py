@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.errors import RunError, print_error, translating_os_errors
+from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
@@ -94,7 +94,7 @@ class EvaluationFolder(ResultsFolder):
         try:
             draw(self.path / picture)
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
-            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+            print_error(f"{picture} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dist_eval.errors import first_line
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 
@@ -77,7 +78,7 @@ def read_outcome(folder: Path) -> Outcome:
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
-        return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
+        return Outcome(folder, "failed", f"{path} cannot be read: {first_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
     failure = content.get("error") or {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dist_eval.errors import DataError, RunError
+from dist_eval.errors import DataError, RunError, first_line
 from dist_eval.options.groups import DataOptions
 from dist_eval.results.harness import LANGUAGE_MODELING
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
@@ -48,7 +48,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / RESULTS} cannot be read: {error}.") from error
+        raise RunError(f"{folder / RESULTS} cannot be read: {first_line(error)}.") from error
     if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
@@ -75,7 +75,7 @@ def read_timelines(folder: Path) -> list[RankTimeline]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
+        raise RunError(f"{folder / TIMELINE} cannot be read: {first_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class FinishedRun:
         try:
             yield from read_pieces(self.folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {error}.") from error
+            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {first_line(error)}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads labels and predictions, of evenly spaced examples if there are more than `most`.
