@@ -24,6 +24,7 @@ from dist_eval.errors import ConfigError, first_line, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.interpreter import require_docstrings
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -181,6 +182,7 @@ def parse_args(
     Raises:
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
+    require_docstrings()
     if not arguments:
         raise ConfigError(command.nothing_asked)
     given = vars((parser or build_parser(command)).parse_args(list(arguments)))
