@@ -226,10 +226,10 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
             writer = csv.writer(file)
             writer.writerow(["run", "index", "label", "before", "after", "change"])
             for one in comparisons:
-                first, second = one.first.predictions, one.run.predictions
+                first, second, names = one.first.predictions, one.run.predictions, one.first.label_names
                 for row in one.changes.changed.nonzero()[0]:
                     cells = (first.label[row], first.prediction[row], second.prediction[row])
-                    labels = (_label_words(cell, one.first.label_names) for cell in cells)
+                    labels = (_label_words(cell, names) for cell in cells)
                     writer.writerow([one.run.folder, first.index[row], *labels, change_words(one, int(row))])
     except OSError as error:
         raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error

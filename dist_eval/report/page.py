@@ -111,12 +111,13 @@ def render(run: FinishedRun, contents: Contents) -> str:
 def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
     """Returns number, label, prediction, score and text of each mistake."""
     texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
-    score = "loss" if run.results.problem_type == REGRESSION.name else "probability"
+    problem, names = run.results.problem_type, run.results.label_names
+    score = "loss" if problem == REGRESSION.name else "probability"
     return [
         [
             f"#{one.index}",
-            sections.words(one.label, run.results.problem_type, run.results.label_names),
-            sections.words(one.prediction, run.results.problem_type, run.results.label_names),
+            sections.words(one.label, problem, names),
+            sections.words(one.prediction, problem, names),
             f"{score} {one.score:.4g}",
             cut(texts.get(one.index, ""), contents.longest),
         ]
