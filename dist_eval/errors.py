@@ -115,7 +115,7 @@ class RunStopped(EvaluationError):
 
 def os_reason(error: Exception) -> str:
     """Returns why the operating system refused something, without the path, which messages name themselves."""
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 @contextmanager
