@@ -20,7 +20,7 @@ from typing import Any
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
@@ -178,7 +178,7 @@ def write(path: Path, outcomes: Sequence[Outcome], figures: Sequence[str]) -> No
         text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, text.encode())
+        write_atomically(path, text.encode(), BY_UMASK)
     except OSError as error:
         raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dist_eval.distributed.stop import STOP_FILE
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.commandline import EVALUATION, parse_args
+from dist_eval.process.files import PRIVATE
 from dist_eval.runs.outcome import read_outcome
 
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist_eval: no run is under way in {folder}: its status is {outcome.status}{why}", file=sys.stderr)
         return 1
     try:
-        (folder / STOP_FILE).touch()
+        (folder / STOP_FILE).touch(PRIVATE)
     except OSError as error:
         print(f"dist_eval: the run in {folder} cannot be asked to stop: {os_reason(error)}", file=sys.stderr)
         return 1

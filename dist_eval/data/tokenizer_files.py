@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 
 FILE = "tokenizer.json"
 _FIRST_STAND_IN = 0xF0000
@@ -95,7 +95,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         backend.pre_tokenizer = translating
-    write_atomically(folder / FILE, json.dumps(definition, ensure_ascii=False).encode())
+    write_atomically(folder / FILE, json.dumps(definition, ensure_ascii=False).encode(), BY_UMASK)
 
 
 def require_decoding(tokenizer: Any, name: str) -> None:

@@ -22,6 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.files import private_files
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
 
@@ -168,7 +169,7 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         RunError: they cannot be written.
     """
     samples = results.pop("samples")
-    with quiet():
+    with quiet(), private_files():
         tracker.save_results_aggregated(results=results, samples=samples)
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
@@ -206,7 +207,11 @@ def quiet(is_quiet: bool = True) -> Iterator[None]:
     if not is_quiet:
         yield
         return
-    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
         yield
 
 

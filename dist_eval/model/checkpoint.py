@@ -18,7 +18,7 @@ import torch
 
 from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
@@ -182,7 +182,7 @@ class TunedCheckpoint:
             layers, length, hidden = self.deep_prompts.shape
             tensors[prefix + DEEP_PROMPTS] = self.deep_prompts.permute(1, 0, 2).reshape(length, layers * hidden)
         tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-        write_atomically(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_atomically(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}), BY_UMASK)
         config = {
             **self.architecture,
             "base_model_name_or_path": self.base_model,
@@ -307,8 +307,8 @@ def _weight_map(index: Path) -> list[str]:
     content = json.loads(index.read_text(encoding="utf-8"))
     mapping = content.get("weight_map") if isinstance(content, dict) else None
     names = list(mapping.values()) if isinstance(mapping, dict) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("'weight_map' should map the names of tensors to files")
+    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise ValueError("'weight_map' should map the names of tensors to files in this folder")
     return names
 
 

@@ -15,7 +15,7 @@ import torch
 
 from dist_eval.errors import CheckpointError, first_line
 from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 
 _DEEP = "deep_prompts"
 _NAME = "layer_{:02d}-model_states.safetensors"
@@ -87,7 +87,8 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
         tensors = {name: view.detach().to("cpu", copy=True).contiguous() for name, view in _tensors_of(model, layer)}
         if tensors:
             path = folder / _NAME.format(layer)
-            write_atomically(path, save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)}))
+            content = save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)})
+            write_atomically(path, content, BY_UMASK)
             written.append(path)
     return written
 

@@ -29,7 +29,7 @@ from dist_eval.planning.probe import Probed, probe
 from dist_eval.planning.record import HopValues, PlannedRun
 from dist_eval.planning.table import format_plan
 from dist_eval.planning.traffic import range_traffic
-from dist_eval.runs.run_folder import NoFolder
+from dist_eval.runs.no_folder import NoFolder
 from dist_eval.statistics.precision import half_width
 
 _ANSWERS = "answers"

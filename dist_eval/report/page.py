@@ -14,7 +14,7 @@ from typing import Any
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.errors import first_line, print_error
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.layout import Contents, confidence_words, cut, render_run
@@ -49,12 +49,13 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
         DataError: the dataset cannot be read, or is not that of the run.
         OSError: the file cannot be written.
     """
-    path, contents = path or folder / REPORT, contents or Contents()
+    contents, mode = contents or Contents(), BY_UMASK if path else PRIVATE
+    path = path or folder / REPORT
     if isinstance(read_run(folder), CompleteHarnessRun):
         page = render_tasks(TaskRun.load(folder), contents)
     else:
         page = render(FinishedRun.load(folder), contents)
-    write_atomically(path, page.encode())
+    write_atomically(path, page.encode(), mode)
     return path
 
 

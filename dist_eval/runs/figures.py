@@ -12,6 +12,7 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES, most_confused
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.process.files import replaced_atomically
 from dist_eval.results.scores import Calibration, CalibrationBin
 
 CONFUSION_MATRIX, LABEL_CONFUSION, SCATTER = "confusion_matrix.png", "label_confusion.png", "predictions.png"
@@ -183,5 +184,6 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=120)
+    with replaced_atomically(path) as file:
+        figure.savefig(file, format="png", dpi=120)
     _pyplot().close(figure)

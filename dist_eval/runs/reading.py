@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dist_eval.errors import DataError, RunError, first_line
+from dist_eval.errors import DataError, RunError, first_line, translating_os_errors
 from dist_eval.options.groups import DataOptions
 from dist_eval.results.harness import LANGUAGE_MODELING
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.work import RankTimeline, Timelines
+from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -38,10 +39,10 @@ def read_results(folder: Path) -> CompleteRun:
 
 
 def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
-    """Reads `results.json` of a complete run of any kind.
+    """Reads `results.json` of a complete run of any kind, and checks that its tables are those it was written with.
 
     Raises:
-        RunError: the folder holds no complete run, or its format has another version.
+        RunError: the folder holds no complete run, its format has another version, or a file is damaged.
     """
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
@@ -53,15 +54,26 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+    if not is_intact(results):
+        raise _damage(folder / RESULTS)
     record = CompleteHarnessRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun
     try:
-        return record.model_validate(results)
+        run = record.model_validate(results)
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(
             f"{folder / RESULTS} has another format than this version writes "
             f"({'.'.join(map(str, first['loc']))}: {first['msg']}): run it again."
         ) from error
+    with translating_os_errors(RunError, f"The files in {folder} cannot be read"):
+        damaged = damaged_table(run, folder)
+    if damaged:
+        raise _damage(folder / damaged)
+    return run
+
+
+def _damage(path: Path) -> RunError:
+    return RunError(f"{path} {NOT_AS_WRITTEN}. Start the run's command again: it makes it anew from the journal.")
 
 
 def read_timelines(folder: Path) -> list[RankTimeline]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.swarm import member
@@ -142,10 +142,10 @@ def start(arguments: argparse.Namespace) -> None:
     ):
         print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
         if part == 1:
-            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
+            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
             import_petals(sockets=scratch_dir)
             print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
-            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
+            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         if parts > 1:
             print(f"part {part} of {parts}, blocks {spans}")
