@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import BY_UMASK, write_atomically
+from dist_eval.process.output import run_program
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
@@ -214,5 +214,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the table may have read enough
-    sys.exit(main())
+    run_program(main)

@@ -27,6 +27,7 @@ from dist_eval.distributed.stop import SIGNALS, STOP_FILE
 from dist_eval.errors import ConfigError, EvaluationError, RunError, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import PRIVATE
+from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
@@ -254,4 +255,4 @@ def _print(message: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -12,6 +12,7 @@ from dist_eval.distributed.stop import STOP_FILE
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.commandline import EVALUATION, parse_args
 from dist_eval.process.files import PRIVATE
+from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import read_outcome
 
 
@@ -41,4 +42,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dist_eval.errors import ConfigError, EvaluationError
 from dist_eval.metrics.catalogue import METRICS, metric_names
+from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -131,5 +131,4 @@ def _compare_tasks(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a pipe may close it early
-    sys.exit(main())
+    run_program(main)

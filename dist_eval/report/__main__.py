@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason
+from dist_eval.process.output import run_program
 from dist_eval.report.layout import MOST_PAIRS, Contents
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import MetricValues
@@ -136,4 +137,4 @@ def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequenc
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -20,6 +20,7 @@ from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.process.output import status_after_output, tolerate_broken_output
 from dist_eval.swarm import member
 from dist_eval.swarm.member import DTYPES
 
@@ -331,7 +332,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    status_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status_code)  # everything is closed; see `temporary_files_in`
+    tolerate_broken_output()
+    os._exit(status_after_output(main()))  # everything is closed; see `temporary_files_in`

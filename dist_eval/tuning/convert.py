@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dist_eval.errors import CheckpointError, EvaluationError, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED
+from dist_eval.process.output import run_program
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
