@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dist_eval.printable import printable_lines
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -188,6 +190,6 @@ def _lines(text: str) -> Iterator[str]:
             yield line.strip()
 
 
-def print_error(message: str) -> None:
-    """Prints an error message to standard error."""
-    print(f"dist_eval: {message}", file=sys.stderr, flush=True)
+def print_error(message: str, program: str = "dist_eval") -> None:
+    """Prints an error message of a program to standard error."""
+    print(printable_lines(f"{program}: {message}"), file=sys.stderr, flush=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
+from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.output import run_program
@@ -147,7 +148,7 @@ def _cautions(complete: Sequence[Outcome]) -> list[str]:
 
 def format_table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table for a terminal."""
-    return "\n".join([*text_table(_table(outcomes, figures)), "", *_verdict(outcomes)])
+    return printable_lines("\n".join([*text_table(_table(outcomes, figures)), "", *_verdict(outcomes)]))
 
 
 def format_markdown(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in options.write:
             write(path, outcomes, figures)
     except EvaluationError as error:
-        print(f"dist-eval summary: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval summary")
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return exit_status(outcomes)
 

@@ -164,6 +164,7 @@ FACTS: dict[str, Any] = {
         "missing_blocks": [],
         "replicas_per_block": [1],
         "servers": [],
+        "dropped_records": 0,
         "precisions": ["float32"],
     },
     "audit": None,

@@ -24,7 +24,7 @@ from types import FrameType
 from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.distributed.stop import SIGNALS, STOP_FILE
-from dist_eval.errors import ConfigError, EvaluationError, RunError, translating_os_errors
+from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import PRIVATE
 from dist_eval.process.output import run_program
@@ -251,7 +251,7 @@ def _try_requeue() -> str:
 
 
 def _print(message: str) -> None:
-    print(f"dist-eval job: {message}", file=sys.stderr, flush=True)
+    print_error(message, "dist-eval job")
 
 
 if __name__ == "__main__":

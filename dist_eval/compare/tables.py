@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
+from dist_eval.printable import printable_lines
 from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         table = [head, *metric_rows(one, notes)]
         lines += ["", f"{one.run.folder}: {words_of_changes(one)}", *words_of_test(one, len(comparisons), "runs")]
         lines += [*text_table(table), *notes.lines()]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def metric_rows(one: Comparison, notes: Footnotes) -> list[list[str]]:

@@ -23,6 +23,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from dist_eval.errors import ConfigError, first_line, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import WRONG_OPTIONS
 from dist_eval.process.interpreter import require_docstrings
 
@@ -249,7 +250,7 @@ def end_for_wrong_options(error: ConfigError) -> NoReturn:
     may have different errors, because a YAML file and a file of peers are their own.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(error, file=sys.stderr, flush=True)
+        print(printable_lines(str(error)), file=sys.stderr, flush=True)
     else:
         time.sleep(_FIRST_RANK_SECONDS)
     sys.exit(WRONG_OPTIONS)

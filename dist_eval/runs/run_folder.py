@@ -29,7 +29,8 @@ from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
 
-_PEER = re.compile(r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
+# begins only where a path does: from each of its parts, a long path without a peer would be searched to its end
+_PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 """A peer's address, or its ID alone."""
 
 

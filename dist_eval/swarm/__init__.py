@@ -1,6 +1,7 @@
 """A Petals swarm: joining one, querying its coverage, starting one, and sending requests through it.
 
-`client` joins a swarm, `coverage` queries it, `announcements` reads what its servers say of themselves; `private`
+`client` joins a swarm, `coverage` queries it, by what `dht_records` finds in its DHT and `announcements` believes of
+it; `limited_p2p` limits what servers may answer; `private`
 starts servers on this host (`server`), `member` one server of a swarm that spans hosts. `requests` and `gradients` send
 batches along the routes of `router`, over `transport`, as `attempts` decides; `window` limits how many are in flight,
 `pacing` says when a server can use the next one, `gate` lets it through then, and `dispatch` sends and measures it.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
-from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason
+from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -199,7 +199,8 @@ def status(arguments: argparse.Namespace) -> bool:
         Whether every block of every model has a server.
     """
     from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import announced_models, look_up_coverage
+    from dist_eval.swarm.coverage import look_up_coverage
+    from dist_eval.swarm.dht_records import read_models
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
     config = read_base_config(arguments.model) if arguments.model else None
@@ -209,8 +210,10 @@ def status(arguments: argparse.Namespace) -> bool:
             prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
             models = {prefix: config.num_hidden_layers}
         else:
-            models = announced_models(dht, arguments.timeout)
-            models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
+            announced = read_models(dht, arguments.timeout)
+            models = {k: v for k, v in announced.blocks.items() if arguments.dht_prefix in (None, k)}
+            if announced.dropped:
+                print(f"dropped models, which no honest server announces: {announced.dropped}")
         if not models:
             raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
         coverages = [
@@ -327,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except EvaluationError as error:
-        print(f"dist-eval swarm: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval swarm")
         return 1
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -511,6 +512,16 @@ def test_a_peer_id_without_an_address_is_not_written(tmp_path: Path) -> None:
     assert "rpc_forward" in message
     assert "stream reset" in message
     assert_no_peer_is_named(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["/a" * 200_000, "/p2p/" * 100_000, "Qm" * 200_000, "/" * 400_000, "x/p2p/Qm-" * 50_000]
+)
+def test_a_long_message_is_searched_for_peers_in_time(tmp_path: Path, text: str) -> None:
+    started = time.monotonic()
+    message = error_after(tmp_path, f"{text} {PEER} x{PEER}")
+    assert time.monotonic() - started < 5.0
+    assert PEER_ID not in message and "31337" not in message
 
 
 def test_a_run_that_has_not_opened_its_folder_leaves_no_request_to_stop_there(tmp_path: Path) -> None:
