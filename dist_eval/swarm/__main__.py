@@ -21,7 +21,7 @@ from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.output import status_after_output, tolerate_broken_output
-from dist_eval.swarm import member
+from dist_eval.swarm import member, status
 from dist_eval.swarm.member import DTYPES
 
 if TYPE_CHECKING:
@@ -77,23 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for the start (default: 120)"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the servers' output")
-    return parser
-
-
-def build_status_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command `status`."""
-    parser = argparse.ArgumentParser(
-        prog="dist-eval swarm status",
-        description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
-        "version of Petals, and which blocks have no server.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
-    parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
-    parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
-    parser.add_argument("-v", "--verbose", action="store_true")
     return parser
 
 
@@ -192,41 +175,6 @@ def _wait_for_peers(file: Path, timeout: float) -> list[str]:
     )
 
 
-def status(arguments: argparse.Namespace) -> bool:
-    """Prints a swarm's coverage.
-
-    Returns:
-        Whether every block of every model has a server.
-    """
-    from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import look_up_coverage
-    from dist_eval.swarm.dht_records import read_models
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
-
-    config = read_base_config(arguments.model) if arguments.model else None
-    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
-    try:
-        if config is not None:
-            prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-            models = {prefix: config.num_hidden_layers}
-        else:
-            announced = read_models(dht, arguments.timeout)
-            models = {k: v for k, v in announced.blocks.items() if arguments.dht_prefix in (None, k)}
-            if announced.dropped:
-                print(f"dropped models, which no honest server announces: {announced.dropped}")
-        if not models:
-            raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
-        coverages = [
-            look_up_coverage(dht, name, count, arguments.timeout, adapter=arguments.adapter)
-            for name, count in sorted(models.items())
-        ]
-    finally:
-        leave_swarm(dht)
-    coverages = [coverage.serving(config) for coverage in coverages]
-    print("\n\n".join(coverage.describe() for coverage in coverages))
-    return not any(coverage.missing for coverage in coverages)
-
-
 def _wait_for_coverage(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
     """Waits until the model is covered and this many servers, those of all parts, are online."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
@@ -296,7 +244,7 @@ def _with_petals(command: Command) -> Command:
 
 
 _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
-    "status": (build_status_parser, _with_petals(status)),
+    "status": (status.build_parser, _with_petals(status.show)),
     "serve": (member.build_serve_parser, _with_petals(member.serve)),
     "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
 }
