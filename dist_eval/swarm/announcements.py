@@ -189,7 +189,7 @@ def announcement_of(server: Any) -> Announcement:
     Args:
         server: a `ServerRecord`, or Petals' `ServerInfo` that was made from one.
     """
-    return _announcement(server.torch_dtype, server.quant_type, server.version, tuple(server.adapters))
+    return _announcement(server.torch_dtype, server.quant_type, server.version, tuple(server.adapters or ()))
 
 
 def mixed_precisions(servers: Iterable[Announcement]) -> str:
