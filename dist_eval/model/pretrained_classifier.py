@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.backbone import HostedModel
-from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
 from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Routing
@@ -64,8 +64,9 @@ class PretrainedClassifier:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."
             )
-        names = [str(config.id2label[number]) for number in range(config.num_labels)]
-        return cls(name, config, names, problem_from(config.problem_type, len(names), f"The config of {name}"))
+        where = f"{name}/config.json"
+        names = class_names(config.id2label, config.num_labels, where)
+        return cls(name, config, names, problem_from(config.problem_type, len(names), where))
 
     @property
     def folder(self) -> Path | None:

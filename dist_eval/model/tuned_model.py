@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.errors import CheckpointError, first_line
 from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
 from dist_eval.process.files import BY_UMASK, write_atomically
@@ -45,7 +46,7 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
         head=copied(model.score.weight),
         prompts=copied(prompts),
         deep_prompts=copied(deep),
-        label_names=[str(config.id2label[i]) for i in range(config.num_labels)],
+        label_names=class_names(config.id2label, config.num_labels, "The model's config"),
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
         problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
         base_model=config._name_or_path or None,
