@@ -8,6 +8,6 @@ all are wanted. `prompts` are filled in, with examples (`few_shot`), `dataset` t
 `shared_prefixes` plans those of texts that begin alike, `shared_contexts` of contexts that are continued in several
 ways, where `session_costs` says that it is cheaper; `collector` puts columns together. `continuations` are the data of
 a language model, planned by distinct `forwards`, and so are the prompts of `generation`, whose answers `generated_text`
-makes texts of, to be compared with `references`; `token_file` holds the token ids of all. Nothing here depends on
-process groups or models.
+makes texts of, to be compared with `references`; `token_file` holds the token ids of all, with their `token_types`.
+Nothing here depends on process groups or models.
 """

@@ -7,6 +7,7 @@ older libraries ignore that in silence, and give other ids. Both are translated 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -121,6 +122,23 @@ def definition_of(tokenizer: Any) -> dict[str, Any]:
     """Returns the content of the file of a fast tokenizer."""
     definition = getattr(tokenizer, "definition", None)
     return dict(definition or json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
+    if tokenizer.is_fast:
+        parts = definition_of(tokenizer)
+        for state in ("truncation", "padding"):  # set by the last call
+            parts.pop(state, None)
+    else:
+        parts = tokenizer.get_vocab()
+    kind = [
+        json.dumps(parts, sort_keys=True),
+        str(tokenizer.special_tokens_map),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+    ]
+    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
 
 
 def _translated(definition: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, str]]:

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from dist_eval.data.dataset import tokenizer_digest
-from dist_eval.data.tokenizer_files import load_tokenizer, save_tokenizer
+from dist_eval.data.tokenizer_files import load_tokenizer, save_tokenizer, tokenizer_digest
 from dist_eval.errors import CheckpointError
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
