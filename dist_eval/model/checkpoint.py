@@ -275,13 +275,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError, safe_open
 
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
-    if index.is_file() and not single.is_file():
-        try:
-            files = sorted(set(_weight_map(index)))
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{index} cannot be read: {first_line(error)}") from error
-    else:
-        files = [WEIGHTS_FILE]
+    files = weight_files(index) if index.is_file() and not single.is_file() else [WEIGHTS_FILE]
     tensors: dict[str, torch.Tensor] = {}
     for path in (folder / name for name in files):
         if not path.is_file():
@@ -303,13 +297,21 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _weight_map(index: Path) -> list[str]:
-    content = json.loads(index.read_text(encoding="utf-8"))
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    names = list(mapping.values()) if isinstance(mapping, dict) else []
-    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
-        raise ValueError("'weight_map' should map the names of tensors to files in this folder")
-    return names
+def weight_files(index: Path) -> list[str]:
+    """Returns the names of the files that an index of weights names.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        mapping = content.get("weight_map") if isinstance(content, dict) else None
+        names = list(mapping.values()) if isinstance(mapping, dict) else []
+        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError("'weight_map' should map the names of tensors to files in this folder")
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{index} cannot be read: {first_line(error)}") from error
+    return sorted(set(names))
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,26 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, safe_serialization=False)
     with pytest.raises(CheckpointError, match="safetensors"):
         load_full_model(full(tmp_path), CPU)
+
+
+def test_weights_need_no_metadata(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, ids, lengths = saved(tmp_path, "BertConfig"), torch.full((1, 4), 5), torch.tensor([4])
+    expected = load_full_model(full(folder), CPU).answer(ids, lengths)["logits"]
+    for metadata in (None, {"made by": "hand"}):
+        save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata=metadata)
+        assert torch.equal(load_full_model(full(folder), CPU).answer(ids, lengths)["logits"], expected)
+
+
+def test_a_head_of_another_width_than_the_config_says_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "BertConfig")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}, "label2id": {}}))
+    with pytest.raises(
+        CheckpointError, match=r"classifier\.\w+ has shape \[3.*\] in its file, but its config asks for \[2"
+    ):
+        load_full_model(full(folder), CPU)
 
 
 def test_a_model_without_a_classifier(tmp_path: Path) -> None:
