@@ -137,9 +137,9 @@ def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, top
 
 
 def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> Generator[Answer, None, None]:
-    accepts = names_taken(model)
+    takes = names_taken(model)
     for positions, batch in shard.batches:
-        inputs = {name: value for name, value in batch.items() if name != "labels" and accepts(name)}
+        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
         outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
         yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
 
