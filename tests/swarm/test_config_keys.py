@@ -72,6 +72,8 @@ def test_rotary_embeddings_that_are_read_pass(rope: dict[str, Any], tmp_path: Pa
         (LLAMA, "residual_multiplier", 0.5),
         (LLAMA, "use_parallel_residual", True),
         (LLAMA, "sliding_pattern", 6),
+        (LLAMA, "output_multiplier", 0.5),
+        (BERT, "pool_last_token", True),
         (LLAMA, "quantization_config", {"quant_method": "fp8"}),
         (BERT, "rope_theta", 100.0),
         (BERT, "attention_sink", True),
