@@ -11,7 +11,6 @@ import csv
 import io
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
-from dist_eval.data.problem_types import PROBLEMS, Problem, SINGLE_LABEL, default_problem
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.errors import CheckpointError, first_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.swarm.config_keys import require_same_base

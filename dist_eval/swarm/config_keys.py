@@ -1,4 +1,4 @@
-"""Keys of a model's `config.json` that are not read, although they change what is computed.
+"""What a model's `config.json` holds: sizes that are numbers, and nothing that is ignored but changes what is computed.
 
 A reader of configs ignores what it does not know. Files of newer versions, and of models with code of their own, hold
 keys whose effect would be missing without a word. Here such a key is an error, unless it cannot matter.
@@ -15,6 +15,8 @@ from typing import Any
 
 from dist_eval.errors import CheckpointError
 
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+_OPTIONAL_SIZES = ("vocab_size", "type_vocab_size", "max_position_embeddings", "num_key_value_heads", "num_kv_heads")
 _ROTARY = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rope_theta")
 
 _NO_EFFECT = re.compile(
@@ -48,6 +50,22 @@ _LEFT_TO_SERVERS = ("mlp_bias",)
 
 _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
 """Later keys of a model type, and the value that stands for what was computed before there was a choice."""
+
+
+def require_integers(raw: Mapping[str, Any], where: str) -> None:
+    """Checks that the sizes in a config are integers.
+
+    Args:
+        raw: the content of `config.json`.
+        where: the file, for messages.
+
+    Raises:
+        CheckpointError: one is not; the message names it.
+    """
+    for key in (*_SIZES, *_OPTIONAL_SIZES):
+        value = raw.get(key, 0)
+        if not (type(value) is int or (value is None and key in _OPTIONAL_SIZES)):
+            raise CheckpointError(f"{where}: {key} should be an integer, not {value!r:.80}.")
 
 
 def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:

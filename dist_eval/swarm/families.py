@@ -8,7 +8,7 @@ from typing import Any
 
 from dist_eval.data.head_config import require_plausible_width
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.swarm.config_keys import require_keys_read
+from dist_eval.swarm.config_keys import require_integers, require_keys_read
 from dist_eval.swarm.petals_version import reading_newer_configs, require_servable, unknown_type
 
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -83,6 +83,7 @@ def read_config(model: str, what: str) -> Any:
     try:
         _require_no_adapter(model, what)
         raw, _ = PretrainedConfig.get_config_dict(model)
+        require_integers(raw, f"{model}/config.json")
         require_plausible_width(raw, f"{model}/config.json")
         with reading_newer_configs():
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors

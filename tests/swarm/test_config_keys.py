@@ -65,6 +65,13 @@ def test_rotary_embeddings_that_are_read_pass(rope: dict[str, Any], tmp_path: Pa
     read_base_config(written(tmp_path, LLAMA | rope))
 
 
+@pytest.mark.parametrize("value", ["64", [64], {}, 64.0, True])
+@pytest.mark.parametrize("key", ["num_attention_heads", "max_position_embeddings", "num_key_value_heads"])
+def test_a_size_that_is_no_integer_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} should be an integer, not "):
+        read_base_config(written(tmp_path, LLAMA | {key: value}))
+
+
 @pytest.mark.parametrize(
     ("model", "key", "value"),
     [
