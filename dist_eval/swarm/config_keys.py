@@ -36,7 +36,7 @@ _NO_EFFECT = re.compile(
             r"head_dim|ffn_hidden_size|n_embed|n_ctx|seq_length|max_.*|.*_max_length",
             # what is kept, returned or fused, and how
             r"(torch_)?dtype|use_bfloat16|xla_device|use_cache|save_step|tie_.*|torchscript|return_dict.*",
-            r"output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact|chunk_size_.*",
+            r"attn_implementation|output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact|chunk_size_.*",
             r"masked_softmax_fusion|bias_dropout_fusion|offset_alibi|skip_bias_add(_qkv)?|attention_softmax_in_fp32",
             # of the first BERT and BART, whose code never used them
             r"directionality|pooler_(fc_size|num_.*|size_per_head|type)|normalize_embedding|extra_pos_embeddings|legacy",
@@ -77,8 +77,11 @@ def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
         where: the file, for messages.
 
     Raises:
-        CheckpointError: a key was not; the message names it.
+        CheckpointError: a key was not, or names code to run; the message names it.
     """
+    for key, value in raw.items():
+        if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run a kernel from the hub
+            raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is not run: remove it.")
     known = _known_keys(type(config))
     if missed := _rotary(raw).items() - _rotary(_as_read(config, known)).items():
         key = next(key for key in _ROTARY if key in raw)

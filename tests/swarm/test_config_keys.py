@@ -111,6 +111,13 @@ def test_an_unknown_key_that_cannot_matter_passes(model: dict[str, Any], keys: d
     read_config(written(tmp_path, model | keys), "model")
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_from_the_hub_is_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{key} 'org/kernel' is code from a hub"):
+        read_config(written(tmp_path, BERT | {key: "org/kernel"}), "model")
+    read_config(written(tmp_path, BERT | {key: "eager"}), "model")
+
+
 def test_the_installed_transformers_reads_all_that_it_writes(tmp_path: Path) -> None:
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
