@@ -23,10 +23,12 @@ _NO_EFFECT = re.compile(
     "|".join(
         (
             # about the model, its tokenizer and its way of generating texts
-            r"_.*|auto_map|architectures|transformers\.js_config|is_llama_config|unsloth_.*|sbert_.*|sentence_transformers",
+            r"_.*|auto_map|architectures|transformers\.js_config|is_llama_config|unsloth_.*",
+            r"sbert_.*|sentence_transformers",
             r"(.*_)?(version|revision|date|license|author|url|tags?|comment|description|languages?)|prefix|dataset.*",
             r"name|name_or_path|model_name|(finetuning_)?tasks?|task_.*|tokenizer_class|do_lower_case",
-            r".*_token_ids?|(bos|eos|unk|sep|pad|cls|mask)_token|force_.*|forced_.*|.*suppress_tokens|bad_words_ids|remove_invalid_values",
+            r".*_token_ids?|(bos|eos|unk|sep|pad|cls|mask)_token|force_.*|forced_.*",
+            r".*suppress_tokens|bad_words_ids|remove_invalid_values",
             r"do_sample|early_stopping|min_length|num_(beam.*|return_sequences)|temperature|top_[kp]|typical_p",
             r".*(_penalty|_ngram_size)",
             # used in training only
@@ -36,10 +38,12 @@ _NO_EFFECT = re.compile(
             r"head_dim|ffn_hidden_size|n_embed|n_ctx|seq_length|max_.*|.*_max_length",
             # what is kept, returned or fused, and how
             r"(torch_)?dtype|use_bfloat16|xla_device|use_cache|save_step|tie_.*|torchscript|return_dict.*",
-            r"attn_implementation|output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact|chunk_size_.*",
+            r"output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact",
+            r"attn_implementation|chunk_size_.*",
             r"masked_softmax_fusion|bias_dropout_fusion|offset_alibi|skip_bias_add(_qkv)?|attention_softmax_in_fp32",
             # of the first BERT and BART, whose code never used them
-            r"directionality|pooler_(fc_size|num_.*|size_per_head|type)|normalize_embedding|extra_pos_embeddings|legacy",
+            r"directionality|pooler_(fc_size|num_.*|size_per_head|type)|normalize_embedding",
+            r"extra_pos_embeddings|legacy",
         )
     )
 )
