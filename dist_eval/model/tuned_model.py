@@ -15,7 +15,7 @@ import torch
 
 from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
+from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.process.files import BY_UMASK, write_atomically
 
 _DEEP = "deep_prompts"
