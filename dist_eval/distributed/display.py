@@ -6,6 +6,7 @@ import time
 from typing import Protocol, TextIO
 
 from dist_eval.distributed.time_left import in_words
+from dist_eval.printable import printable
 
 _LINE_SECONDS = 10.0
 
@@ -53,7 +54,7 @@ class _Bar:
         self._bar.update(done - self._bar.n)
 
     def note(self, text: str) -> None:
-        self._bar.write(text, file=self._stream)
+        self._bar.write(printable(text), file=self._stream)
 
     def close(self) -> None:
         self._bar.close()
@@ -76,7 +77,7 @@ class _Lines:
         print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.data.continuations import write_continuations
-from dist_eval.data.dataset import tokenizer_digest
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.prompts import Template
@@ -18,7 +17,7 @@ from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
 from dist_eval.data.texts import texts_in
 from dist_eval.data.token_ids import BEGIN_THEMSELVES, token_ids
-from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding
+from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
 from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match

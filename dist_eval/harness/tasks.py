@@ -22,10 +22,11 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
+from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
-from dist_eval.harness.notices import Notices, after_metrics, before_requests, readable
+from dist_eval.harness.notices import Notices, after_metrics, before_requests
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.files import private_files
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
 
@@ -80,7 +81,7 @@ class LoadedTasks:
                     found = manager.load([name])
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
                     logged = f" ({notices.error})" if notices.error else ""
-                    raise DataError(f"The task {name} cannot be loaded: {_reason(error)}{logged}") from error
+                    raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
                 for part in ("groups", "group_map"):
                     loaded[part].update(found.get(part, {}))
                 _add_tasks(loaded["tasks"], found)
@@ -173,7 +174,9 @@ class LoadedTasks:
         except EvaluationError:
             raise
         except Exception as error:  # of a task's own code, templates and metrics
-            raise DataError(f"The harness failed on the tasks {', '.join(self.tasks)}: {_reason(error)}") from error
+            raise DataError(
+                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
+            ) from error
         for name, samples in results["samples"].items():
             for text in after_metrics(name, self.tasks[name], samples, results["results"][name]):
                 self.notices.say(text)
@@ -225,7 +228,7 @@ def _name_documents(name: str, task: Any) -> None:
         except EvaluationError:
             raise
         except Exception as error:
-            raise DataError(f"Task {name}, document {number}: {_reason(error)}") from error
+            raise DataError(f"Task {name}, document {number}: {error_summary(error)}") from error
 
     fewshot_context, construct_requests = task.fewshot_context, task.construct_requests
     # the harness makes the context of each document, one after the other, and then its requests
@@ -252,7 +255,7 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         RunError: they cannot be written.
     """
     samples = results.pop("samples")
-    with quiet():
+    with quiet(), private_files():
         tracker.save_results_aggregated(results=results, samples=samples)
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
@@ -290,7 +293,11 @@ def quiet(is_quiet: bool = True) -> Iterator[None]:
     if not is_quiet:
         yield
         return
-    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
         yield
 
 
@@ -328,16 +335,3 @@ def _single_process() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = before
-
-
-def _reason(error: BaseException) -> str:
-    """Returns what an error says, or the one that it was raised for."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, datasets.exceptions.DatasetGenerationError):  # its first line only says that there was one
-        lines = str(error).splitlines()
-        return f"{type(error).__name__}: {readable(' '.join(lines[1:] or lines))}"
-    place = getattr(error, "problem_mark", None)
-    if place is not None:  # of YAML, whose first line says only what was being read
-        return f"{type(error).__name__}: {error.problem}, line {place.line + 1}"  # type: ignore[attr-defined]
-    return f"{type(error).__name__}: {first_line(error)}"

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, first_line, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.interpreter import require_docstrings
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -181,6 +183,7 @@ def parse_args(
     Raises:
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
+    require_docstrings()
     if not arguments:
         raise ConfigError(command.nothing_asked)
     given = vars((parser or build_parser(command)).parse_args(list(arguments)))
@@ -209,7 +212,7 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
-        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+        raise ConfigError(f"--config {path}: is no valid YAML ({first_line(error)}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -247,7 +250,7 @@ def end_for_wrong_options(error: ConfigError) -> NoReturn:
     may have different errors, because a YAML file and a file of peers are their own.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(error, file=sys.stderr, flush=True)
+        print(printable_lines(str(error)), file=sys.stderr, flush=True)
     else:
         time.sleep(_FIRST_RANK_SECONDS)
     sys.exit(WRONG_OPTIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.printable import printable_lines
 from dist_eval.report.table import selection_words
 from dist_eval.tables import text_table
 
@@ -28,7 +29,7 @@ def format_plan(planned: PlannedRun) -> str:
         *_label_lines(planned.labels),
         *_target_lines(planned),
     ]
-    return "\n".join([*lines, "", *_time_lines(planned.time, ranks)])
+    return printable_lines("\n".join([*lines, "", *_time_lines(planned.time, ranks)]))
 
 
 def _precision_lines(planned: PlannedRun) -> list[str]:

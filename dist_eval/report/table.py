@@ -9,6 +9,7 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.token_ids import BEGIN_THEMSELVES
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.printable import printable_lines
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
@@ -68,7 +69,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         *([f"  {folder / RELIABILITY}"] if results.calibration else []),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def format_metrics(

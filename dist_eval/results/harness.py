@@ -5,7 +5,7 @@ A run on prompts is like one on a single task, named after the dataset, whose do
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -73,12 +73,17 @@ class GroupResults(Record):
     """Aggregated metrics."""
 
 
+ResultsName = Annotated[str, Field(pattern=r"^results_[^/]*\.json$")]
+SamplesName = Annotated[str, Field(pattern=r"^(samples_[^/]*\.jsonl|predictions\.parquet)$")]
+"""Names in the run's folder, whatever `results.json` says: these files are removed when the run is replaced."""
+
+
 class HarnessFiles(Record):
     """The files of a run on tasks, or on prompts, in its folder."""
 
-    results: str | None
+    results: ResultsName | None
     """The harness' own results; null for a run on prompts."""
-    samples: dict[str, str]
+    samples: dict[str, SamplesName]
     """Documents with the model's answers, by task."""
 
 

@@ -176,6 +176,7 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     [metric] = results["tasks"]["digits"]["metrics"]
     assert metric["value"] > 0.95 and metric["documents"] == 100
     assert (results["requests"]["texts"], results["requests"]["forwards"]) == (1000, 100)
+    assert [path for path in output.rglob("*") if path.stat().st_mode & 0o077] == [], "readable only for this user"
     before = (output / "results.json").read_bytes()
     assert run_here(*arguments, "--limit", "100") == 0, "complete: shown again, nothing is sent"
     assert capfd.readouterr().out.count("\nacc    ") == 2
