@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dist_eval.printable import printable
+
 _RULES = {"<": "---", ">": "---:"}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -24,6 +26,7 @@ def text_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> li
     """
     if not rows:
         return []
+    rows = [[printable(cell) for cell in cells] for cells in rows]
     specs = [
         spec if spec[1:] else f"{spec}{max(map(len, column))}"
         for spec, column in zip(formats or ["<"] * len(rows[0]), zip(*rows, strict=True), strict=True)
@@ -47,7 +50,7 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -
     """
     head, *others = rows
     rule = [_RULES[spec[0]] for spec in formats or ["<"] * len(head)]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *others)]
+    return [f"| {' | '.join(map(printable, cells))} |" for cells in (head, rule, *others)]
 
 
 def csv_text(text: str) -> str:

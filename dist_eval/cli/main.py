@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import ConfigError
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.interpreter import require_docstrings
+from dist_eval.process.output import tolerate_broken_output
 from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def main() -> int:
     Returns:
         The exit status, for commands that do not end the process themselves.
     """
+    tolerate_broken_output()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage(), end="")
@@ -100,6 +103,7 @@ def main() -> int:
     from dist_eval.options.commandline import require_utf8
 
     try:
+        require_docstrings()
         require_utf8(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
+from dist_eval.printable import printable_lines
 from dist_eval.tables import Footnotes, csv_text, format_count, text_table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         table = [head, *metric_rows(one, notes)]
         lines += ["", f"{one.run.folder}: {words_of_changes(one)}", *words_of_test(one, len(comparisons), "runs")]
         lines += [*text_table(table), *notes.lines()]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def metric_rows(one: Comparison, notes: Footnotes) -> list[list[str]]:
@@ -229,10 +230,10 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
             writer.writerow(["run", "index", "label", "before", "after", "change"])
             for one in comparisons:
                 run = csv_text(str(one.run.folder))
-                first, second = one.first.predictions, one.run.predictions
+                first, second, names = one.first.predictions, one.run.predictions, one.first.label_names
                 for row in one.changes.changed.nonzero()[0]:
                     cells = (first.label[row], first.prediction[row], second.prediction[row])
-                    labels = (_label_words(cell, one.first.label_names) for cell in cells)
+                    labels = (_label_words(cell, names) for cell in cells)
                     writer.writerow([run, first.index[row], *labels, change_words(one, int(row))])
     except OSError as error:
         raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error

@@ -6,6 +6,7 @@ import time
 from typing import Protocol, TextIO
 
 from dist_eval.distributed.time_left import in_words
+from dist_eval.printable import printable
 from dist_eval.tables import format_count
 
 _LINE_SECONDS = 10.0
@@ -54,7 +55,7 @@ class _Bar:
         self._bar.update(done - self._bar.n)
 
     def note(self, text: str) -> None:
-        self._bar.write(text, file=self._stream)
+        self._bar.write(printable(text), file=self._stream)
 
     def close(self) -> None:
         self._bar.close()
@@ -81,7 +82,7 @@ class _Lines:
         )
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

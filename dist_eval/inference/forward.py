@@ -192,4 +192,4 @@ def _answers(model: TextModel, dataset: Texts, number: int, rows: np.ndarray, ro
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind
-        raise SwarmError(f"{name} got no answer: {first_line(error)[:300]}") from error
+        raise SwarmError(f"{name} got no answer: {first_line(error)}") from error

@@ -25,7 +25,7 @@ from dist_eval.metrics.custom_metrics import (
     Inputs,
     NoResult,
     described,
-    error_summary,
+    error_sentence,
     numbers_by_name,
 )
 from dist_eval.metrics.predictions import Predictions
@@ -107,7 +107,7 @@ def _import(spec: str, target: str) -> Any:
             "the installed packages."
         ) from error
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"--metric {spec}: importing {module} fails: {error_summary(error)}") from error
+        raise ConfigError(f"--metric {spec}: importing {module} fails: {error_sentence(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"--metric {spec}: there is no {part!r} in {getattr(found, '__name__', module)}.")
@@ -145,7 +145,7 @@ def _instantiate(spec: str, found: Any) -> Any:
         return found()
     except Exception as error:  # user code may raise anything
         raise ConfigError(
-            f"--metric {spec}: {found.__name__}() fails: {error_summary(error)} If it needs arguments, create an "
+            f"--metric {spec}: {found.__name__}() fails: {error_sentence(error)} If it needs arguments, create an "
             "instance in your module and name that."
         ) from error
 
@@ -172,7 +172,7 @@ def _load_evaluate(spec: str, target: str) -> Any:
     try:
         return evaluate.load(str(Path(target).resolve()))
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_summary(error)}") from error
+        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_sentence(error)}") from error
 
 
 def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
@@ -192,7 +192,7 @@ def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -
         try:
             _measure_torchmetrics(metric, form, sample)
         except Exception as error:  # torchmetrics raises various types
-            refusals.append(f"{name}: {error_summary(error)}")
+            refusals.append(f"{name}: {error_sentence(error)}")
         else:
             return lambda inputs, form=form: _measure_torchmetrics(metric, form, inputs)  # type: ignore[misc]
     raise ConfigError(f"--metric {spec}: the torchmetrics metric accepts none of these: {' '.join(refusals)}")
@@ -242,7 +242,7 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
     except NoResult as error:
         raise ConfigError(f"{called} gave {error}; it {expected}.") from error
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{called} raised {error_summary(error)} It {expected}.") from error
+        raise ConfigError(f"{called} raised {error_sentence(error)} It {expected}.") from error
     if not all(np.array_equal(value, again.get(name, np.nan), equal_nan=True) for name, value in once.items()):
         raise ConfigError(
             f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "

@@ -23,8 +23,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import WRONG_OPTIONS
 from dist_eval.process.files import is_utf8
+from dist_eval.process.interpreter import require_docstrings
 from dist_eval.process.parsing import parse_yaml
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -183,6 +185,7 @@ def parse_args(
     Raises:
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
+    require_docstrings()
     if not arguments:
         raise ConfigError(command.nothing_asked)
     require_utf8(arguments)
@@ -261,7 +264,7 @@ def end_for_wrong_options(error: ConfigError) -> NoReturn:
     may have different errors, because a YAML file and a file of peers are their own.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(error, file=sys.stderr, flush=True)
+        print(printable_lines(str(error)), file=sys.stderr, flush=True)
     else:
         time.sleep(_FIRST_RANK_SECONDS)
     sys.exit(WRONG_OPTIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.printable import printable_lines
 from dist_eval.report.table import selection_words
 from dist_eval.tables import format_count, text_table
 
@@ -30,7 +31,7 @@ def format_plan(planned: PlannedRun) -> str:
         *_label_lines(planned.labels),
         *_target_lines(planned),
     ]
-    return "\n".join([*lines, "", *_time_lines(planned.time, ranks)])
+    return printable_lines("\n".join([*lines, "", *_time_lines(planned.time, ranks)]))
 
 
 def _precision_lines(planned: PlannedRun) -> list[str]:
@@ -59,6 +60,7 @@ def _unusual_lines(planned: PlannedRun) -> list[str]:
         (data.multiline, "of several lines"),
         (data.blank, "without a token of its own"),
         (data.unknown, "without a token that the tokenizer knows"),
+        (data.with_begin, "beginning with the tokenizer's BOS"),
     ]
     found = [f"{format_count(count, 'text')} {what}" for count, what in kinds if count]
     return [f"unusual: {', '.join(found)}"] if found else []

@@ -14,7 +14,7 @@ from typing import Any
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.errors import first_line, print_error
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.layout import Contents, confidence_words, cut, render_run
@@ -49,12 +49,13 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
         DataError: the dataset cannot be read, or is not that of the run.
         OSError: the file cannot be written.
     """
-    path, contents = path or folder / REPORT, contents or Contents()
+    contents, mode = contents or Contents(), BY_UMASK if path else PRIVATE
+    path = path or folder / REPORT
     if isinstance(read_run(folder), CompleteHarnessRun):
         page = render_tasks(TaskRun.load(folder), contents)
     else:
         page = render(FinishedRun.load(folder), contents)
-    write_atomically(path, page.encode())
+    write_atomically(path, page.encode(), mode)
     return path
 
 
@@ -111,12 +112,13 @@ def render(run: FinishedRun, contents: Contents) -> str:
 def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
     """Returns number, label, prediction, score and text of each mistake."""
     texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
-    score = "loss" if run.results.problem_type == REGRESSION.name else "probability"
+    problem, names = run.results.problem_type, run.results.label_names
+    score = "loss" if problem == REGRESSION.name else "probability"
     return [
         [
             f"#{one.index}",
-            sections.words(one.label, run.results.problem_type, run.results.label_names),
-            sections.words(one.prediction, run.results.problem_type, run.results.label_names),
+            sections.words(one.label, problem, names),
+            sections.words(one.prediction, problem, names),
             f"{score} {one.score:.4g}",
             cut(texts.get(one.index, ""), contents.longest),
         ]
@@ -159,6 +161,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "of several lines": data.multiline,
         "without a token of their own": data.blank,
         "without a token that the tokenizer knows": data.unknown,
+        "beginning with the tokenizer's BOS themselves": data.with_begin,
     }
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from dist_eval.compare.tables import distinct_ends
 from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.words import metric_words
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.report.charts import interval_bars
 from dist_eval.report.differences import differing_options
 from dist_eval.report.layout import MOST_PAIRS, Contents, confidence_words, render_page
@@ -137,7 +137,7 @@ def write_runs(
         has_pageless=any(link is None for table in tables for link in table.links),
         texts=page.contents.texts,
     )
-    write_atomically(path, html.encode())
+    write_atomically(path, html.encode(), BY_UMASK)
     return path
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.data.token_ids import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.printable import printable_lines
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
@@ -62,6 +64,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
             if data.unknown
             else ""
         )
+        + (f"; {format_count(data.with_begin, 'text has', 'texts have')} {ONE_BEGINNING}" if data.with_begin else "")
         + (f"; {format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5" if data.mended_labels else "")
         + (f"; read from {format_count(len(data.shards), 'file')}" if data.shards else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
@@ -78,7 +81,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         *([f"  {folder / RELIABILITY}"] if results.calibration else []),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def format_metrics(

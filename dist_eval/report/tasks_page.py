@@ -216,6 +216,7 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "decoding": prompts and "; ".join(decoding_words(one) for one in prompts.decodings[:_CARDS]),
         "longest": requests.texts
         and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        "notices": " ".join(results.notices),
         "ranks": len(results.ranks),
         "started": results.started,
         "finished": results.finished,

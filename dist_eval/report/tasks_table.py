@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dist_eval.printable import printable_lines
 from dist_eval.report.table import format_metrics
 from dist_eval.report.tasks_page import coverage_words, metric_name, unit_of
 from dist_eval.results.harness import HarnessResults
@@ -36,8 +37,9 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
         f"coverage: {coverage_words(results)}",
         f"speed: {throughput.examples_per_second:.1f} {unit}/s, {throughput.tokens_per_second:.0f} tokens/s "
         f"on {format_count(ranks, 'rank')}",
+        *(f"notice: {text}" for text in results.notices),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values()) if name),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))

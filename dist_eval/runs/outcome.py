@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dist_eval.errors import first_line
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 from dist_eval.process.parsing import parse_json
+from dist_eval.runs.digests import NOT_AS_WRITTEN, is_intact
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
+from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -77,9 +80,11 @@ def read_outcome(folder: Path) -> Outcome:
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
-        return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
+        return Outcome(folder, "failed", f"{path} cannot be read: {first_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
+    if content.get("schema_version") == SCHEMA_VERSION and not is_intact(content):
+        return Outcome(folder, "failed", f"{path} {NOT_AS_WRITTEN}", progress=_progress(folder))
     failure = content.get("error") or {}
     return Outcome(
         folder,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from dist_eval.errors import CheckpointError, EvaluationError, translating_os_errors
+from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED
+from dist_eval.process.output import run_program
 from dist_eval.tables import format_count
 
 
@@ -37,7 +37,7 @@ def main() -> int:
         with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
             tuned.save(options.output)
     except EvaluationError as error:
-        print(f"dist-eval convert: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval convert")
         return FAILED
     print(
         f"{options.output}: {format_count(tuned.num_labels, 'class', 'classes')}, tuning_mode "
@@ -49,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -19,6 +19,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
 )
@@ -156,6 +157,21 @@ def sampler_of(examples: Dataset[Any], replicas: int, rank: int, **kwargs: Any) 
 def test_what_would_falsify_the_figures_is_refused(make: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plain(make(Examples(10)))
+
+
+def test_a_sampler_that_fails_without_a_word_fails_on_all_ranks() -> None:
+    class Broken(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> str:
+        examples = Examples(10)
+        sampler = Broken(examples) if rank == 1 else SequentialSampler(examples)
+        with pytest.raises((AssertionError, RunError)) as caught:
+            shard_loader(DataLoader(examples, 2, sampler=sampler), rank=rank, world_size=2, gather=gather)
+        return str(caught.value)
+
+    assert on_all_ranks(2, act) == ["Rank 1 failed: AssertionError", ""]
 
 
 def test_a_sampler_that_drops_the_last_examples_is_refused_on_all_ranks() -> None:

@@ -104,3 +104,12 @@ def test_bash_completes_commands_and_options(words: str, expected: set[str]) -> 
     ask = f"COMP_WORDS=(dist-eval {words}); COMP_CWORD={len(words.split())}; _shtab_dist_eval; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{completion('bash')}\n{ask}"], capture_output=True, text=True, check=True)
     assert {*done.stdout.split()} == expected
+
+
+@pytest.mark.parametrize("program", [["dist_eval.cli.main", "run"], ["dist_eval"], ["dist_eval.cli.main", "swarm"]])
+def test_a_python_without_docstrings_is_refused(program: list[str]) -> None:
+    command = [sys.executable, "-OO", "-m", *program, "--demo"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Python removes all docstrings (PYTHONOPTIMIZE=2, or -OO)")
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
