@@ -28,6 +28,7 @@ from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_
 from dist_eval.errors import first_line
 from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
+from dist_eval.process.output import run_program
 
 _SIGNALLED = 128
 
@@ -90,4 +91,4 @@ def _announce_reachable_address(options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

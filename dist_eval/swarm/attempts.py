@@ -22,6 +22,7 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, first_line
 from dist_eval.swarm.failures import Failure, classify, stated_limit
 from dist_eval.swarm.router import Router, Span, without
+from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
@@ -233,7 +234,9 @@ class Attempts:
         self._failed += 1
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
-            return GiveUp(kind(f"got no answer for {what} in {self._failed} attempts: {self._messages[-1]}"))
+            return GiveUp(
+                kind(f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._messages[-1]}")
+            )
         return Retry(0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY))
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:

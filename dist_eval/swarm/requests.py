@@ -223,15 +223,17 @@ class SwarmRequests:
         """Returns the requests of each server over time."""
         return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
-    async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
-        if block == 0:
-            await self.rate_limiter.wait(tokens_in(hidden))
+    async def _forward(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+        await self.rate_limiter.wait(tokens_in(hidden))
+        return await self._forward_from(0, hidden, routing)
+
+    async def _forward_from(self, block: int, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
         while block < self.num_blocks:
             try:
                 segment, hidden = await self.send(hidden, block, routing.avoided)
             except TooLarge as error:
                 halves = self.halves(hidden, error)
-                return torch.cat([await self._forward(half, routing, block) for half in halves])
+                return torch.cat([await self._forward_from(block, half, routing) for half in halves])
             routing.route.append(
                 RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
             )

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from dist_eval.errors import first_line
+from dist_eval.swarm.announcements import read_free_cache
 from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.router import Span
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
@@ -121,7 +123,7 @@ class Transport:
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_inference(
-        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any]
+        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any], allowance: Allowance
     ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
         """Opens a stream of requests to a server that keeps attention caches between them (see `ServerCache`).
 
@@ -129,11 +131,12 @@ class Transport:
             segment: the server and its blocks.
             requests: the requests; they are sent as they come.
             metadata: of the first request, besides what every request has.
+            allowance: of the answers.
 
         Returns:
             The answers, and fields that the first request needs besides its tensors.
         """
-        opening = self._stub(segment).rpc_inference(requests)
+        opening = self._stub(segment, allowance).rpc_inference(requests)
         answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
         return answers, self._head(_INFERENCE, segment, metadata)
 
@@ -170,18 +173,19 @@ class Transport:
         """Asks a server how much attention cache it has left, in tokens of a text times blocks.
 
         Raises:
+            WrongAnswer: it does not say so.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
-        from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
 
-        info = await self._stub(segment).rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
-        return int(MSGPackSerializer.loads(info.serialized_info)["cache_tokens_available"])
+        stub = self._stub(segment, Allowance())
+        info = await stub.rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
+        return read_free_cache(info.serialized_info)
 
-    def _stub(self, segment: Span) -> Any:
+    def _stub(self, segment: Span, allowance: Allowance) -> Any:
         from petals.server.handler import TransformerConnectionHandler
 
-        return TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
+        return TransformerConnectionHandler.get_stub(LimitedP2P(self._manager.state.p2p, allowance), segment.peer)
 
     def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         from hivemind import MSGPackSerializer
@@ -195,7 +199,7 @@ class Transport:
     async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> Sequence[Any]:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
 
-        head, stub = self._head(method, segment), self._stub(segment)
+        head, stub = self._head(method, segment), self._stub(segment, Allowance(largest_answer))
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
         answer = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
