@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dist_eval.printable import printable_lines
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -23,6 +25,8 @@ __all__ = [
     "RunStopped",
     "SwarmError",
 ]
+
+_LONGEST = 300  # characters that are shown of what a library says
 
 
 class EvaluationError(Exception):
@@ -113,7 +117,7 @@ class RunStopped(EvaluationError):
 
 def os_reason(error: Exception) -> str:
     """Returns why the operating system refused something, without the path, which messages name themselves."""
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 @contextmanager
@@ -132,11 +136,60 @@ def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = 
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, or its type if it has none."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """Returns what an error says, in one line of bounded length.
+
+    Libraries put the cause where the first line is not: after a colon or a headline, at the end of a traceback that
+    their text quotes, or into the error that this one was raised from. All of it is there, as far as it fits.
+    """
+    text, root = _one_line(error), _root(error)
+    cause = "" if root is error else _one_line(root)
+    return text if cause in text else f"{text} ({cause})"
 
 
-def print_error(message: str) -> None:
-    """Prints an error message to standard error."""
-    print(f"dist_eval: {message}", file=sys.stderr, flush=True)
+def error_summary(error: BaseException) -> str:
+    """Returns the type of an error and what it says, in one line of bounded length."""
+    name, text = type(error).__name__, first_line(error)
+    return text if text.startswith(name) else f"{name}: {text}"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Returns the error that caused others; one of this package says what was its cause."""
+    seen = [error]
+    while seen[-1].__cause__ is not None and seen[-1].__cause__ not in seen:
+        if isinstance(seen[-1], EvaluationError):
+            break
+        seen.append(seen[-1].__cause__)
+    return seen[-1]
+
+
+def _one_line(error: BaseException) -> str:
+    if getattr(error, "problem", None) and getattr(error, "problem_mark", None):  # of YAML, which quotes its input
+        return f"{error.problem}, line {error.problem_mark.line + 1}"  # type: ignore[attr-defined]
+    text = ""
+    for line in _lines(str(error)):
+        is_sentence = line[0].isupper() and text[-1:] not in tuple(".:;,!?")
+        text += (". " if text and is_sentence else " " if text else "") + line
+        if len(text) > _LONGEST and not isinstance(error, EvaluationError):
+            text = text[: _LONGEST - 3] + "..."
+            break
+    name = type(error).__name__
+    is_bare_key = isinstance(error, KeyError) and name not in text
+    return f"{name}: {text}" if text and is_bare_key else text or name
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields the lines that say something: no calls of a traceback, and nothing after a stack trace of C++ begins."""
+    in_traceback = False
+    for line in text.splitlines():
+        if "(most recent call first)" in line:
+            return
+        if "(most recent call last)" in line:
+            in_traceback = True
+        elif line.strip() and not (in_traceback and line[0].isspace()):
+            in_traceback = False
+            yield line.strip()
+
+
+def print_error(message: str, program: str = "dist_eval") -> None:
+    """Prints an error message of a program to standard error."""
+    print(printable_lines(f"{program}: {message}"), file=sys.stderr, flush=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import signal
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+
+from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
     from dist_eval.options.config import RunConfig
@@ -80,7 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Runs the command line and returns its exit status: 0."""
     build_parser().parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a pipe may close it early
-    print(json.dumps(results_schema(), indent=2, ensure_ascii=False))
+    print(json.dumps(results_schema(), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -11,21 +11,21 @@ import csv
 import io
 import json
 import shlex
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason
+from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
+from dist_eval.process.output import run_program
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RunningRun
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.runs.overview import folders_among, measured, metrics_to_show, on_same_data
-from dist_eval.tables import markdown_table, text_table
+from dist_eval.tables import csv_text, format_count, markdown_table, text_table
 
 _RUNS_NAMED = 4
 _KINDS = (".csv", ".json", ".md")
@@ -126,7 +126,7 @@ def _verdict(outcomes: Sequence[Outcome]) -> list[str]:
     complete = sum(outcome.status == "complete" for outcome in outcomes)
     problems = [f"{outcome.folder}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     cautions = _cautions([outcome for outcome in outcomes if measured(outcome)])
-    return [f"{complete} of {len(outcomes)} runs are complete", *problems, *cautions]
+    return [f"{complete} of {format_count(len(outcomes), 'run is', 'runs are')} complete", *problems, *cautions]
 
 
 def _cautions(complete: Sequence[Outcome]) -> list[str]:
@@ -147,21 +147,26 @@ def _cautions(complete: Sequence[Outcome]) -> list[str]:
 
 def format_table(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table for a terminal."""
-    return "\n".join([*text_table(_table(outcomes, figures)), "", *_verdict(outcomes)])
+    return printable_lines("\n".join([*text_table(_table(outcomes, figures)), "", *_verdict(outcomes)]))
 
 
 def format_markdown(outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
     """Returns the table in Markdown."""
-    lines = markdown_table([[cell.replace("|", "\\|") for cell in cells] for cells in _table(outcomes, figures)])
+    from dist_eval.report.markdown import code
+
+    head, *rows = [[cell.replace("|", "\\|") for cell in cells] for cells in _table(outcomes, figures)]
+    named = [[code(outcome.folder), *cells[1:]] for outcome, cells in zip(outcomes, rows, strict=True)]
     first, *others = _verdict(outcomes)
-    return "\n".join([*lines, "", f"{first}.", *(f"- {line}" for line in others)]) + "\n"
+    return "\n".join([*markdown_table([head, *named]), "", f"{first}.", *(f"- {code(line)}" for line in others)]) + "\n"
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, rows[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {name: csv_text(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+    )
     return file.getvalue()
 
 
@@ -178,7 +183,7 @@ def write(path: Path, outcomes: Sequence[Outcome], figures: Sequence[str]) -> No
         text = _csv(rows) if path.suffix == ".csv" else json.dumps(rows, indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, text.encode())
+        write_atomically(path, text.encode(), BY_UMASK)
     except OSError as error:
         raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
 
@@ -208,11 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in options.write:
             write(path, outcomes, figures)
     except EvaluationError as error:
-        print(f"dist-eval summary: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval summary")
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     return exit_status(outcomes)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the table may have read enough
-    sys.exit(main())
+    run_program(main)

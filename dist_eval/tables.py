@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dist_eval.printable import printable
+
 _RULES = {"<": "---", ">": "---:"}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def text_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
@@ -23,6 +26,7 @@ def text_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> li
     """
     if not rows:
         return []
+    rows = [[printable(cell) for cell in cells] for cells in rows]
     specs = [
         spec if spec[1:] else f"{spec}{max(map(len, column))}"
         for spec, column in zip(formats or ["<"] * len(rows[0]), zip(*rows, strict=True), strict=True)
@@ -46,7 +50,32 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -
     """
     head, *others = rows
     rule = [_RULES[spec[0]] for spec in formats or ["<"] * len(head)]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *others)]
+    return [f"| {' | '.join(map(printable, cells))} |" for cells in (head, rule, *others)]
+
+
+def csv_text(text: str) -> str:
+    """Returns a text for a cell of CSV: behind an apostrophe if a spreadsheet would take it for a formula.
+
+    Examples:
+        >>> csv_text("=1+1"), csv_text("-3"), csv_text("a=b")
+        ("'=1+1", "'-3", 'a=b')
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """Returns a number with what is counted.
+
+    Args:
+        count: the number.
+        noun: its name.
+        plural: the name of several, if it is not that with an s.
+
+    Examples:
+        >>> format_count(1, "row"), format_count(0, "row"), format_count(2, "batch", "batches")
+        ('1 row', '0 rows', '2 batches')
+    """
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 class Footnotes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import ConfigError
+from dist_eval.process.files import private_files
 
 _WANDB_NEWER = (("X_DISABLE_META", "true"),)
 """Name of the variable `_DISABLE_META` in newer versions."""
@@ -76,9 +77,10 @@ def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]
         for name in names:
             tracker_class = LOGGER_TYPE_TO_CLASS[name]
             where = {"logging_dir": str(folder / "logs")} if tracker_class.requires_logging_directory else {}
-            tracker = tracker_class(project, **where)
-            if hasattr(tracker, "start"):  # before accelerate 1.8, trackers start by themselves
-                tracker.start()
+            with private_files():  # their folders
+                tracker = tracker_class(project, **where)
+                if hasattr(tracker, "start"):  # before accelerate 1.8, trackers start by themselves
+                    tracker.start()
             opened.append(tracker)
             tracker.store_init_configuration(
                 {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in options.items()}

@@ -183,7 +183,7 @@ KINDS = (
     Kind("a pickle", "unknown kind of file", lambda s: s.data(pickle.dumps([1, 2]), "data.pkl")),
     Kind("an empty file", "is empty", lambda s: s.data("")),
     Kind("a header only", "has no rows: there is nothing to evaluate.", lambda s: s.data("text,label\n")),
-    Kind("one row", "coverage: 1 of 1 examples, each exactly once", lambda s: s.data("text,label\n12,1\n"), 0),
+    Kind("one row", "coverage: 1 of 1 example, each exactly once", lambda s: s.data("text,label\n12,1\n"), 0),
     Kind("a truncated Parquet file", "cannot be read: Parquet magic bytes not found in footer", truncated_parquet),
     Kind(
         "a truncated JSON file", "is no valid JSON", lambda s: s.data('[{"text": "12", "label": 1}, {"te', "data.json")
@@ -232,7 +232,7 @@ KINDS = (
         "Row #3: Expected 2 columns, got 3",
         lambda s: s.data("text,label\n12,1\n34,2,x\n"),
     ),
-    Kind("quotes across lines", "1 texts have several lines", lambda s: s.data('text,label\n"1\n2",1\n'), 0),
+    Kind("quotes across lines", "1 text has several lines", lambda s: s.data('text,label\n"1\n2",1\n'), 0),
     Kind(
         "a quote that is never closed",
         "Row #3: Expected 2 columns, got 1",
@@ -240,7 +240,7 @@ KINDS = (
     ),
     Kind(
         HUGE,
-        "1 texts cut to 496 tokens",
+        "1 text cut to 496 tokens",
         lambda s: s.data("text,label\n12" + "\U0001f600" * 2_500_000 + ",1\n"),
         0,
     ),
@@ -293,17 +293,17 @@ KINDS = (
         "row 1 (counted from 0): the group in column 'doc' is missing.",
         lambda s: [*s.data("text,label,doc\n12,1,a\n34,2,\n"), "--group-column", "doc"],
     ),
-    Kind("an empty text", "1 texts have no token of their own", lambda s: s.texts("12", ""), 0),
-    Kind("a text of blanks only", "1 texts have no token that the tokenizer knows", lambda s: s.texts("12", "   "), 0),
-    Kind("emoji", "coverage: 1 of 1 examples, each exactly once", lambda s: s.texts("12 \U0001f600"), 0),
+    Kind("an empty text", "1 text has no token of its own", lambda s: s.texts("12", ""), 0),
+    Kind("a text of blanks only", "1 text has no token that the tokenizer knows", lambda s: s.texts("12", "   "), 0),
+    Kind("emoji", "coverage: 1 of 1 example, each exactly once", lambda s: s.texts("12 \U0001f600"), 0),
     Kind(
         "only characters that the tokenizer does not know",
-        "1 texts have no token that the tokenizer knows",
+        "1 text has no token that the tokenizer knows",
         lambda s: s.texts("\u4e2d\u6587"),
         0,
     ),
     Kind(
-        "the text of a special token", "coverage: 1 of 1 examples, each exactly once", lambda s: s.texts("<s>12</s>"), 0
+        "the text of a special token", "coverage: 1 of 1 example, each exactly once", lambda s: s.texts("<s>12</s>"), 0
     ),
     Kind(
         "a text that is too long, with --strict",

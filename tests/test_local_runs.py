@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,17 +296,3 @@ def test_a_wrong_metric_is_an_error_before_anything_is_read(
     options = cases["single_label_classification"]
     message = fails(tmp_path, capfd, options, metric=["sample_metrics:gives_text"], dataset="/nowhere.csv")
     assert "--metric sample_metrics:gives_text: called with 8 synthetic examples" in message
-
-
-def test_a_pair_for_a_model_with_token_types_is_refused(
-    cases: dict[str, list[str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "pairs.csv"
-    path.write_text("a,b,label\n12,3g,sport\n")
-    options = [*cases["single_label_classification"]]
-    options[1] = str(shutil.copytree(options[1], tmp_path / "model"))
-    tokenizer = tmp_path / "model" / "tokenizer_config.json"
-    settings = json.loads(tokenizer.read_text())
-    tokenizer.write_text(json.dumps({**settings, "model_input_names": ["input_ids", "token_type_ids"]}))
-    message = fails(tmp_path, capfd, options, dataset=str(path), text_column=["a", "b"])
-    assert "token types" in message

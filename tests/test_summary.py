@@ -18,6 +18,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.summary import main
+from dist_eval.tables import format_count
 
 
 def run(folder: Path) -> EvaluationFolder:
@@ -46,7 +47,7 @@ def test_its_status_is_that_of_the_worst(
     assert main([str(runs / name) for name in names]) == status
     printed = capsys.readouterr().out
     complete = names.count("good")
-    assert f"{complete} of {len(names)} runs are complete" in printed
+    assert f"{complete} of {format_count(len(names), 'run is', 'runs are')} complete" in printed
     assert all(str(runs / name) in printed for name in names)
 
 
@@ -78,6 +79,16 @@ def test_files_say_what_the_table_says(runs: Path, capsys: pytest.CaptureFixture
     assert markdown[0] == "| run | status | examples | accuracy | log_loss |"
     assert all(line.count(" | ") == 4 for line in markdown[:4])
     assert "1 of 2 runs are complete." in markdown
+    assert markdown[2].startswith(f"| `{runs / 'good'}` | complete | ")
+    assert f"- `{runs / 'wrong'}: failed, no column 'a\\|b'`" in markdown, "no markup"
+
+
+def test_texts_that_a_spreadsheet_would_compute_stay_texts(tmp_path: Path) -> None:
+    run(tmp_path / "wrong").fail("=1+1", rank=0, host="here")
+    path = tmp_path / "summary.csv"
+    assert main([str(tmp_path / "wrong"), "--write", str(path)]) == 1
+    with path.open(newline="") as file:
+        assert next(csv.DictReader(file))["reason"] == "'=1+1"
 
 
 def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +120,7 @@ def test_where_no_run_left_anything_its_files_have_a_folder_all_the_same(
     (tmp_path / "runs.txt").write_text("lost\n")
     written = tmp_path / "no" / "runs" / "summary.csv"
     assert main([str(written.parent), "--list", str(tmp_path / "runs.txt"), "--write", str(written)]) == 1
-    assert "0 of 1 runs are complete" in capsys.readouterr().out
+    assert "0 of 1 run is complete" in capsys.readouterr().out
     with written.open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["missing"]
 
@@ -118,7 +129,7 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
     (runs / "file").touch()
     assert main([str(runs / "good"), "--write", str(runs / "file" / "a.csv")]) == 1
     said = capsys.readouterr()
-    assert "1 of 1 runs are complete" in said.out
+    assert "1 of 1 run is complete" in said.out
     assert f"--write {runs / 'file' / 'a.csv'}: cannot be written (" in said.err
 
 
@@ -141,7 +152,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
     assert [row["other_data_than"] for row in json.loads(written[0].read_text())] == [None, None, first, None]
-    assert f"- {caution}" in written[1].read_text() and f"- {doubt}" in written[1].read_text()
+    assert f"- `{caution}`" in written[1].read_text() and f"- `{doubt}" in written[1].read_text()
 
 
 def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +181,7 @@ def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
 def test_files_beside_folders_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "runs.html").touch()
     assert main([str(runs / "good"), str(runs / "runs.html")]) == 0
-    assert "1 of 1 runs are complete" in capsys.readouterr().out
+    assert "1 of 1 run is complete" in capsys.readouterr().out
     assert main([str(runs / "runs.html")]) == 1
 
 

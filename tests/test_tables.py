@@ -16,6 +16,12 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
     assert text_table(ROWS) == ["run          n", "a long name  7", "b            123456  last"]
 
 
+def test_what_would_control_a_terminal_is_shown() -> None:
+    name = "spam\x1b[2J\nham"
+    assert text_table([[name, "7"], ["b", "8"]]) == ["spam\\x1b[2J ham  7", "b                8"]
+    assert markdown_table([["class"], [name]])[-1] == "| spam\\x1b[2J ham |"
+
+
 def test_a_column_of_a_fixed_width_overflows() -> None:
     assert text_table(ROWS, ["<", ">4", "<"]) == ["run             n", "a long name     7", "b            123456  last"]
 

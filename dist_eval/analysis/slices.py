@@ -21,6 +21,7 @@ from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.statistics.units import FEW_UNITS
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +161,7 @@ def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -
     part_of = np.full(len(values), len(parts), dtype=np.int64)
     part_of[shown] = np.arange(len(shown))
     if others:
-        parts.append(Part("rest", f"{len(others)} other values"))
+        parts.append(Part("rest", f"{format_count(len(others), 'other value')}"))
     return parts, part_of
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from dist_eval.api.loaders import LoaderShard, shard_loader
 from dist_eval.distributed.collectives import all_gather, group_of_program, require_agreement
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.errors import DataError, ModelOutputError, RunError, first_line
+from dist_eval.errors import DataError, ModelOutputError, RunError, error_summary
 from dist_eval.evaluation.scoring import Gathered, gather, score
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.user_model import (
@@ -112,7 +112,7 @@ def raise_on_all_ranks(action: Callable[[], Result]) -> Result:
         result = action()
     except Exception as error:  # any error has to reach the other ranks
         failure = error
-    failures = all_gather(failure and f"{type(failure).__name__}: {first_line(failure)}")
+    failures = all_gather(failure and error_summary(failure))
     if failure is not None:
         try:
             raise failure
@@ -137,9 +137,9 @@ def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, top
 
 
 def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> Generator[Answer, None, None]:
-    accepts = names_taken(model)
+    takes = names_taken(model)
     for positions, batch in shard.batches:
-        inputs = {name: value for name, value in batch.items() if name != "labels" and accepts(name)}
+        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
         outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
         yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
 

@@ -17,7 +17,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dist_eval.data.plan import shard_batches
-from dist_eval.errors import ConfigError, ExactnessError, RunError
+from dist_eval.errors import ConfigError, ExactnessError, RunError, first_line
+from dist_eval.tables import format_count
 
 Gather = Callable[[Any], list[Any]]
 """Gathers an object from every rank on every rank."""
@@ -89,7 +90,7 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
     # if the order is random, ranks may draw differently: rank 0's order is used on all
     is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
     kind = (batches is None, is_sharded, digest)
-    everybody = gather((failure and str(failure), kind, batches if is_shared else None))
+    everybody = gather((failure and first_line(failure), kind, batches if is_shared else None))
     if failure is not None:
         raise failure
     for other, (text, *_) in enumerate(everybody):
@@ -279,6 +280,7 @@ def _index_batches(loader: Any) -> list[np.ndarray]:
 
 def _left_out(count: int) -> ConfigError:
     return ConfigError(
-        f"The eval_dataloader leaves {count} examples out, so the metrics would not be those of the dataset: give it, "
+        f"The eval_dataloader leaves {format_count(count, 'example')} out, so the metrics would not be those of "
+        f"the dataset: give it, "
         "and its sampler, drop_last=False."
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from dist_eval.process.output import run_program
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -40,4 +41,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

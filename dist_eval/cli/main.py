@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from dist_eval.errors import ConfigError
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.interpreter import require_docstrings
+from dist_eval.process.output import tolerate_broken_output
 from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ def main() -> int:
     Returns:
         The exit status, for commands that do not end the process themselves.
     """
+    tolerate_broken_output()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
         print(usage(), end="")
@@ -95,6 +99,14 @@ def main() -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists them all."
         print(f"There is no command {name!r}.{hint}", file=sys.stderr)
+        return WRONG_OPTIONS
+    from dist_eval.options.commandline import require_utf8
+
+    try:
+        require_docstrings()
+        require_utf8(arguments)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
         return WRONG_OPTIONS
     program = COMMANDS[name]
     if program.command:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_eval.distributed.stop import Stop, asked_by_a_person
-from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped
+from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
 from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.process.output import lost_output, tolerate_broken_output
 
 if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
@@ -43,6 +44,7 @@ def main(command: Command[Any], load: Load) -> NoReturn:
         command: the options of the command line.
         load: imports what the run needs; called once the command line is known to be valid.
     """
+    tolerate_broken_output()
     try:
         config: RunConfig = parse_args(sys.argv[1:], command)
     except ConfigError as error:
@@ -59,8 +61,8 @@ def main(command: Command[Any], load: Load) -> NoReturn:
             stop.ignore_signals()  # torchrun ends the other ranks once the first is gone
     except KeyboardInterrupt:
         stop.ignore_signals()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if why := lost_output():  # the run is as complete as its folder says
+        print(f"dist_eval: standard output cannot be written: {why}.", file=sys.stderr, flush=True)
     os._exit(code)  # everything is closed; threads that still wait for a server's answer must not delay the exit
 
 
@@ -117,7 +119,7 @@ def _run_in(
         details = traceback.format_exc() if config.verbose else ""
         coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
     except Exception as error:
-        message, details, code = f"{type(error).__name__}: {error}", traceback.format_exc(), FAILED
+        message, details, code = error_summary(error), traceback.format_exc(), FAILED
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
             message = f"There is no space left for {where}: make some, or give the container more."

@@ -29,6 +29,7 @@ from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_
 from dist_eval.errors import first_line
 from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
+from dist_eval.process.output import run_program
 from dist_eval.process.ports import free_ports
 
 _SIGNALLED, _LOOPBACK = 128, "127.0.0.1"
@@ -102,4 +103,4 @@ def _choose_addresses(options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dist_eval.errors import EvaluationError, RunError
+from dist_eval.process.output import run_program
 
 _ELSEWHERE = "192.0.2.1"
 """An address that no host has (RFC 5737): its route is the default route."""
@@ -183,4 +184,4 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

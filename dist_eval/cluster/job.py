@@ -13,7 +13,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,8 +23,10 @@ from types import FrameType
 from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.distributed.stop import SIGNALS, STOP_FILE
-from dist_eval.errors import ConfigError, EvaluationError, RunError, translating_os_errors
+from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
+from dist_eval.process.files import PRIVATE
+from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
@@ -174,7 +175,7 @@ class Job:
     def _request_stop(self) -> None:
         # repeatedly: a run that is just starting removes the file, which may be from an earlier one
         with suppress(OSError):
-            (self._folder / STOP_FILE).touch()
+            (self._folder / STOP_FILE).touch(PRIVATE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -249,8 +250,8 @@ def _try_requeue() -> str:
 
 
 def _print(message: str) -> None:
-    print(f"dist-eval job: {message}", file=sys.stderr, flush=True)
+    print_error(message, "dist-eval job")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from dist_eval.distributed.stop import STOP_FILE
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, os_reason, print_error
 from dist_eval.options.commandline import EVALUATION, parse_args
+from dist_eval.process.files import PRIVATE
+from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import read_outcome
 
 
@@ -23,21 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print_error(str(error))
         return 2
     outcome = read_outcome(folder)
     if outcome.status != "running":
         why = f" ({outcome.reason})" if outcome.reason else ""
-        print(f"dist_eval: no run is under way in {folder}: its status is {outcome.status}{why}", file=sys.stderr)
+        print_error(f"no run is under way in {folder}: its status is {outcome.status}{why}")
         return 1
     try:
-        (folder / STOP_FILE).touch()
+        (folder / STOP_FILE).touch(PRIVATE)
     except OSError as error:
-        print(f"dist_eval: the run in {folder} cannot be asked to stop: {os_reason(error)}", file=sys.stderr)
+        print_error(f"the run in {folder} cannot be asked to stop: {os_reason(error)}")
         return 1
-    print(f"dist_eval: the run in {folder} has been asked to stop", file=sys.stderr)
+    print_error(f"the run in {folder} has been asked to stop")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_eval.errors import ConfigError, EvaluationError
+from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.metrics.catalogue import METRICS, metric_names
+from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.changed:
             write_changed(options.changed, comparisons)
     except EvaluationError as error:
-        print(f"dist-eval compare: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval compare")
         return 2 if isinstance(error, ConfigError) else 1
     if options.json:
         print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))
@@ -131,5 +131,4 @@ def _compare_tasks(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of a pipe may close it early
-    sys.exit(main())
+    run_program(main)

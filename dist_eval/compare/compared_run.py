@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, first_line
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +62,7 @@ class Run:
             columns = read_predictions(folder / PREDICTIONS)
             predictions = SavedPredictions.of_columns(columns)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{folder / PREDICTIONS} cannot be read: {error}.") from error
+            raise RunError(f"{folder / PREDICTIONS} cannot be read: {first_line(error)}.") from error
         group = columns.get(GROUP) if results.groups else None
         fraction = 0.0 if results.groups else results.data.sampling_fraction
         run = cls(folder, results, predictions, group, sampling_fraction=fraction)
@@ -217,7 +218,7 @@ def require_comparable(first: Run, second: Run) -> None:
         raise RunError(f"{pair}: one is a run of {first.problem}, the other of {second.problem}.")
     if not first.results.data.has_texts_of(second.results.data):
         sources = " and ".join(
-            f"{run.results.data.source} ({len(run.predictions)} examples)" for run in (first, second)
+            f"{run.results.data.source} ({format_count(len(run.predictions), 'example')})" for run in (first, second)
         )
         raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
     if first.label_names != second.label_names:
@@ -226,7 +227,8 @@ def require_comparable(first: Run, second: Run) -> None:
     differing = np.setxor1d(first.predictions.index, second.predictions.index)
     if len(differing):
         raise RunError(
-            f"{pair}: {len(differing)} examples, such as number {differing[0]}, failed in one of them only. Start its "
+            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in one of "
+            f"them only. Start its "
             "command again to have them tried again."
         )
     if not np.array_equal(first.predictions.label, second.predictions.label):

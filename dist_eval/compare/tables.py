@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparing import Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.tables import Footnotes, text_table
+from dist_eval.printable import printable_lines
+from dist_eval.tables import Footnotes, csv_text, format_count, text_table
 
 if TYPE_CHECKING:
     from dist_eval.compare.compared_run import Run
@@ -29,7 +30,10 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
     runs = [first, *(one.run for one in comparisons)]
     is_part = any(len(run.predictions) < run.results.coverage.seen for run in runs)
     which = ", those that all of the runs evaluated" if is_part else ""
-    lines = [f"{len(first.predictions)} examples of {first.results.data.source}{which}; compared with {first.folder}"]
+    lines = [
+        f"{format_count(len(first.predictions), 'example')} of {first.results.data.source}{which}; compared with "
+        f"{first.folder}"
+    ]
     names = short_names([run.folder for run in runs])
     family = sum(value is not None for one in comparisons for value in one.corrected.values())
     for one, name_of_run in zip(comparisons, names[1:], strict=True):
@@ -40,7 +44,7 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
         table = [head, *metric_rows(one, notes)]
         lines += ["", f"{one.run.folder}: {words_of_changes(one)}", *words_of_test(one, len(comparisons), "runs")]
         lines += [*text_table(table), *notes.lines()]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def metric_rows(one: Comparison, notes: Footnotes) -> list[list[str]]:
@@ -91,12 +95,11 @@ def words_of_changes(one: Comparison) -> str:
     changed, improved, worsened = (
         int(mask.sum()) for mask in (one.changes.changed, one.changes.improved, one.changes.worsened)
     )
+    words = f"{format_count(changed, 'prediction')} changed, {improved} of them"
     if one.run.problem == _REGRESSION:
-        return f"{changed} predictions changed, {improved} of them are nearer to their labels, {worsened} farther away"
+        return f"{words} are nearer to their labels, {worsened} farther away"
     wrong, right = ("wrong", "right") if one.run.problem.startswith("single") else ("not all right", "all right")
-    return (
-        f"{changed} predictions changed, {improved} of them from {wrong} to {right}, {worsened} from {right} to {wrong}"
-    )
+    return f"{words} from {wrong} to {right}, {worsened} from {right} to {wrong}"
 
 
 def _head(name: str, run: Run) -> str:
@@ -111,7 +114,7 @@ def _name_of(test: McNemar | GroupedTest) -> str:
     if not isinstance(test, GroupedTest):
         return f"McNemar's test ({test.method})"
     why = f" ({test.reason})" if test.reason else ""
-    return f"paired bootstrap of {test.metric} over {test.count} groups of {test.column!r}{why}"
+    return f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
 
 
 def _metric(run: Run, name: str, notes: Footnotes) -> str:
@@ -214,7 +217,7 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
 
     Its columns are run, index (position in the dataset), label, before, after (names of classes or values of a
     regression; several labels or outputs are joined by a semicolon), and change ("gained", "lost" or "still wrong"; in
-    a regression "nearer", "farther" or "as far").
+    a regression "nearer", "farther" or "as far"). Names that a spreadsheet would compute follow an apostrophe.
 
     Raises:
         RunError: the file cannot be written.
@@ -226,11 +229,12 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
             writer = csv.writer(file)
             writer.writerow(["run", "index", "label", "before", "after", "change"])
             for one in comparisons:
-                first, second = one.first.predictions, one.run.predictions
+                run = csv_text(str(one.run.folder))
+                first, second, names = one.first.predictions, one.run.predictions, one.first.label_names
                 for row in one.changes.changed.nonzero()[0]:
                     cells = (first.label[row], first.prediction[row], second.prediction[row])
-                    labels = (_label_words(cell, one.first.label_names) for cell in cells)
-                    writer.writerow([one.run.folder, first.index[row], *labels, change_words(one, int(row))])
+                    labels = (_label_words(cell, names) for cell in cells)
+                    writer.writerow([run, first.index[row], *labels, change_words(one, int(row))])
     except OSError as error:
         raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error
 
@@ -242,9 +246,9 @@ def change_words(one: Comparison, row: int) -> str:
 
 
 def _label_words(label: Any, names: Sequence[str]) -> str:
-    """Formats a label or a prediction: an element or a row of its column."""
+    """Formats a label or a prediction, an element or a row of its column, for CSV."""
     if label.dtype.kind == "f":
         return ";".join(repr(float(value)) for value in label)
     if label.dtype.kind == "b":
-        return ";".join(names[number] for number in label.nonzero()[0])
-    return names[int(label)]
+        return ";".join(csv_text(names[number]) for number in label.nonzero()[0])
+    return csv_text(names[int(label)])

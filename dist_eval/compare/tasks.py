@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.printable import printable_lines
 from dist_eval.tables import Footnotes, text_table
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def format_task_comparisons(comparisons: Sequence[TaskComparison]) -> str:
         for folder, tasks in ((one.first, one.only_first), (one.run, one.only_second)):
             if tasks:
                 lines.append(f"only {folder} has {', '.join(tasks)}")
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def task_rows(one: TaskComparison, notes: Footnotes) -> list[list[str]]:

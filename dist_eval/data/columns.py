@@ -43,8 +43,6 @@ def column_writer(folder: Path, source: str, names: Sequence[str]) -> Iterator[C
 
 
 def _text(source: str, name: str, array: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
     try:

@@ -7,7 +7,7 @@ and two arrays. So no rank holds rows as Python objects, however many there are.
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from dist_eval.data.selection import SelectedRows, only_rows, places_of
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
 from dist_eval.data.texts import text_bytes, texts_in
 from dist_eval.data.token_file import TokenFile, token_writer
-from dist_eval.data.tokenizer_files import definition_of
+from dist_eval.data.token_ids import encode_texts
+from dist_eval.data.token_types import with_types
+from dist_eval.data.tokenizer_files import tokenizer_digest
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import DatasetSummary
+from dist_eval.tables import format_count
 
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_FILE, _CUT_FILE, _COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
@@ -121,6 +124,7 @@ def tokenize_dataset(
     label_names: Sequence[str],
     max_length: int,
     vocab_size: int | None = None,
+    token_types: int = 0,
     labels: str = "auto",
     problem: Problem = SINGLE_LABEL,
     strict: bool = False,
@@ -141,6 +145,7 @@ def tokenize_dataset(
         label_names: names of the head's classes or outputs.
         max_length: maximum number of tokens of a text.
         vocab_size: vocabulary size of the base model; None skips this check.
+        token_types: number of token types that the model knows; 0 if it takes none.
         labels: how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`).
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
@@ -165,7 +170,7 @@ def tokenize_dataset(
     reader = open_labels(problem, source, label_column, label_names, labels)
     digest, of_texts, of_columns = hashlib.sha256(), hashlib.sha256(), {name: hashlib.sha256() for name in text_columns}
     lengths, codes, lost, common, prompts = [], [], [], [], CommonTokens()
-    row = truncated = longest = multiline = 0
+    row = truncated = longest = multiline = with_begin = 0
     wordless = np.zeros(2, dtype=np.int64)
     with (
         token_writer(folder / _TOKENS_FILE) as writer,
@@ -181,29 +186,40 @@ def tokenize_dataset(
             if render is not None:
                 texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
-            ids = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
+            encoded, begun = encode_texts(tokenizer, *texts, truncation=False)
+            ids, types = encoded["input_ids"], encoded.get("token_type_ids") if token_types else None
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             _check_lengths(source, row, full, max_length, strict)
             too_long = np.flatnonzero(full > max_length)
-            if len(too_long):
-                cut = [[column[i] for i in too_long] for column in texts]
-                again = tokenizer(*cut, truncation=True, max_length=max_length, return_attention_mask=False)
-                for i, shorter in zip(too_long, again["input_ids"], strict=True):
-                    ids[i] = shorter
+            keeps_both = begun[too_long] & (tokenizer.truncation_side == "right")
+            for more in (0, 1):  # a second first token is kept when the text is cut, and taken away afterwards
+                rows = too_long[keeps_both == more]
+                if len(rows):
+                    cut = [[column[i] for i in rows] for column in texts]
+                    again, _ = encode_texts(tokenizer, *cut, truncation=True, max_length=max_length + more)
+                    for number, i in enumerate(rows):
+                        ids[i] = again["input_ids"][number]
+                        if types is not None:
+                            types[i] = again["token_type_ids"][number]
             kept = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             if kept.max(initial=0) > max_length:
                 raise DataError(
                     f"--max-length {max_length} is too low: the tokens that the tokenizer itself adds to every text "
                     f"are more. Give at least {int(kept.max()) + 1}."
                 )
-            values = np.fromiter((token for tokens in ids for token in tokens), dtype=np.int32, count=int(kept.sum()))
+            values = _joined(ids, kept)
             if vocab_size is not None and values.max(initial=0) >= vocab_size:
                 raise DataError(
                     f"The tokenizer gives the token id {values.max()}, but the base model knows only {vocab_size} ids: "
                     "the tokenizer in the checkpoint's or the base model's folder belongs to another model."
                 )
             offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-            writer.write(values, offsets)
+            stored = values
+            if types is not None:
+                of_tokens = _joined(types, kept)
+                stored = with_types(values, of_tokens, token_types)
+                digest.update(of_tokens.tobytes() if of_tokens.any() else b"")
+            writer.write(stored, offsets)
             wordless += _count_wordless(values, offsets, tokenizer)
             codes.append(reader.codes(batch.column(len(columns) - 1), row))
             write_columns([batch.column(columns.index(name)) for name in extra_columns])
@@ -214,6 +230,7 @@ def tokenize_dataset(
                     common.append(prompts.add(values[begin:end]) if was <= max_length else -1)
             digest.update(values.tobytes() + kept.tobytes())
             truncated += len(too_long)
+            with_begin += int(begun.sum())
             longest = max(longest, int(full.max(initial=0)))
             row += len(ids)
     if row == 0:
@@ -239,6 +256,7 @@ def tokenize_dataset(
         multiline=multiline,
         blank=int(wordless[0]),
         unknown=int(wordless[1]),
+        with_begin=with_begin,
         max_length=max_length,
         digest=digest.hexdigest(),
         text_digest=of_texts.hexdigest(),
@@ -301,21 +319,9 @@ def read_texts(
     return found, digest.hexdigest()
 
 
-def tokenizer_digest(tokenizer: Any) -> str:
-    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
-    if tokenizer.is_fast:
-        parts = definition_of(tokenizer)
-        for state in ("truncation", "padding"):  # set by the last call
-            parts.pop(state, None)
-    else:
-        parts = tokenizer.get_vocab()
-    kind = [
-        json.dumps(parts, sort_keys=True),
-        str(tokenizer.special_tokens_map),
-        tokenizer.padding_side,
-        tokenizer.truncation_side,
-    ]
-    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
+def _joined(rows: Sequence[Sequence[int]], lengths: np.ndarray) -> np.ndarray:
+    """Joins the numbers of all rows, int32 of shape [sum of lengths]."""
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum()))
 
 
 def _count_wordless(tokens: np.ndarray, offsets: np.ndarray, tokenizer: Any) -> tuple[int, int]:
@@ -340,6 +346,6 @@ def _check_lengths(source: RowSource, first_row: int, lengths: np.ndarray, max_l
     if strict and len(lengths) and lengths.max() > max_length:
         row = first_row + int(np.flatnonzero(lengths > max_length)[0])
         raise DataError(
-            f"{source.where(row)}: the text has {lengths[row - first_row]} tokens, more than "
+            f"{source.where(row)}: the text has {format_count(lengths[row - first_row], 'token')}, more than "
             f"--max-length {max_length}, and --strict forbids to cut it."
         )

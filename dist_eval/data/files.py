@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.process.files import is_utf8
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Suffixes of the known formats."""
@@ -25,7 +26,12 @@ _JSON = (".json", ".jsonl", ".ndjson")
 _KNOWN = "Known are .csv, .tsv, .json, .jsonl and .parquet."
 _SAVED_BY_DATASETS = ("state.json", "dataset_dict.json")
 _DOCUMENTS = ("readme", "license")
-_SPLIT = re.compile(r"(train|test|valid|validation|val|dev|eval)(?![a-z])")
+# the words that datasets call splits by, on their own or as in "testset", anywhere in a name: not those of "latest"
+_SPLIT = re.compile(
+    r"(?<![^\W\d_])(train(?:ing)?|test(?:ing)?|valid(?:ation)?|val|devtest|dev(?:el(?:opment)?)?|eval(?:uation)?|"
+    r"held[-_. ]?out|hold[-_. ]?out)(?:set|data|split)?(?![^\W\d_])"
+)
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def format_of(path: Path) -> str:
@@ -82,6 +88,8 @@ def find_files(names: Sequence[str]) -> list[Path]:
             raise DataError(f"{what}: each of its rows would count twice.")
         if status.st_size == 0:
             raise DataError(f"{path} is empty.")
+        if not is_utf8(path):
+            raise DataError(f"{str(path)!r}: this name is not UTF-8, and results could not name the file. Rename it.")
         if format_of(path) not in FORMATS:
             raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
         if _family(path) != _family(files[0]):
@@ -127,6 +135,7 @@ def _files_of(name: str) -> list[Path]:
             found += _files_in(match)
     if not found:
         raise DataError(f"No file matches {name}.")
+    _require_one_split(found, f"{name} matches")
     return found
 
 
@@ -143,14 +152,28 @@ def _files_in(folder: Path) -> list[Path]:
         if path not in files:
             what = "a folder" if path.is_dir() else "no data"
             raise DataError(f"{folder} holds {path.name}, which is {what}: {advice}")
-    splits = {match[1]: path for path in files if (match := _SPLIT.match(path.name.lower()))}
-    if len(splits) > 1:
-        one, other = list(splits.values())[:2]
-        raise DataError(
-            f"{folder} holds {one.name} and {other.name}, which look like different splits: name the files that are "
-            f"meant, such as '{one}'."
-        )
+    _require_one_split(files, f"{folder} holds")
     return files
+
+
+def _require_one_split(files: Sequence[Path], what: str) -> None:
+    """Rejects files whose names say that they are different splits, or a split and the rest of a dataset."""
+    above = os.path.commonpath([path.parent for path in files])
+    by_words: dict[frozenset[str], Path] = {}
+    without: dict[tuple[str, ...], dict[bool, Path]] = {}
+    for path in sorted(files, key=_natural_order):
+        name = _HUMP.sub("_", os.path.relpath(path, above)).lower()
+        words = frozenset(_SPLIT.findall(name))
+        if words:
+            by_words.setdefault(words, path)
+        others = tuple(re.findall(r"[^\W\d_]+", _SPLIT.sub("", name)))
+        without.setdefault(others, {}).setdefault(bool(words), path)
+    pairs = [list(by_words.values()), *(list(alike.values()) for alike in without.values())]  # digits and digits-test
+    for one, other, *_ in (pair for pair in pairs if len(pair) > 1):
+        raise DataError(
+            f"{what} {os.path.relpath(one, above)} and {os.path.relpath(other, above)}, which look like different "
+            f"splits: name the files that are meant, such as '{one}'."
+        )
 
 
 def _is_mark(path: Path) -> bool:

@@ -6,8 +6,6 @@ Rows are counted from 0, without a header.
 
 from __future__ import annotations
 
-import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,22 +14,28 @@ from typing import Any
 import pyarrow as pa
 
 from dist_eval.data.files import COMPRESSIONS, format_of
+from dist_eval.data.plain_types import plain_batch
 from dist_eval.data.text_files import (
-    has_quote_and_backslash,
+    LARGEST_ROW_BYTES,
+    lines_of,
     not_utf8,
+    pieces_of,
     require_content_of_name,
-    require_doubled_quotes,
+    require_flat_json,
     require_no_header,
     require_no_nul,
     require_no_swallowed_rows,
+    require_whole_quotes,
+    too_large,
 )
-from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.errors import DataError, first_line, translating_os_errors
+from dist_eval.process.parsing import parse_json
 
 ROWS_PER_BATCH = 2048
 """Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
 
-_BLOCK_BYTES = (1 << 20, 1 << 28)
-"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows. Readers hold 32 blocks."""
+_BLOCK_BYTES = (1 << 20, LARGEST_ROW_BYTES)
+"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
@@ -75,20 +79,20 @@ def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields batches in small pieces, and raises what libraries refuse as a `DataError` that names the dataset."""
+    """Yields small batches of plain types, and raises what libraries refuse as a `DataError` that names the dataset."""
     row = 0
     try:
-        for batch in batches:
+        for batch in map(plain_batch, batches):
             _require_valid(name, batch, row)
             row += batch.num_rows
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
         advice = ". Put texts with a comma, quote or line break in quotes." if _ROW_LENGTH.search(str(error)) else ""
-        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
+        raise DataError(f"{name} cannot be read: {first_line(error)}{advice}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
-        raise DataError(f"{name} cannot be read: {plain(error)}{advice}") from error
+        raise DataError(f"{name} cannot be read: {first_line(error)}{advice}") from error
 
 
 def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
@@ -102,12 +106,6 @@ def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
                 raise
             where = f"{name}, row {first_row + int(index[1])} (counted from 0)"
             raise DataError(f"{where}: column {column!r} holds text that is not UTF-8. Convert it.") from error
-
-
-def plain(error: Exception) -> str:
-    """Returns the first line of an error's text, cut if it is long."""
-    text = str(error).strip().splitlines()[0]
-    return text if len(text) < 300 else text[:300] + "..."
 
 
 def require_columns(name: str, columns: Sequence[str], available: Sequence[str], hint: str = "") -> None:
@@ -138,7 +136,7 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
             )
 
 
-def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
+def _with_growing_blocks(path: Path, read: Any) -> Iterator[pa.RecordBatch]:
     """Reads with the usual block size, and after an error continues with the large one.
 
     A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
@@ -159,6 +157,8 @@ def _with_growing_blocks(read: Any) -> Iterator[pa.RecordBatch]:
             return
         except pa.ArrowInvalid as error:
             if block_size == _BLOCK_BYTES[-1]:
+                if "block size" in str(error):
+                    raise too_large(path, "row") from error
                 # the readers count from the start of the block
                 row = _ROW_IN_BLOCK.search(str(error))
                 text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
@@ -170,11 +170,11 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
 
     is_tsv = format_of(path) == ".tsv"
     parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
-    with pa.input_stream(path, compression="detect") as stream:
-        header = _csv_header(path, stream, parse)
+    header = _csv_header(path, parse.delimiter)
     if not header:
         return
     require_columns(str(path), columns, header, _hint_at_header(header, columns))
+    require_whole_quotes(path, parse.delimiter)
     wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
@@ -184,16 +184,13 @@ def _read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         options = csv.ReadOptions(block_size=block_size, use_threads=False)
         yield from csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert)
 
-    row, are_quotes_doubled = 0, False
-    for batch in _with_growing_blocks(read):
+    row = 0
+    for batch in _with_growing_blocks(path, read):
         if is_tsv:
             require_no_swallowed_rows(path, batch, row)
         batch = batch.select(columns)
         require_no_nul(path, batch, row)
         require_no_header(path, batch, row)
-        if not are_quotes_doubled and has_quote_and_backslash(batch):
-            require_doubled_quotes(path, parse.delimiter)
-            are_quotes_doubled = True
         row += batch.num_rows
         yield batch
 
@@ -204,14 +201,11 @@ def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
     return "" if set(header) & set(columns) else " Does its first line name the columns?"
 
 
-def _csv_header(path: Path, stream: Any, parse: Any) -> list[str]:
+def _csv_header(path: Path, delimiter: str) -> list[str]:
     from csv import Error, reader
 
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
-        header = next((line for line in reader(text, delimiter=parse.delimiter) if line), [])
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) or error from error
+        header = next((line for line in reader(lines_of(path), delimiter=delimiter) if line), [])
     except Error as error:
         raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
     if any("\0" in name for name in header):
@@ -223,6 +217,7 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
     from pyarrow import json as pa_json
 
     # without a schema, texts that look like dates would become dates
+    require_flat_json(path)
     first = _first_object(path)
     kinds: dict[str, pa.DataType] = {}
     for column in columns:
@@ -239,12 +234,11 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
             require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
             yield batch.select(columns)
 
-    yield from _with_growing_blocks(read)
+    yield from _with_growing_blocks(path, read)
 
 
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    with pa.input_stream(path, compression="detect") as stream:
-        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    head = next((text for piece in pieces_of(path) if (text := piece.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
     if not head:
         return
     if not head.startswith(b"["):  # one object per line, whatever the suffix
@@ -258,8 +252,8 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
             "Convert it to JSONL (one object a line), which is read piece by piece."
         )
     try:
-        rows = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
+        rows = parse_json(content.decode("utf-8-sig"), object_pairs_hook=_object)
+    except ValueError as error:
         raise DataError(f"{path} is no valid JSON: {error}") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -270,7 +264,7 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
             arrays.append(pa.array([row.get(column) for row in rows]))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise DataError(f"{path}: column {column!r} cannot be read ({plain(error)}).") from error
+            raise DataError(f"{path}: column {column!r} cannot be read ({first_line(error)}).") from error
     yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
@@ -282,14 +276,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _first_object(path: Path) -> dict[str, Any]:
-    with pa.input_stream(path, compression="detect") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig")
-        try:
-            line = next((line for line in text if line.strip()), "{}")
-        except UnicodeDecodeError as error:
-            raise not_utf8(path) or error from error
+    line = next((line for line in lines_of(path) if line.strip()), "{}")
     try:
-        first = json.loads(line)
+        first = parse_json(line)
     except ValueError:  # the actual reader reports what is wrong
         return {}
     return first if isinstance(first, dict) else {}
@@ -312,7 +301,7 @@ def class_names_of(path: Path, column: str) -> list[str] | None:
         return None
     try:
         metadata = parquet.read_schema(path).metadata or {}
-        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        features = parse_json(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
         return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):

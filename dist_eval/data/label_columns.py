@@ -22,6 +22,7 @@ from dist_eval.data.labels import FILL_IN, LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
+from dist_eval.tables import format_count
 
 SEPARATOR = "|"
 _AMBIGUOUS_WIDTH = 2
@@ -87,9 +88,7 @@ class _Column:
         return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
 
     def _whole(self, array: pa.Array, first_row: int) -> pa.Array:
-        """Returns a chunk without dictionary encoding, after checking that no label is missing."""
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        """Returns a chunk after checking that no label is missing."""
         if array.null_count:
             row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             raise self._problem(first_row + row, f"is missing (null). {FILL_IN}")
@@ -97,7 +96,7 @@ class _Column:
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
         """Returns the flattened items of all cells or lists, and the number of items in each."""
-        if is_text(array.type):
+        if pa.types.is_string(array.type):
             parts = pc.split_pattern(array, SEPARATOR)
             flat, counts = pc.utf8_trim_whitespace(parts.flatten()), pc.list_value_length(parts).to_numpy().copy()
             blank = pc.equal(pc.utf8_trim_whitespace(array), "").to_numpy(zero_copy_only=False)
@@ -135,7 +134,7 @@ class Targets(_Column):
             DataError: a label is missing or not a finite number, or a row has too many or too few.
         """
         array = self._whole(array, first_row)
-        if is_text(array.type) or is_list(array.type):
+        if pa.types.is_string(array.type) or pa.types.is_list(array.type):
             flat, counts = self._parts(array, first_row)
             wrong = np.flatnonzero(counts != self._outputs)
             if len(wrong):
@@ -147,7 +146,7 @@ class Targets(_Column):
             raise self._kind(array, f"the head has {self._outputs} outputs, so a label is a list of as many numbers.")
         else:
             flat = array
-        if pa.types.is_boolean(flat.type) or not (is_text(flat.type) or _is_number(flat.type)):
+        if pa.types.is_boolean(flat.type) or not (pa.types.is_string(flat.type) or _is_number(flat.type)):
             raise self._kind(array, "labels of a regression are numbers.")
         values = np.asarray([_number_of(value) for value in flat.to_pylist()], dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(values))
@@ -194,9 +193,9 @@ class LabelSets(_Column):
             DataError: a label is missing, of an unsupported type, or ambiguous.
         """
         array = self._whole(array, first_row)
-        if not is_text(array.type) and not is_list(array.type):
+        if not pa.types.is_string(array.type) and not pa.types.is_list(array.type):
             raise self._kind(array, f"several labels are a list, or text with {SEPARATOR!r} between them.")
-        if is_text(array.type) and self._names_with_separator:
+        if pa.types.is_string(array.type) and self._names_with_separator:
             raise DataError(
                 f"{self._source.name}: the class {self._names_with_separator[0]!r} has a {SEPARATOR!r} in its name, "
                 "which stands between labels in text. Give lists, in JSON or Parquet."
@@ -231,7 +230,7 @@ class LabelSets(_Column):
 
     def _is_vector(self, array: pa.Array, flat: pa.Array, counts: np.ndarray, rows: np.ndarray, first_row: int) -> bool:
         """Whether lists are 0/1 vectors; the first list decides for all."""
-        if is_text(flat.type) or pa.types.is_null(flat.type):
+        if pa.types.is_string(flat.type) or pa.types.is_null(flat.type):
             return bool(self._are_vectors)
         if pa.types.is_boolean(flat.type) or pa.types.is_floating(flat.type):
             if self._how in ("names", "numbers"):
@@ -257,7 +256,9 @@ class LabelSets(_Column):
         wrong = np.flatnonzero(counts != self._width)
         if len(wrong):
             row = int(wrong[0])
-            raise self._problem(first_row + row, f"has {counts[row]} values, but the head has {self._width} classes.")
+            raise self._problem(
+                first_row + row, f"has {format_count(counts[row], 'value')}, but the head has {self._width} classes."
+            )
         values = np.asarray([_number_of(value) for value in flat.to_pylist()], dtype=np.float64)
         bad = np.flatnonzero(~np.isin(values, (0.0, 1.0)))
         if len(bad):
@@ -265,16 +266,6 @@ class LabelSets(_Column):
             raise self._problem(row, f"holds {flat[int(bad[0])].as_py()!r:.80}; a vector of labels has 0 and 1 only.")
         rows, classes = np.nonzero(values.reshape(-1, self._width))
         self._lists.append((rows + first_row, classes))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists."""
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import DataError
+from dist_eval.tables import format_count
 
 FILL_IN = "Fill it in, or remove the row."
 """What to do about a missing text or label."""
@@ -86,8 +87,6 @@ class LabelReader:
         Raises:
             DataError: a label is missing or of an unsupported type.
         """
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if array.null_count:
             row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
@@ -289,7 +288,10 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
 
 def _counted(names: list[str], source: RowSource, column: str, count: int | None) -> list[str]:
     if count is not None and len(names) != count:
-        raise DataError(f"{source.name}: column {column!r} has {len(names)} classes, but --num-labels says {count}.")
+        raise DataError(
+            f"{source.name}: column {column!r} has {format_count(len(names), 'class', 'classes')}, but "
+            f"--num-labels says {count}."
+        )
     if len(names) < 2:
         raise DataError(f"{source.name}: column {column!r} has only one class, {_short(names[0])}.")
     return names

@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dist_eval.data.token_ids import token_ids
 from dist_eval.errors import ConfigError, DataError
 
 _END = re.compile(r"\s*\S{1,64}\s*\Z")
@@ -87,7 +88,7 @@ class PromptedWords:
     Attributes:
         words: the word of each class, with the white space that belongs to it.
         tokens: token ids of each word behind a prompt.
-        before: text before the prompt of every row, such as examples; empty at first.
+        before: text before the prompt of every row: examples; empty at first.
 
     Raises:
         ConfigError: a word has no tokens of its own behind the prompt, or has unknown ones.
@@ -95,6 +96,7 @@ class PromptedWords:
 
     def __init__(self, template: Template, words: Sequence[str], tokenizer: Any, delimiter: str | None = None) -> None:
         self.template, self.before, self._tokenizer = template, "", tokenizer
+        self._begin = tokenizer.bos_token or ""
         if delimiter is not None:
             ways = [(template.space, delimiter)]
         else:
@@ -118,7 +120,19 @@ class PromptedWords:
 
     def tokens_before(self) -> int:
         """Returns the number of tokens of `before`."""
-        return len(self._tokenizer(self.before, verbose=False)["input_ids"])
+        return len(token_ids(self._tokenizer, [self.before])[0][0])
+
+    def put_before(self, texts: Sequence[str], between: str) -> None:
+        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS).
+
+        Args:
+            texts: the examples.
+            between: what stands behind each.
+        """
+        self.before = between.join([*texts[:1], *(self._inside(text) for text in texts[1:]), ""])
+
+    def _inside(self, text: str) -> str:
+        return text.removeprefix(self._begin)
 
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:
         """Returns the prompts of labelled rows, each with the word of its class."""
@@ -138,7 +152,10 @@ class PromptedWords:
         Raises:
             DataError: the tokenizer splits a word differently behind a prompt; the message names the row.
         """
-        texts = [self.before + text + self._space for text in self.template.fill(columns)]
+        texts = self.template.fill(columns)
+        if self.before:
+            texts = [self.before + self._inside(text) for text in texts]
+        texts = [text + self._space for text in texts]
         if not _CONSTANT_END.search(self.template.end):
             for row, text in enumerate(texts):
                 end = _end_of(text)

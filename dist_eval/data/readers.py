@@ -28,12 +28,11 @@ from dist_eval.data.formats import (
     ROWS_PER_BATCH,
     MissingColumnError,
     class_names_of,
-    plain,
     read_file,
     require_columns,
     translating_errors,
 )
-from dist_eval.errors import DataError, translating_os_errors
+from dist_eval.errors import DataError, first_line, translating_os_errors
 from dist_eval.results.inputs import ShardSummary
 
 _PIECE = 1 << 20
@@ -155,7 +154,7 @@ def _open_saved(folder: str, columns: Sequence[str], split: str | None) -> RowSo
     try:
         loaded = datasets.load_from_disk(folder)
     except Exception as error:  # errors of file systems, of the library itself
-        raise DataError(f"{folder} cannot be read: {plain(error)}") from error
+        raise DataError(f"{folder} cannot be read: {first_line(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _choose_split(folder, loaded, split)
     elif split:
@@ -178,7 +177,7 @@ def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str 
         raise
     except Exception as error:  # errors of the hub's client, of file systems, of the library itself
         raise DataError(
-            f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {plain(error)}"
+            f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {first_line(error)}"
         ) from error
     return _rows_of(name, loaded, available, columns, is_path=False)
 
@@ -208,7 +207,7 @@ def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
     except DataError:
         raise
     except Exception as error:  # errors of the hub's client, while it streams
-        raise DataError(f"{name} cannot be read: {plain(error)}") from error
+        raise DataError(f"{name} cannot be read: {first_line(error)}") from error
 
 
 def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -266,15 +265,13 @@ def _summaries_of(shards: Sequence[Shard]) -> list[ShardSummary]:
 
 def _kind(data_type: pa.DataType) -> str:
     """Returns what a column holds, in words; empty if it holds nothing."""
-    if pa.types.is_dictionary(data_type):
-        return _kind(data_type.value_type)
     if pa.types.is_null(data_type):
         return ""
-    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+    if pa.types.is_string(data_type):
         return "text"
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
         return "numbers"
-    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type):
+    if pa.types.is_list(data_type):
         return f"lists of {_kind(data_type.value_type) or 'nothing'}"
     return str(data_type)
 

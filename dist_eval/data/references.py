@@ -13,7 +13,7 @@ from dist_eval.errors import DataError
 
 
 def references_in(source: RowSource, column: str, array: pa.Array, first_row: int) -> list[list[str]]:
-    """Returns the references of some rows: of each row one text or number, or a list of them.
+    """Returns the references of some rows: of each row one text or whole number, or a list of them.
 
     The answers of SQuAD, records with a list `text`, are such lists, too.
 
@@ -26,15 +26,17 @@ def references_in(source: RowSource, column: str, array: pa.Array, first_row: in
     Raises:
         DataError: a row has no reference, or the column holds something else.
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if pa.types.is_struct(array.type) and array.type.get_field_index("text") >= 0:
         array = pa.compute.struct_field(array, "text")
     kind, is_list = array.type, False
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if pa.types.is_list(kind):
         kind, is_list = kind.value_type, True
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not is_text and (pa.types.is_temporal(kind) or not pa.types.is_primitive(kind)):
+    if pa.types.is_floating(kind):
+        raise DataError(
+            f"{source.file}: column {column!r} holds {array.type}, and such a number can be written in several ways "
+            "(18 or 18.0, 1e6 or 1000000): write references as texts."
+        )
+    if not pa.types.is_string(kind) and (pa.types.is_temporal(kind) or not pa.types.is_primitive(kind)):
         raise DataError(
             f"{source.file}: column {column!r} holds {array.type}, not references: texts, or lists of them. "
             "Convert it, or name another."

@@ -1,12 +1,13 @@
-"""What can be wrong with text files: they are something else than their name says, not UTF-8, or damaged as CSV.
+"""What can be wrong with text files: they are something else than their name says, not UTF-8, or damaged.
 
-All of a file is read only where something seems to be wrong with it.
+The readers of CSV and JSON pass over some of it, or are ended by it, so that the files are looked at before.
 """
 
 from __future__ import annotations
 
 import codecs
 import functools
+import io
 import itertools
 import re
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dist_eval.errors import DataError
+from dist_eval.process.parsing import DEEPEST, nesting
 
-_PIECE, _OVERLAP = 1 << 20, 1 << 16
+LARGEST_ROW_BYTES = 16 << 20
+"""Rows are read as a whole, and readers hold 32 blocks of this size if one needs it."""
+
+_PIECE = 1 << 20
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
     (rb"BZh[1-9]1AY&SY", ".bz2", "is compressed by bzip2: give it a name that ends with .bz2."),
@@ -43,7 +48,7 @@ def require_content_of_name(path: Path) -> None:
 def not_utf8(path: Path) -> DataError | None:
     """Returns an error that names the first bytes of a text file that are not UTF-8; None if all are."""
     decoder, begin = codecs.getincrementaldecoder("utf-8")(), 0
-    for piece in itertools.chain(_pieces(path), [b""]):
+    for piece in itertools.chain(pieces_of(path), [b""]):
         pending = len(decoder.getstate()[0])
         try:
             decoder.decode(piece, final=not piece)
@@ -54,21 +59,68 @@ def not_utf8(path: Path) -> DataError | None:
     return None
 
 
-def require_doubled_quotes(path: Path, delimiter: str) -> None:
-    r"""Rejects a CSV file in which quotes within texts are written as `\"`, which ends a text for readers of CSV."""
-    ends = rb"\r\n" + re.escape(delimiter.encode())
-    escaped = re.compile(rb'(?<![^%b])"(?:[^"]|"")*?\\"[^"%b]' % (ends, ends))
-    line, end = 1, b""
-    for piece in _pieces(path):
-        piece = end + piece
-        found = escaped.search(piece)
-        if found:
-            line += piece.count(b"\n", 0, found.end() - 1)
-            raise DataError(
-                f'{path}, line {line}: a quote within a text is written as \\" and would be read as its end. Double it '
-                '(""), or convert the file to JSONL.'
-            )
-        line, end = line + piece[:-_OVERLAP].count(b"\n"), piece[-_OVERLAP:]
+def lines_of(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file.
+
+    Raises:
+        DataError: it is not UTF-8, or has a line that is too long.
+    """
+    with pa.input_stream(path, compression="detect") as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+        try:
+            while line := text.readline(LARGEST_ROW_BYTES):
+                if len(line) == LARGEST_ROW_BYTES:
+                    raise too_large(path, "line")
+                yield line
+        except UnicodeDecodeError as error:
+            raise not_utf8(path) or error from error
+
+
+def too_large(path: Path, what: str) -> DataError:
+    """Returns the error for a row or line that is too large to be read."""
+    return DataError(f"{path}: a {what} has over {LARGEST_ROW_BYTES >> 20} MiB. Are line breaks missing, or a quote?")
+
+
+def require_whole_quotes(path: Path, delimiter: str) -> None:
+    r"""Rejects a CSV file in which a quoted field goes on behind its end: `"12/3" g`, `"a \"good\" film"`.
+
+    Readers of CSV drop such quotes, which were meant as characters.
+    """
+    end_of_field = re.escape(delimiter.encode()) + rb"\r\n"
+    field = re.compile(rb'"(?<![^%b]")[^"]*(?:""[^"]*)*("[^"])?' % end_of_field)
+    line, rest = 1, b""
+    for piece in pieces_of(path):
+        piece = rest + piece.removeprefix(b"\xef\xbb\xbf")
+        begin, unfinished = len(piece) - 1, b""  # the next piece goes on from the last character
+        for match in field.finditer(piece):
+            if match[1] is None:
+                begin = max(0, match.start() - 1)
+                unfinished = piece[begin:]
+                break
+            if match[1][1:] not in (delimiter.encode(), b"\r", b"\n"):
+                line += piece.count(b"\n", 0, match.start())
+                start = match[0][:40].decode(errors="replace")
+                raise DataError(
+                    f"{path}, line {line}: a field begins with a quote and goes on behind the next one ({start!r}), so "
+                    'that both would be lost. Put such fields in quotes and double the quotes within ("" for "), or '
+                    "convert the file to JSONL."
+                )
+        line += piece.count(b"\n", 0, begin)
+        rest = unfinished or piece[begin:].replace(b'"', b".")  # within a field, where a quote is a character
+        if len(rest) > LARGEST_ROW_BYTES:
+            raise too_large(path, "row")
+
+
+def require_flat_json(path: Path) -> None:
+    """Rejects JSON lines with a row that is too large, or nested so deeply that reading it would end the process."""
+    depth, rest = 0, b""
+    for piece in itertools.chain(pieces_of(path), [b"\n"]):
+        lines, _, rest = (rest + piece).rpartition(b"\n")  # no text goes on behind a line break
+        deepest, depth = nesting(lines, depth)
+        if deepest > DEEPEST:
+            raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")
+        if len(rest) > LARGEST_ROW_BYTES:
+            raise too_large(path, "row")
 
 
 def require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
@@ -107,13 +159,8 @@ def require_no_header(path: Path, batch: pa.RecordBatch, first_row: int) -> None
         )
 
 
-def has_quote_and_backslash(batch: pa.RecordBatch) -> bool:
-    """Whether a text has both, so that `require_doubled_quotes` should look at the file."""
-    both = (pc.and_(pc.match_substring(c, "\\"), pc.match_substring(c, '"')) for c in batch.columns)
-    return any(pc.any(found).as_py() for found in both)
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file, decompressed."""
     with pa.input_stream(path, compression="detect") as stream:
         while piece := stream.read(_PIECE):
             yield piece

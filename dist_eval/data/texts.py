@@ -25,14 +25,12 @@ def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, nu
     Raises:
         DataError: a text is missing, or the column holds something else.
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if array.null_count:
         row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"{source.where(row)}: the text in column {column!r} is missing (null). {FILL_IN}")
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if not pa.types.is_string(array.type):
         raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text. Convert it, or name another.")
     return array.to_pylist()
 

@@ -1,4 +1,6 @@
-"""Loading and saving tokenizers, also those whose files are newer than the installed `tokenizers` library.
+"""Loading and saving tokenizers, also those whose files are newer than the installed libraries.
+
+Only vocabularies that cannot run code are read: `tokenizer.json`, texts, and those of sentencepiece.
 
 Two things in the files of Llama 3 and later are new. Merges are lists of two tokens, no longer strings; older libraries
 cannot read them. With `ignore_merges`, a word that the vocabulary has is one token, whether or not merges lead to it;
@@ -7,16 +9,24 @@ older libraries ignore that in silence, and give other ids. Both are translated 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError, first_line
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
+from dist_eval.process.parsing import parse_json
+from dist_eval.process.patching import patched
 
 FILE = "tokenizer.json"
+_CHAT_TEMPLATE = "chat_template.jinja"
+_VOCABULARIES = (".json", ".txt", ".codes", ".tokenizer", ".model", ".spm")
+"""Endings of vocabularies that are JSON, text, or a model of sentencepiece."""
+
 _FIRST_STAND_IN = 0xF0000
 """Code points from here on are private: no byte-level text has them."""
 
@@ -49,7 +59,10 @@ def load_tokenizer(place: str, hint: str = "") -> Any:
         CheckpointError: there is no readable tokenizer, or the installed library would not give these ids.
     """
     try:
-        return _load(place)
+        with _only_known_vocabularies(place):
+            tokenizer = _load(place)
+        _set_chat_template(tokenizer, place)
+        return tokenizer
     except CheckpointError:
         raise
     except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
@@ -58,12 +71,8 @@ def load_tokenizer(place: str, hint: str = "") -> Any:
 
 def _load(place: str) -> Any:
     from transformers import AutoTokenizer
-    from transformers.utils import cached_file
 
-    found = cached_file(
-        place, FILE, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    definition = json.loads(Path(found).read_text(encoding="utf-8")) if found else {}
+    definition = parse_json(_text_of(place, FILE) or "{}")
     readable, stand_ins = _translated(definition, f"{place}/{FILE}")
     if readable is definition:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
@@ -75,6 +84,43 @@ def _load(place: str) -> Any:
         _replace_words(tokenizer.backend_tokenizer, stand_ins)
     tokenizer.definition, tokenizer.has_stand_ins = definition, bool(stand_ins)
     return tokenizer
+
+
+def _text_of(place: str, name: str) -> str | None:
+    """Returns the text of a file of a folder or hub model; None if there is none."""
+    from transformers.utils import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(place, name, **quiet)
+    return Path(found).read_text(encoding="utf-8") if found else None
+
+
+@contextmanager
+def _only_known_vocabularies(place: str) -> Iterator[None]:
+    """Refuses tokenizers whose vocabulary is of another kind, such as a pickle; also inside of others."""
+    from transformers import PreTrainedTokenizerBase
+
+    load = PreTrainedTokenizerBase.__dict__["_from_pretrained"].__func__
+
+    def load_known(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in (kind.vocab_files_names or {}).values():
+            if not name.endswith(_VOCABULARIES):
+                raise CheckpointError(
+                    f"The tokenizer in {place} is a {kind.__name__}, whose vocabulary ({name}) could run code and is "
+                    f"not read. Convert it to a {FILE}."
+                )
+        return load(kind, *args, **kwargs)
+
+    with patched(PreTrainedTokenizerBase, "_from_pretrained", classmethod(load_known)):
+        yield
+
+
+def _set_chat_template(tokenizer: Any, place: str) -> None:
+    """Sets the chat template as transformers does since it has had a file, and several templates, for it."""
+    template = _text_of(place, _CHAT_TEMPLATE) or getattr(tokenizer, "chat_template", None)
+    if isinstance(template, list):
+        template = {one["name"]: one["template"] for one in template}.get("default")
+    tokenizer.chat_template = template
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -95,7 +141,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     finally:
         backend.pre_tokenizer = translating
-    write_atomically(folder / FILE, json.dumps(definition, ensure_ascii=False).encode())
+    write_atomically(folder / FILE, json.dumps(definition, ensure_ascii=False).encode(), BY_UMASK)
 
 
 def require_decoding(tokenizer: Any, name: str) -> None:
@@ -121,6 +167,23 @@ def definition_of(tokenizer: Any) -> dict[str, Any]:
     """Returns the content of the file of a fast tokenizer."""
     definition = getattr(tokenizer, "definition", None)
     return dict(definition or json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
+    if tokenizer.is_fast:
+        parts = definition_of(tokenizer)
+        for state in ("truncation", "padding"):  # set by the last call
+            parts.pop(state, None)
+    else:
+        parts = tokenizer.get_vocab()
+    kind = [
+        json.dumps(parts, sort_keys=True),
+        str(tokenizer.special_tokens_map),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+    ]
+    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
 
 
 def _translated(definition: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, str]]:

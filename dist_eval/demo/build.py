@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from dist_eval.demo import digits
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
+from dist_eval.process.output import run_program
 
 SEED = 20240229
 HIDDEN, LAYERS, HEADS, POSITIONS = 96, 4, 4, 512
@@ -161,7 +162,7 @@ def tune(base: Path, train: Path, folder: Path) -> TunedCheckpoint:
     return saved
 
 
-def main() -> None:
+def main() -> int:
     """Builds data, base model and checkpoint into a folder."""
     parser = argparse.ArgumentParser(prog="python -m dist_eval.demo.build", description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
@@ -173,6 +174,7 @@ def main() -> None:
     tuned = tune(folder / "base", folder / "digits-train.csv", folder / "tuned")
     accuracy = evaluate_locally(folder / "base", tuned)
     print(f"accuracy on the {len(digits.split_indices()['test'])} test digits: {accuracy:.4f}")
+    return 0
 
 
 def evaluate_locally(base: Path, tuned: TunedCheckpoint) -> float:
@@ -189,4 +191,4 @@ def evaluate_locally(base: Path, tuned: TunedCheckpoint) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -28,6 +28,8 @@ _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
 """Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at
 least of each rank, because a round has a fixed cost."""
 
+_MOST_DENSE_CELLS = 1 << 20  # a larger sparse array is not filled up before it is sent
+
 _CALL_SECONDS = 6 * 3600.0
 """Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
 
@@ -252,18 +254,39 @@ def least_over_ranks(local: np.ndarray) -> np.ndarray:
     return tensor.numpy()
 
 
-def sum_arrays(local: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def sum_arrays(local: Mapping[str, Any]) -> dict[str, Any]:
     """Adds up arrays of all ranks, elementwise; every rank calls it.
 
     Args:
         local: arrays by name; names, dtypes (int64 or float64) and shapes are the same on all ranks, also on one
-            without examples. They are not changed.
+            without examples. They are not changed. A matrix may be a SciPy sparse array; a large one is sent as such.
+
+    Returns:
+        The sums by name, sparse ones in rows (CSR).
     """
-    sums = {name: torch.from_numpy(array.copy()) for name, array in local.items()}
-    for tensor in sums.values():
-        if tensor.numel():
-            dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
-    return {name: tensor.numpy() for name, tensor in sums.items()}
+    return {name: _sum(array) if isinstance(array, np.ndarray) else _sum_sparse(array) for name, array in local.items()}
+
+
+def _sum(local: np.ndarray) -> np.ndarray:
+    tensor = torch.from_numpy(local.copy())
+    if tensor.numel():
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
+    return tensor.numpy()
+
+
+def _sum_sparse(local: Any) -> Any:
+    from scipy import sparse
+
+    rows, columns = local.shape
+    if rows * columns <= _MOST_DENSE_CELLS:
+        return sparse.csr_array(_sum(local.toarray()))
+    cells = local.tocoo()
+    places = torch.from_numpy(np.stack([cells.row, cells.col]).astype(np.int64))
+    tensor = torch.sparse_coo_tensor(places, torch.from_numpy(cells.data), cells.shape, check_invariants=True)
+    tensor = tensor.coalesce()
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
+    tensor = tensor.coalesce()
+    return sparse.csr_array((tensor.values().numpy(), tuple(tensor.indices().numpy())), shape=local.shape)
 
 
 def sum_vectors(local: torch.Tensor) -> torch.Tensor:

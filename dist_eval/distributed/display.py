@@ -6,6 +6,8 @@ import time
 from typing import Protocol, TextIO
 
 from dist_eval.distributed.time_left import in_words
+from dist_eval.printable import printable
+from dist_eval.tables import format_count
 
 _LINE_SECONDS = 10.0
 
@@ -53,7 +55,7 @@ class _Bar:
         self._bar.update(done - self._bar.n)
 
     def note(self, text: str) -> None:
-        self._bar.write(text, file=self._stream)
+        self._bar.write(printable(text), file=self._stream)
 
     def close(self) -> None:
         self._bar.close()
@@ -73,10 +75,14 @@ class _Lines:
         self._next, self._shown = now + _LINE_SECONDS, done
         rate = (done - before) / max(now - self._start, 1e-9)
         left = "" if finished or seconds_left is None else f", about {in_words(seconds_left)} left"
-        print(f"evaluating: {done} of {self._total} examples, {rate:.0f}/s{left}", file=self._stream, flush=True)
+        print(
+            f"evaluating: {done} of {format_count(self._total, 'example')}, {rate:.0f}/s{left}",
+            file=self._stream,
+            flush=True,
+        )
 
     def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

@@ -21,6 +21,7 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.distributed.time_left import TimeLeft
 from dist_eval.errors import LostRankError, first_line
+from dist_eval.tables import format_count
 
 _REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
 _LATE_RANKS_NAMED = 5
@@ -182,7 +183,7 @@ class Progress:
 
         named = ", ".join(
             f"rank {rank} on {reported(_HOST, rank, 'an unknown host')} "
-            f"({counts[rank]} examples done, the last ones in {reported(_BATCH, rank, 'no batch')})"
+            f"({format_count(counts[rank], 'example')} done, the last ones in {reported(_BATCH, rank, 'no batch')})"
             for rank in lost[:_LATE_RANKS_NAMED]
         )
         more = f" and {len(lost) - _LATE_RANKS_NAMED} more" if len(lost) > _LATE_RANKS_NAMED else ""

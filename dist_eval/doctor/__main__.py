@@ -14,6 +14,7 @@ from dist_eval.process.exit_status import INTERRUPTED
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.process.output import status_after_output, tolerate_broken_output
 
 
 def examine(config: DoctorConfig) -> int:
@@ -29,6 +30,7 @@ def examine(config: DoctorConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and ends the process: with 0, 1 if the run would fail, 2 if an option is invalid."""
+    tolerate_broken_output()
     try:
         config = parse_args(sys.argv[1:] if arguments is None else arguments, DOCTOR)
     except ConfigError as error:
@@ -41,9 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = examine(config)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # threads that still wait for an answer must not delay the exit
+    os._exit(status_after_output(status))  # threads that still wait for an answer must not delay the exit
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_eval.cluster.hosts import interface_of, is_loopback
 from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, leaders
+from dist_eval.tables import format_count
 
 _NAMES = Subject("names")
 _CLOCKS = Subject("clocks")
@@ -225,7 +226,7 @@ def _check_gpus(here: Sequence[RankFacts]) -> Iterator[Finding]:
 
 
 def _ranks(ranks: Sequence[object]) -> str:
-    return f"{len(ranks)} rank{'s' if ranks[1:] else ''}"
+    return format_count(len(ranks), "rank")
 
 
 def _gigabytes(count: int) -> str:

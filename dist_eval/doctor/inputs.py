@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
+from dist_eval.process.parsing import parse_json
 from dist_eval.swarm.petals_version import require_local
 
 _FLOAT_BYTES = 4
@@ -93,7 +93,7 @@ def stored_parameters(model: str) -> int:
     count = 0
     for path in sorted(Path(model).glob("*.safetensors")):
         with path.open("rb") as file:
-            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header: dict[str, Any] = parse_json(file.read(int.from_bytes(file.read(8), "little")))
         count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     return count
 

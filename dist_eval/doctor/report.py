@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dist_eval.doctor.facts import Finding, RankFacts
+from dist_eval.printable import printable_lines
 from dist_eval.process.files import write_atomically
 
 DOCTOR = "doctor.json"
@@ -31,7 +32,8 @@ def describe(findings: Sequence[Finding]) -> str:
                 lines += _wrapped(" " * (8 + _NAME_WIDTH - 3) + "→  ", finding.advice)
     errors, warnings = (sum(finding.level == level for finding in findings) for level in _ORDER[:2])
     verdict = "The run would fail" if errors else "Nothing stands in the way of the run"
-    return "\n".join([*lines, f"{verdict}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}."])
+    lines.append(f"{verdict}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}.")
+    return printable_lines("\n".join(lines))
 
 
 def _wrapped(head: str, text: str) -> list[str]:

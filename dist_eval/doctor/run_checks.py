@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject, SwarmView, leaders
 from dist_eval.swarm.announcements import mixed_precisions, mixed_versions
 from dist_eval.swarm.coverage import format_ranges
+from dist_eval.tables import format_count
 
 _FOLDER = Subject("output folder")
 _SPACE = Subject("disk space")
@@ -175,8 +176,9 @@ def _check_servers(known: Sequence[tuple[RankFacts, SwarmView]]) -> Iterator[Fin
         versions = sorted({server.version for server in announced if server.version})
         alone = [number for number, count in enumerate(swarm.replicas) if count == 1]
         yield _SWARM.fine(
-            f"{len(servers)} servers hold all {swarm.num_blocks} blocks of {swarm.dht_prefix}"
-            + (f" ({len(alone)} blocks have one server only)" if alone else "")
+            f"{format_count(len(servers), 'server holds', 'servers hold')} all "
+            f"{format_count(swarm.num_blocks, 'block')} of {swarm.dht_prefix}"
+            + (f" ({format_count(len(alone), 'block has', 'blocks have')} one server only)" if alone else "")
             + f"; they answer within {max(times) * 1000:.0f} ms"
             + (f"; Petals {', '.join(versions)}" if versions else ""),
         )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_eval.doctor.facts import RankFacts
+from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import LOCK_FILE
 
@@ -78,7 +79,7 @@ def collect_space(facts: RankFacts, output: Path) -> None:
 def collect_run(facts: RankFacts, output: Path, results_name: str) -> None:
     """Records the status of the run in the folder, and whether a run is using it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        facts.run_status = json.loads((output / results_name).read_text(encoding="utf-8")).get("status")
+        facts.run_status = read_json(output / results_name).get("status")
     lock = output / JOURNAL / LOCK_FILE
     if lock.exists() and not can_lock(lock):
         facts.in_use = lock.read_text(encoding="utf-8", errors="replace").strip() or "an unknown process"
@@ -129,6 +130,6 @@ def can_lock(path: Path) -> bool:
 def _stranger(path: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
         if not can_lock(path):
-            content = json.loads(path.read_text())
+            content = read_json(path)
             return f"rank {content['rank']} of {content['world_size']} on {content['host']}"
     return None  # left by a doctor that was killed

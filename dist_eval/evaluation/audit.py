@@ -1,17 +1,19 @@
 """Audits: a share of the batches is sent twice, over different servers, and the answers are compared.
 
 Where they differ, both routes are walked again segment by segment: both servers of a segment get the same input, and
-where their answers differ, a third server decides. The server that disagrees with the third one is faulty: it is
-excluded, and every batch it has answered is predicted again (see `journal`). With only two servers there is no
-majority, so the dispute is reported instead.
+where their answers differ, a random sample of the other servers decides by majority: those that work together are not
+many among all that hold the blocks. The server that is outvoted is faulty: it is excluded, and every batch it has
+answered is predicted again (see `journal`). Without a majority, as with only two servers, the dispute is reported
+instead.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +29,7 @@ from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.router import Routing, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest relative difference that counts as agreement, by the coarsest dtype that a server on the route computes in.
+"""Largest relative difference that counts as agreement, by the dtype that servers compute in.
 
 Each of a few operations of a block has a relative rounding error of about 1e-7, 5e-4 and 4e-3 (half a unit in the last
 place); over tens of blocks, on different hardware, the sum stays well below these bounds, and a server that skips,
@@ -35,6 +37,8 @@ swaps or quantizes blocks is far above them.
 """
 
 _MOST_ROUNDS, _ROUNDING = 10, 1e-9
+_MOST_JUDGES = 5
+"""Servers that decide a dispute, where there are as many: an odd number, so that two of them cannot."""
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
@@ -49,6 +53,28 @@ def audited_batches(batches: int, fraction: float) -> frozenset[int]:
     """
     count = max(int(fraction > 0), math.ceil(fraction * batches - _ROUNDING))
     return frozenset(np.random.default_rng(0).choice(batches, size=count, replace=False).tolist())
+
+
+def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
+    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce.
+
+    Args:
+        dtypes: what each server announces, which may be anything; the finest one counts of several that are as many.
+    """
+    counts = Counter(dtype for dtype in dtypes if dtype in TOLERANCES)
+    most = max(counts.values(), default=0)
+    tolerances = [TOLERANCES[dtype] for dtype, count in counts.items() if count == most]
+    return min(tolerances, default=max(TOLERANCES.values()))
+
+
+def elected(votes: Counter[str], voters: int) -> str:
+    """Returns who has more than half of the votes; empty if nobody has.
+
+    Args:
+        votes: by candidate.
+        voters: number of all who vote, also of those who voted for nobody.
+    """
+    return next((name for name, count in votes.items() if 2 * count > voters), "")
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e-12) -> float:
@@ -75,6 +101,8 @@ class AuditedModel:
         on_faulty: called with each server that is found faulty.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
     """
+
+    _random = random.SystemRandom()  # servers cannot know who will be asked about them
 
     def __init__(
         self,
@@ -131,15 +159,16 @@ class AuditedModel:
             if not names:
                 return first, own.route, Findings(alone=1)
             difference = _answers_apart(first, second)
-            if difference <= self._tolerated(names):
+            if difference <= self._tolerated():
                 agreed = Findings(batches=1, agreed=Counter(names), largest_difference=difference)
                 return first, own.route, agreed
+            if difference <= self._tolerated(names):
+                why = "it may be the rounding of a dtype that most servers do not compute in"
+                return first, own.route, _undecided(names, own.route, difference, why)
             is_split = _covers_twice(own.route) or _covers_twice(other.route)
             if is_split and len(input_ids) == 1:
                 why = "a text took several requests, and which of them differed is not known"
-                blocks = (0, max(segment.end for segment in own.route))
-                whole = Dispute(peers=tuple(names), blocks=blocks, difference=difference, why=why)
-                return first, own.route, Findings(batches=1, disagreed=Counter(names), disputes=[whole])
+                return first, own.route, _undecided(names, own.route, difference, why)
             if is_split:
                 answers, route, findings = self._by_halves(input_ids, lengths)
                 if self._requests.excluded.isdisjoint(peer for peer, *_ in route):
@@ -170,17 +199,18 @@ class AuditedModel:
         route = [segment for _, route, _ in halves for segment in route]
         return np.concatenate([answers for answers, _, _ in halves]), route, findings
 
-    def _tolerated(self, peers: Sequence[str]) -> float:
+    def _tolerated(self, peers: Iterable[str] = ()) -> float:
+        """Returns the difference that counts as agreement, or as rounding of the dtypes that servers announce."""
         if self._tolerance is not None:
             return self._tolerance
         dtypes = {str(span.peer): span.dtype for span in self._requests.spans()}
-        coarsest = max(TOLERANCES.values())
-        return max(TOLERANCES.get(dtypes.get(peer) or "", coarsest) for peer in peers)
+        trusted = trusted_tolerance(dtypes.values())
+        return max([trusted, *(TOLERANCES.get(dtypes.get(peer) or "", trusted) for peer in peers)])
 
     def _compare_by_parts(
         self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
-        """Walks two routes segment by segment, and asks a third server where their answers differ."""
+        """Walks two routes segment by segment, and asks other servers where their answers differ."""
         spans, faulty = self._requests.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._model.prompts)
         parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
@@ -193,45 +223,44 @@ class AuditedModel:
             except SwarmError as error:
                 why = f"one did not answer again: {error}"
                 return faulty, Dispute(peers=(one, another), blocks=(start, end), difference=difference, why=why)
-            apart, tolerated = largest_difference(answer, opposite), self._tolerated((one, another))
-            if apart <= tolerated:
+            apart = largest_difference(answer, opposite)
+            if apart <= self._tolerated((one, another)):
                 hidden = answer
                 continue
-            confirmed, judge = self._third_opinion(
-                spans, start, end, hidden, {one: answer, another: opposite}, tolerated
-            )
-            if judge is None:
-                why = "no third server agrees with only one of them"
+            answers = {one: answer, another: opposite}
+            confirmed = self._majority(spans, start, end, hidden, answers)
+            if not confirmed:
+                why = "no third server, or no majority of them, agrees with only one of them"
                 return faulty, Dispute(peers=(one, another), blocks=(start, end), difference=apart, why=why)
-            faulty.add(another if confirmed == one else one)
-            hidden = judge
+            faulty |= answers.keys() - {confirmed}
+            hidden = answers[confirmed]
         if faulty:
             return faulty, None
         peers = tuple(_differing_servers(route, other))
         why = "asked again part by part, they agreed"
         return faulty, Dispute(peers=peers, blocks=(cuts[0], cuts[-1]), difference=difference, why=why)
 
-    def _third_opinion(
-        self,
-        spans: Sequence[Span],
-        start: int,
-        end: int,
-        hidden: torch.Tensor,
-        answers: Mapping[str, torch.Tensor],
-        tolerated: float,
-    ) -> tuple[str, torch.Tensor | None]:
-        """Returns which of two servers a third one agrees with, and the third one's answer; None if none decides it."""
-        for peer in dict.fromkeys(str(span.peer) for span in spans):
-            if peer in answers:
-                continue
+    def _majority(
+        self, spans: Sequence[Span], start: int, end: int, hidden: torch.Tensor, answers: dict[str, torch.Tensor]
+    ) -> str:
+        """Returns which of two servers the majority of a random sample of others agrees with; empty if with none."""
+        holding = {str(span.peer) for span in spans if span.start <= start and end <= span.end} - answers.keys()
+        votes, voters = Counter[str](), 0
+        for peer in self._random.sample(sorted(holding), len(holding)):
             try:
-                judge = self._ask(spans, peer, start, end, hidden)
-            except SwarmError:  # it is gone, or does not hold these blocks
+                opinion = self._ask(spans, peer, start, end, hidden)
+            except SwarmError:  # it is gone, or refuses
                 continue
-            confirmed = [name for name, answer in answers.items() if largest_difference(answer, judge) <= tolerated]
-            if len(confirmed) == 1:
-                return confirmed[0], judge
-        return "", None
+            voters += 1
+            alike = [
+                name
+                for name, answer in answers.items()
+                if largest_difference(answer, opinion) <= self._tolerated((name, peer))
+            ]
+            votes.update(alike if len(alike) == 1 else ())
+            if voters == _MOST_JUDGES or elected(votes, _MOST_JUDGES):
+                break
+        return elected(votes, voters)
 
     def _ask(self, spans: Sequence[Span], peer: str, start: int, end: int, hidden: torch.Tensor) -> torch.Tensor:
         for span in spans:
@@ -239,6 +268,13 @@ class AuditedModel:
                 segment = replace(span, start=start, end=end)
                 return self._requests.ask(segment, hidden, self._model.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
+
+
+def _undecided(names: Sequence[str], route: Sequence[RouteSegment], difference: float, why: str) -> Findings:
+    """Returns the findings of a batch where it is not known which server of a route is at fault."""
+    blocks = (0, max(segment.end for segment in route))
+    dispute = Dispute(peers=tuple(names), blocks=blocks, difference=difference, why=why)
+    return Findings(batches=1, disagreed=Counter(names), disputes=[dispute])
 
 
 def _answers_apart(first: np.ndarray, second: np.ndarray) -> float:

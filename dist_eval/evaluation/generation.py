@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.data.continuations import write_continuations
-from dist_eval.data.dataset import tokenizer_digest
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.prompts import Template
 from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
 from dist_eval.data.texts import texts_in
-from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding
+from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
+from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
 from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
@@ -36,6 +36,7 @@ from dist_eval.results.inputs import Decoding
 from dist_eval.runs.files import PREDICTIONS, REPORT
 from dist_eval.runs.saved_texts import SavedText, write_texts
 from dist_eval.statistics.documents import document_interval
+from dist_eval.tables import format_count
 
 
 def generate_run(session: RequestSession) -> HarnessResults | None:
@@ -84,6 +85,7 @@ class _Leader:
                 "tokens that can be sent: give fewer, or a larger --max-length."
             )
         self._references: list[list[str]] = []
+        self._with_begin = 0  # prompts
         self._digest = hashlib.sha256()  # of the prompts
         self._source = open_rows(
             config.dataset or (),
@@ -129,7 +131,9 @@ class _Leader:
             self._references += references_in(source, config.label_column, batch.column(len(columns)), first)
             prompts = [text + self._template.space for text in self._template.fill(texts)]
             self._digest.update(json.dumps(prompts).encode())
-            for row, ids in enumerate(self._tokenizer(prompts, verbose=False)["input_ids"], start=first):
+            tokenized, begun = token_ids(self._tokenizer, prompts)
+            self._with_begin += int(begun.sum())
+            for row, ids in enumerate(tokenized, start=first):
                 problem = ""
                 if not ids:
                     problem = "the prompt is empty, it has no tokens"
@@ -190,6 +194,9 @@ class _Leader:
                 references_digest=self._references_digest(),
             ),
             files=HarnessFiles(results=None, samples={name: PREDICTIONS}),
+            notices=[f"{format_count(self._with_begin, 'prompt has', 'prompts have')} {ONE_BEGINNING}"]
+            if self._with_begin
+            else [],
         )
 
     def _references_digest(self) -> str:

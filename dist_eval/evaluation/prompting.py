@@ -46,8 +46,8 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
             label_names=names,
             labels=data.labels,
         )
-        shown = (prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples)
-        prompted.before = "".join(text + BETWEEN_EXAMPLES for text in shown)
+        shown = [prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples]
+        prompted.put_before(shown, BETWEEN_EXAMPLES)
     return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)
 
 

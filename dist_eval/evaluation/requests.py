@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TextIO, cast
 
 import numpy as np
@@ -157,8 +156,9 @@ def answer_requests(
     if topology.is_leader:
         session.publish_dataset(lambda folder: identity.update(_written(write, folder)))
         data = Requests(session.scratch_dir)
-        fingerprint = fingerprint_of(config, base, data, data.plan(base.token_budget), identity)
-        session.claim(lambda: session.folder.claim(fingerprint) or session.folder.is_scored_otherwise)
+        answers = fingerprint_of(config, base, data, data.plan(base.token_budget))
+        fingerprint = Fingerprint({**answers.values, **identity})
+        session.claim(lambda: session.folder.claim(fingerprint, answers) or session.folder.is_scored_otherwise)
     if session.is_complete():
         return None
     session.open_swarm(base)
@@ -248,21 +248,18 @@ def fingerprint_of(
     base: BaseModelSpec,
     data: Requests,
     plan: Plan,
-    identity: Mapping[str, str] = MappingProxyType({}),
 ) -> Fingerprint:
-    """Returns what answers depend on, and what the results depend on besides, by names for error messages.
+    """Returns what answers depend on, by names for error messages.
 
     Args:
         config: the run's options.
         base: the base model.
         data: the requests.
         plan: their batches.
-        identity: further values: those that answers do not depend on, but what is made of them.
     """
     return Fingerprint(
         {
             **base.identity(),
-            **identity,
             "--max-length": str(data.continuations.facts.max_length),
             "--token-budget": str(base.token_budget),
             "--compression": config.compression,

@@ -11,7 +11,7 @@ import numpy as np
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.errors import RunError
+from dist_eval.errors import RunError, first_line
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
@@ -29,6 +29,7 @@ from dist_eval.runs.reading import read_results
 from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
+from dist_eval.tables import format_count
 
 _Value = TypeVar("_Value")
 
@@ -66,7 +67,8 @@ def rescore_complete(
     name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else metric_words(name, figure)} on {results.coverage.seen} examples. "
+        f"{'undefined' if figure is None else metric_words(name, figure)} on "
+        f"{format_count(results.coverage.seen, 'example')}. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
@@ -195,4 +197,6 @@ def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
         return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
     except OSError as error:
-        raise RunError(f"{folder.path / PREDICTIONS} cannot be read: {error}. --overwrite runs it again.") from error
+        raise RunError(
+            f"{folder.path / PREDICTIONS} cannot be read: {first_line(error)}. --overwrite runs it again."
+        ) from error

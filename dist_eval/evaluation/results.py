@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
+
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.evaluation.combination import Combined, spread, throughput
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary, PlanSummary, SessionsSummary
 from dist_eval.results.run import EvaluationResults
-from dist_eval.results.scores import Analysis, ConfusionMatrix, ProblemType, Scores
+from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
 from dist_eval.results.work import Audit, BackendComparison, Swarm
 
 
@@ -61,14 +65,25 @@ def results_of(
 
 def scores_of(metrics: Metrics) -> Scores:
     """Returns the sections of `results.json` that hold metrics."""
-    matrix = None
-    if metrics.confusion.size:
-        matrix = ConfusionMatrix(labels=metrics.label_names, matrix=metrics.confusion.tolist())
     return Scores(
         problem_type=cast(ProblemType, metrics.problem),
         metrics=metrics.values,
         undefined=metrics.undefined,
         custom_metrics=metrics.custom,
         majority_share=metrics.majority_share,
-        confusion_matrix=matrix,
+        confusion_matrix=_confusion_matrix(metrics),
+    )
+
+
+def _confusion_matrix(metrics: Metrics) -> ConfusionMatrix | SparseConfusionMatrix | None:
+    if metrics.problem == REGRESSION.name:
+        return None
+    if metrics.problem != SINGLE_LABEL.name or len(metrics.label_names) <= MOST_DENSE_CLASSES:
+        return ConfusionMatrix(labels=metrics.label_names, matrix=metrics.confusion.tolist())
+    cells = metrics.cells.tocoo()
+    kept = np.sort(np.argsort(-cells.data, kind="stable")[:MOST_CELLS])
+    return SparseConfusionMatrix(
+        labels=metrics.label_names,
+        cells=np.stack([cells.row, cells.col, cells.data], axis=1)[kept].tolist(),
+        omitted=int(cells.data.sum() - cells.data[kept].sum()),
     )

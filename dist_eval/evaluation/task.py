@@ -184,7 +184,6 @@ def write_dataset(
     Raises:
         DataError: the dataset cannot be read, or a row is wrong.
         CheckpointError: there is no tokenizer.
-        ConfigError: the model cannot take pairs of texts.
         RunError: the folder cannot be written.
     """
     own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
@@ -194,16 +193,6 @@ def write_dataset(
     prompted = target.prompted if isinstance(target, LabelWords) else None
     if prompted:
         tokenizer.truncation_side = "left"  # the end of a prompt asks the question
-    if (
-        isinstance(target, PretrainedClassifier)
-        and len(options.text_column) == 2
-        and "token_type_ids" in tokenizer.model_input_names
-        and getattr(base.config, "type_vocab_size", 0) > 1
-    ):
-        raise ConfigError(
-            f"--text-column names two columns, but {base.name} tells the texts of a pair apart by token types, which "
-            "dist_eval does not pass on."
-        )
     dataset = options.dataset or ()
     columns: dict[str, Any] = {
         "text_columns": options.text_column,
@@ -223,6 +212,7 @@ def write_dataset(
             tokenizer=tokenizer,
             max_length=base.max_length,
             vocab_size=getattr(base.config, "vocab_size", None),
+            token_types=target.token_types if isinstance(target, PretrainedClassifier) else 0,
             problem=target.problem,
             strict=options.strict,
             extra_columns=extra_columns,

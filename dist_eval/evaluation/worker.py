@@ -27,6 +27,7 @@ from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.window import Window
+from dist_eval.tables import format_count
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class FailurePolicy:
         """Raises a `RunError`, with the reason of one failure, if more examples failed than allowed, or all of them."""
         if count > self.limit:
             raise RunError(
-                f"{count} examples failed, more than --max-failed {self.limit} allows. One of them: {reason}"
+                f"{format_count(count, 'example')} failed, more than --max-failed {self.limit} allows. One of "
+                f"them: {reason}"
             )
         if count >= examples:
-            raise RunError(f"All {examples} examples failed. One of them: {reason}")
+            raise RunError(f"All {format_count(examples, 'example')} failed. One of them: {reason}")
 
 
 def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: int = 0) -> tuple[Assignment, int, int]:
@@ -122,7 +124,8 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         given_up = sum(failed for *_, failed, _ in everybody)
         why = common_reason([reason for *_, reason in everybody])
         raise RunStopped(
-            f"Stopped, because {why}: {seen} of {examples} examples are in the journal. Start the same command "
+            f"Stopped, because {why}: {seen} of {format_count(examples, 'example is', 'examples are')} in the "
+            f"journal. Start the same command "
             "again to resume.",
             Coverage(expected=examples, seen=seen, duplicates=0, missing=examples - seen, failed=given_up),
         )

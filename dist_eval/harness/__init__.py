@@ -5,7 +5,8 @@
 For the harness there is one process: the leader runs it, with `language_model` as its model. At the first call all
 requests of all tasks become one dataset, which `dist_eval.evaluation.requests` sends through the model like any
 evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `tasks` finds the harness'
-tasks, also those in `shipped_tasks/`; `metrics` reads their figures, and adds intervals.
+tasks, also those in `shipped_tasks/`; `examples` keeps questions out of their own few-shot examples; `notices` collects
+what the harness warns of; `metrics` reads their figures, and adds intervals.
 
-`lm_eval` is imported in `language_model` and `tasks` only, on the leader.
+`lm_eval` is imported in `examples`, `language_model`, `notices` and `tasks` only, on the leader.
 """

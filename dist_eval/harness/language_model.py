@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
@@ -51,6 +52,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         vocab_size: number of token ids that the model knows.
         strict: raise an error for a context that is too long.
         seed: of texts that a task wants to be drawn at random.
+        say: takes a notice for the user, and its kind (see `dist_eval.harness.notices.Notices.say`).
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         vocab_size: int,
         strict: bool = False,
         seed: int = 0,
+        say: Callable[..., None] = lambda *_: None,
     ) -> None:
         super().__init__()
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
-        self._seed = seed
+        self._seed, self._say = seed, say
         self._answers: dict[int, tuple[float, bool]] | None = None
         self._texts: dict[int, list[str]] = {}
 
@@ -117,7 +120,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
         for instance, decoding in zip(instances, decodings, strict=True):
-            context = self.tok_encode(instance.args[0])
+            context = self.tok_encode(_text_of(instance, 0))
             room = self.max_length - decoding.max_new_tokens
             if room < 1:
                 problem = (
@@ -168,11 +171,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """Yields the texts of instances, and appends to `counts` how many each has."""
         for start in range(0, len(instances), _TOKENIZED_AT_ONCE):
             some = instances[start : start + _TOKENIZED_AT_ONCE]
+            for instance in some:
+                texts = [_text_of(instance, number) for number in range(len(instance.args))]
+                if not any(texts):
+                    self._check_empty(instance)
             whole = [instance for instance in some if instance.request_type != _ROLLING]
             tokenized = iter(super().loglikelihood(whole, disable_tqdm=True))  # see _loglikelihood_tokens
             for instance in some:
                 rolls = instance.request_type == _ROLLING
-                pairs = self._windows(*instance.args) if rolls else [next(tokenized)]
+                pairs = self._windows(instance) if rolls else [next(tokenized)]
                 counts.append(len(pairs))
                 for context, continuation in pairs:
                     self._check(instance, context, continuation)
@@ -182,14 +189,27 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """Returns what the harness has made of contexts and continuations; `_all_answers` has it answered."""
         return [(context, continuation) for _, context, continuation in requests]
 
-    def _windows(self, text: str) -> list[Pair]:
+    def _windows(self, instance: Instance) -> list[Pair]:
         windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
+            token_list=self.tok_encode(instance.args[0]),
             prefix_token=self.prefix_token_id,
             max_seq_len=self.max_length,
             context_len=1,
         )
-        return [make_disjoint_window(window) for window in windows]
+        pairs = [make_disjoint_window(window) for window in windows]
+        if pairs and pairs[0][0] == pairs[0][1][:1]:
+            begin = self.tokenizer.decode(self.prefix_token_id)
+            self._say(
+                f"Task {instance.task_name}: texts begin with {begin}, before which the harness, as with its own "
+                "backend, puts another one, and predicts it like any other token."
+            )
+        return pairs
+
+    def _check_empty(self, instance: Instance) -> None:
+        """Checks a request without any text: of a pair, nothing can be predicted."""
+        if instance.request_type != _ROLLING:
+            raise _problem(instance, "context and continuation are both empty")
+        self._say(f"Task {instance.task_name}, document {instance.doc_id}: the text is empty.", "empty text")
 
     def _check(self, instance: Instance, context: list[int], continuation: list[int]) -> None:
         length = len(context) + len(continuation)
@@ -240,23 +260,65 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return list(self.tokenizer.encode(string, verbose=False, **special))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Puts a conversation into the tokenizer's chat template.
+        """Puts a conversation into the tokenizer's chat template, without system messages if it refuses them.
 
         Raises:
             ConfigError: the template does not take this conversation.
         """
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+            text = self._templated(chat_history, add_generation_prompt)
+        except TemplateError as error:
+            kept = [message for message in chat_history if message["role"] != "system"]
+            if len(kept) == len(chat_history):
+                raise _bad_template(error) from error
+            try:
+                text = self._templated(kept, add_generation_prompt)
+            except TemplateError:
+                raise _bad_template(error) from error
+            self._say(
+                f"The chat template takes no system message ({first_line(error)}): descriptions of tasks are left out, "
+                "as with the harness' own backend."
             )
-        except Exception as error:  # jinja2's errors, and those that templates raise
-            raise ConfigError(
-                f"--apply-chat-template: the tokenizer's chat template fails: {first_line(error)}"
-            ) from error
         if add_generation_prompt:
             return text
         begun = chat_history[-1]["content"].strip()  # the answer goes on: what ends the message is cut off
-        return text[: text.rindex(begun) + len(begun)]
+        end = text.rfind(begun)
+        if end < 0:
+            raise ConfigError(
+                "--apply-chat-template: the tokenizer's chat template changes how an answer begins (gen_prefix), so "
+                "that it cannot go on from there."
+            )
+        return text[: end + len(begun)]
+
+    def _templated(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except TemplateError:
+            raise
+        except Exception as error:  # of a template's own expressions
+            raise _bad_template(error) from error
+
+
+def _bad_template(error: Exception) -> ConfigError:
+    return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {first_line(error)}")
+
+
+def _text_of(instance: Instance, number: int) -> str:
+    """Returns one of the texts of a request.
+
+    Raises:
+        DataError: the task has made something else.
+    """
+    text = instance.args[number]
+    if not isinstance(text, str):
+        is_target = number == 1 or instance.request_type == _ROLLING
+        what = "target (doc_to_target)" if is_target else "context (doc_to_text)"
+        raise _problem(instance, f"the {what} is no text but {text!r:.40}, of type {type(text).__name__}")
+    return text
 
 
 def _problem(instance: Instance, problem: str) -> DataError:

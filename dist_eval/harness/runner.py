@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_eval.data.continuations import write_continuations
-from dist_eval.data.dataset import tokenizer_digest
 from dist_eval.data.generation import write_prompts
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.harness.metrics import group_results, task_results
@@ -100,6 +99,7 @@ class Leader:
             vocab_size=self._base.config.vocab_size,
             strict=session.config.strict,
             seed=session.config.seed,
+            say=tasks.notices.say,
         )
         tracker = tracker_of(session.folder.path)
         try:
@@ -136,6 +136,8 @@ class Leader:
         def write(folder: Path) -> dict[str, str]:
             write_continuations(folder, pairs, max_length=self._base.max_length)
             write_prompts(folder, prompts, max_length=self._base.max_length + self._target.extra_tokens)
+            for text in tasks.notices.lines():  # before anything is sent
+                print(f"notice: {text}", file=self._terminal[1], flush=True)
             return {
                 "tokenizer": tokenizer_digest(tokenizer),
                 **tasks.identity(),
@@ -146,6 +148,7 @@ class Leader:
 
         try:
             with on_terminal(*self._terminal):
+                tasks.say_replaced()
                 self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
         except Exception as error:
             self._broken = error
@@ -169,6 +172,7 @@ class Leader:
             groups=groups,
             harness_version=str(found["lm_eval_version"]),
             files=save(tracker, found, session.folder.path),
+            notices=loaded.notices.lines(),
         )
         session.folder.save_timelines(answered.timelines)
         session.folder.save(results)

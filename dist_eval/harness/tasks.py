@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from typing import Any
 import datasets
 from lm_eval import evaluator
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, _yaml_loader
 
-from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, first_line
+from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
+from dist_eval.harness.examples import ExampleGuard, document_text
+from dist_eval.harness.notices import Notices, after_metrics, before_requests
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.files import private_files
+from dist_eval.process.parsing import require_small
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
 
@@ -29,7 +35,13 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 """Task files of this package."""
 
 _NAMED = 3
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        require_small(node)
+        return node
 
 
 @dataclass(frozen=True)
@@ -40,39 +52,69 @@ class LoadedTasks:
         manager: finds exactly these.
         tasks: the tasks by name.
         options: the options of the run.
+        notices: what the harness warns of.
+        guards: what keeps questions out of their examples, by task.
     """
 
     manager: TaskManager
     tasks: dict[str, Any]
     options: HarnessConfig
+    notices: Notices
+    guards: dict[str, ExampleGuard]
 
     @classmethod
     def load(cls, options: HarnessConfig) -> LoadedTasks:
         """Reads the tasks and their data.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: there is no such task, or there are several ones.
             DataError: a task's file or data cannot be read.
         """
         missing = [path for path in options.include_path if not Path(path).is_dir()]
         if missing:
             raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        with quiet(not options.verbose), _no_remote_code():
+        notices, bounded = Notices(), patched(_yaml_loader, "_Base", _BoundedLoader)
+        with notices.listening(), quiet(not options.verbose), _no_remote_code(), bounded:
             manager = _manager(options)
-            for name in options.tasks:
+            skipped = [f"{path} cannot be read: {why}" for path, why in _own_files(notices.skipped, options)]
+            for name in dict.fromkeys(options.tasks):
                 if name not in manager.all_tasks and not Path(name).is_file():
                     close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
                     hint = f"Did you mean {' or '.join(close)}?" if close else "Is --include-path missing?"
-                    raise ConfigError(f"--tasks: the harness has no task {name!r}. {hint}")
+                    raise ConfigError(
+                        f"--tasks: the harness has no task {name!r}. {'; '.join(skipped[:_NAMED]) or hint}"
+                    )
                 try:
                     found = manager.load([name])
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
-                    raise DataError(f"The task {name} cannot be loaded: {_reason(error)}") from error
-                for part, values in loaded.items():
-                    values.update(found.get(part, {}))
+                    logged = f" ({notices.error})" if notices.error else ""
+                    raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
+                for part in ("groups", "group_map"):
+                    loaded[part].update(found.get(part, {}))
+                _add_tasks(loaded["tasks"], found)
+        for text in skipped:
+            notices.say(f"The task file {text}.")
+        for name, task in loaded["tasks"].items():
+            for text in before_requests(name, task, options.num_fewshot):
+                notices.say(text)
         manager.load = lambda _: loaded  # the harness would read all data again
-        return cls(manager, loaded["tasks"], options)
+        guards = {
+            name: ExampleGuard(task) for name, task in loaded["tasks"].items() if isinstance(task, ConfigurableTask)
+        }
+        for name, task in loaded["tasks"].items():
+            _name_documents(name, task)
+        return cls(manager, loaded["tasks"], options, notices, guards)
+
+    def say_replaced(self) -> None:
+        """Adds notices about examples that were replaced, once requests are built."""
+        for name, guard in self.guards.items():
+            if guard.prompts:
+                documents = len({instance.doc_id for instance in self.tasks[name].instances})
+                self.notices.say(
+                    f"Task {name}: the examples of {guard.prompts} of {documents} prompts held the question itself, "
+                    "with its answer; others took their place. A fewshot_split of its own avoids that."
+                )
 
     def identity(self) -> dict[str, str]:
         """Returns hashes of the tasks and their documents, by names for error messages, once requests are built."""
@@ -82,11 +124,13 @@ class LoadedTasks:
             known = -1
             for instance in task.instances:
                 if instance.doc_id != known:
-                    documents.update(f"{name} {instance.doc_id} {_text(instance.doc)}\n".encode(errors="surrogatepass"))
+                    documents.update(
+                        f"{name} {instance.doc_id} {document_text(instance.doc)}\n".encode(errors="surrogatepass")
+                    )
                 known = instance.doc_id
         return {
             "--tasks": " ".join(self.tasks),
-            "definition of the tasks": hashlib.sha256(_text(configs).encode()).hexdigest(),
+            "definition of the tasks": hashlib.sha256(document_text(configs).encode()).hexdigest(),
             "data of the tasks": documents.hexdigest(),
             "version of lm-eval": version("lm-eval"),
         }
@@ -118,7 +162,12 @@ class LoadedTasks:
         options = self.options
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
-            with quiet(not options.verbose), _single_process(), patched(evaluator, "get_git_commit_hash", lambda: None):
+            with (
+                self.notices.listening(),
+                quiet(not options.verbose),
+                _single_process(),
+                patched(evaluator, "get_git_commit_hash", lambda: None),
+            ):
                 results = evaluator.simple_evaluate(
                     model=model,
                     model_args={"pretrained": str(options.model)},
@@ -133,7 +182,12 @@ class LoadedTasks:
         except EvaluationError:
             raise
         except Exception as error:  # of a task's own code, templates and metrics
-            raise DataError(f"The harness failed on the tasks {', '.join(self.tasks)}: {_reason(error)}") from error
+            raise DataError(
+                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
+            ) from error
+        for name, samples in results["samples"].items():
+            for text in after_metrics(name, self.tasks[name], samples, results["results"][name]):
+                self.notices.say(text)
         return dict(results)
 
 
@@ -147,6 +201,49 @@ def _manager(options: HarnessConfig) -> TaskManager:
     if set(options.tasks) <= set(manager.all_subtasks):
         return manager
     return TaskManager(**places)
+
+
+def _own_files(skipped: Mapping[str, str], options: HarnessConfig) -> Iterator[tuple[str, str]]:
+    """Yields those of the skipped files that are in the folders of `--include-path`."""
+    for path, why in skipped.items():
+        if any(Path(path).is_relative_to(folder) for folder in options.include_path):
+            yield path, why
+
+
+def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Adds tasks to others.
+
+    Raises:
+        ConfigError: two of one name differ, of which the harness would evaluate the last one, under both names.
+    """
+    members = [task for group in found.get("groups", {}).values() for task in group.get_all_tasks()]
+    for task in [*found["tasks"].values(), *members]:
+        other = tasks.setdefault(task.task_name, task)
+        if other is not task and document_text(other.dump_config()) != document_text(task.dump_config()):
+            raise ConfigError(
+                f"--tasks: there are two different tasks {task.task_name!r}, such as one of a group that changes it. "
+                "Evaluate them in two runs, or give one of them another name."
+            )
+
+
+def _name_documents(name: str, task: Any) -> None:
+    """Makes errors of a task's templates and code name the document that they were given."""
+    numbers = itertools.count()
+
+    def named(call: Callable[..., Any], number: int) -> Any:
+        try:
+            return call()
+        except EvaluationError:
+            raise
+        except Exception as error:
+            raise DataError(f"Task {name}, document {number}: {error_summary(error)}") from error
+
+    fewshot_context, construct_requests = task.fewshot_context, task.construct_requests
+    # the harness makes the context of each document, one after the other, and then its requests
+    task.fewshot_context = lambda *own, **options: named(partial(fewshot_context, *own, **options), next(numbers))
+    task.construct_requests = lambda *own, **options: named(
+        partial(construct_requests, *own, **options), options["metadata"][1]
+    )
 
 
 def tracker_of(folder: Path) -> EvaluationTracker:
@@ -166,7 +263,7 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         RunError: they cannot be written.
     """
     samples = results.pop("samples")
-    with quiet():
+    with quiet(), private_files():
         tracker.save_results_aggregated(results=results, samples=samples)
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
@@ -204,7 +301,11 @@ def quiet(is_quiet: bool = True) -> Iterator[None]:
     if not is_quiet:
         yield
         return
-    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+    with (
+        open(os.devnull, "w", encoding="utf-8") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
         yield
 
 
@@ -242,18 +343,3 @@ def _single_process() -> Iterator[None]:
             del os.environ["DISABLE_MULTIPROC"]
         else:
             os.environ["DISABLE_MULTIPROC"] = before
-
-
-def _reason(error: BaseException) -> str:
-    """Returns what an error says, or the one that it was raised for."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    place = getattr(error, "problem_mark", None)
-    if place is not None:  # of YAML, whose first line says only what was being read
-        return f"{type(error).__name__}: {error.problem}, line {place.line + 1}"  # type: ignore[attr-defined]
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def _text(value: Any) -> str:
-    """Returns a value as text that is the same in every process."""
-    return _ADDRESS.sub("", json.dumps(value, sort_keys=True, default=str))

@@ -16,6 +16,7 @@ from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, Ref
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.window import Window
+from dist_eval.tables import format_count
 
 _ROWS_NAMED = 5
 
@@ -137,7 +138,7 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
     for name in column_names(model.columns):
         column, declared = found[name].numpy(), answers[name]
         if len(column) != len(lengths):
-            raise ModelOutputError(f"{len(column)} answers for {len(lengths)} texts.")
+            raise ModelOutputError(f"{format_count(len(column), 'answer')} for {format_count(len(lengths), 'text')}.")
         for what, one, other in (
             ("shape", list(column.shape), list(declared.shape)),
             ("dtype", column.dtype, declared.dtype),
@@ -148,7 +149,8 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
         finite &= np.isfinite(column).all(axis=tuple(range(1, column.ndim)))
     if not finite.all():
         raise ModelOutputError(
-            f"The model answered with values that are not finite for {(~finite).sum()} of {len(lengths)} texts."
+            f"The model answered with values that are not finite for {(~finite).sum()} of "
+            f"{format_count(len(lengths), 'text')}."
         )
     return answers
 
@@ -190,4 +192,4 @@ def _answers(model: TextModel, dataset: Texts, number: int, rows: np.ndarray, ro
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind
-        raise SwarmError(f"{name} got no answer: {first_line(error)[:300]}") from error
+        raise SwarmError(f"{name} got no answer: {first_line(error)}") from error

@@ -12,12 +12,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.calibration import calibration_metrics
+from dist_eval.metrics.confusion import confusion_of
 from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import area_under_roc
@@ -26,6 +28,7 @@ from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import PerClass
 
 _LOSS_TOLERANCE = 1e-9
+_CLASSES_IN_MESSAGE = 20
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,16 @@ class Totals:
 
     Attributes:
         counts: examples and correct examples (all labels correct; 0 in a regression), int64 of shape [2].
-        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes]; in a
-            multi-label problem of shape [labels, 2, 2] (see `label_confusion`), in a regression of shape [0, 0].
+        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes], a SciPy
+            sparse array; in a multi-label problem of shape [labels, 2, 2] (see `label_confusion`), in a regression of
+            shape [0, 0].
         loss: sum of the losses, float64 of shape [1].
         errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
             shape [0, 2].
     """
 
     counts: np.ndarray
-    confusion: np.ndarray
+    confusion: Any
     loss: np.ndarray
     errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
@@ -50,11 +54,13 @@ class Totals:
     def of(cls, predictions: PredictionsLike) -> Totals:
         """Computes the totals of predictions, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
-        shape = {SINGLE_LABEL: (outputs, outputs), MULTI_LABEL: (outputs, 2, 2), REGRESSION: (0, 0)}[problem]
-        confusion, errors = np.zeros(shape, dtype=np.int64), np.zeros((outputs if problem is REGRESSION else 0, 2))
+        errors = np.zeros((outputs if problem is REGRESSION else 0, 2))
+        confusion: Any = np.zeros((outputs, 2, 2) if problem is MULTI_LABEL else (0, 0), dtype=np.int64)
+        if problem is SINGLE_LABEL:
+            confusion = confusion_of(np.empty(0, np.int64), np.empty(0, np.int64), outputs)
         for piece in predictions.pieces():
             if problem is SINGLE_LABEL:
-                np.add.at(confusion, (piece.label, piece.prediction), 1)
+                confusion = confusion + confusion_of(piece.label, piece.prediction, outputs)
             elif problem is MULTI_LABEL:
                 confusion += label_confusion(piece.label, piece.prediction)
                 correct += int((piece.label == piece.prediction).all(axis=1).sum())
@@ -62,7 +68,7 @@ class Totals:
                 apart = np.abs(piece.prediction - piece.label)
                 errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
         if problem is SINGLE_LABEL:
-            correct = confusion.trace()
+            correct = confusion.diagonal().sum()
         return cls(
             counts=np.asarray([len(predictions), correct], dtype=np.int64),
             confusion=confusion,
@@ -98,16 +104,27 @@ def require_same_totals(reduced: Totals, gathered: Totals) -> None:
     """
     for name, agree in (
         ("counts", np.array_equal),
-        ("confusion", np.array_equal),
+        ("confusion", _are_equal),
         ("loss", _are_close),
         ("errors", _are_close),
     ):
         sums, others = getattr(reduced, name), getattr(gathered, name)
         if not agree(sums, others):
             raise ExactnessError(
-                f"The {name} do not agree: all_reduce gives {sums.tolist()}, "
-                f"the gathered examples give {others.tolist()}. No metric was computed."
+                f"The {name} do not agree: all_reduce gives {_described(sums)}, "
+                f"the gathered examples give {_described(others)}. No metric was computed."
             )
+
+
+def _are_equal(sums: Any, others: Any) -> bool:
+    return sums.shape == others.shape and not (sums - others).nonzero()[0].size
+
+
+def _described(values: Any) -> str:
+    if isinstance(values, np.ndarray):
+        return str(values.tolist())
+    is_small = values.shape[0] <= _CLASSES_IN_MESSAGE
+    return str(values.toarray().tolist()) if is_small else " ".join(str(values).split())
 
 
 def _are_close(sums: np.ndarray, others: np.ndarray) -> bool:
@@ -123,7 +140,8 @@ class Metrics:
         values: metric by name; `None` if undefined for the data.
         undefined: the reason for each metric that is `None`.
         per_class: the metrics of each class, label or output, without intervals.
-        confusion: as in `Totals`.
+        cells: the confusion matrix; in single-label classification a SciPy sparse array, int64 of shape [classes,
+            classes], else as `confusion`.
         majority_share: share of the most frequent class, the accuracy of always predicting it; single-label only.
         label_names: name of each class, label or output.
         problem: name of the problem type.
@@ -133,11 +151,20 @@ class Metrics:
     values: MetricValues
     undefined: Reasons
     per_class: PerClass
-    confusion: np.ndarray
+    cells: Any
     majority_share: float | None
     label_names: list[str] = field(default_factory=list)
     problem: str = SINGLE_LABEL.name
     custom: list[str] = field(default_factory=list)
+
+    @property
+    def confusion(self) -> np.ndarray:
+        """The whole confusion matrix: examples by true class (row) and predicted class (column), int64.
+
+        Of shape [classes, classes], in a multi-label problem [labels, 2, 2], in a regression [0, 0]. Of very many
+        classes it takes much memory; `cells` does not.
+        """
+        return self.cells if isinstance(self.cells, np.ndarray) else self.cells.toarray()
 
 
 def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
@@ -178,7 +205,7 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
         values={**values, "loss": loss},
         undefined=undefined,
         per_class=rows,
-        confusion=confusion,
+        cells=confusion,
         majority_share=None,
         label_names=list(label_names),
         problem=problem.name,
@@ -192,17 +219,17 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     present = np.flatnonzero(support + predicted)
     # one weighted example per cell gives the same metrics as all examples, at negligible cost
-    label, prediction = np.nonzero(confusion)
-    cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion[label, prediction]}
+    label, prediction = confusion.nonzero()
+    cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion.data}
     values: MetricValues = {
         "accuracy": float(sk.accuracy_score(**cells)),
         "loss": float(predictions.loss.mean()),
+        "mcc": _matthews(confusion.diagonal().sum(), support[present], predicted[present]),
+        "balanced_accuracy": float(np.mean(confusion.diagonal()[support > 0] / support[support > 0])),
     }
     undefined: Reasons = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns about what `undefined` reports
-        values["mcc"] = float(sk.matthews_corrcoef(**cells))
-        values["balanced_accuracy"] = float(sk.balanced_accuracy_score(**cells))
         for average in ("macro", "micro", "weighted"):
             figures = sk.precision_recall_fscore_support(**cells, labels=present, average=average, zero_division=0)
             for name, value in zip(("precision", "recall", "f1"), figures[:3], strict=True):
@@ -216,16 +243,24 @@ def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[st
         values=values,
         undefined=undefined,
         per_class=class_results(label_names, confusion.diagonal(), support, predicted),
-        confusion=confusion,
+        cells=confusion,
         majority_share=float(support.max() / support.sum()),
         label_names=list(label_names),
     )
 
 
+def _matthews(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns Matthews' correlation from counts; scikit-learn's needs a dense confusion matrix."""
+    support, predicted = support.astype(np.float64), predicted.astype(np.float64)
+    examples = support.sum()
+    spread = (examples**2 - np.dot(predicted, predicted)) * (examples**2 - np.dot(support, support))
+    return float((hits * examples - np.dot(support, predicted)) / np.sqrt(spread)) if spread else 0.0
+
+
 def _withdraw_undefined_averages(
     values: MetricValues,
     undefined: Reasons,
-    confusion: np.ndarray,
+    confusion: Any,
     present: np.ndarray,
     label_names: Sequence[str],
 ) -> None:

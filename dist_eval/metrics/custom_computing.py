@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.plan import Plan
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, NoResult, described, error_summary, numbers_by_name
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, NoResult, described, error_sentence, numbers_by_name
 
 _BATCHES_IN_A_ROUND = 1 << 12
 """Batches whose values are gathered at a time, which bounds the memory that other ranks' values take."""
@@ -222,4 +222,4 @@ def _values(metric: CustomMetric, inputs: Inputs, combined: ReducedMetrics) -> d
 
 
 def _reason(error: Exception) -> str:
-    return f"the metric gave {error}" if isinstance(error, NoResult) else f"the metric raised {error_summary(error)}"
+    return f"the metric gave {error}" if isinstance(error, NoResult) else f"the metric raised {error_sentence(error)}"

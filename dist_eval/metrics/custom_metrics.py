@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problem_types import REGRESSION
+from dist_eval.errors import error_summary
 from dist_eval.metrics.predictions import PredictionsLike
 
 REDUCTIONS = ("sum", "mean", "cat", "max", "min")
@@ -141,8 +142,7 @@ def described(value: Any) -> str:
     return f"{type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else f" ({value!r:.60})")
 
 
-def error_summary(error: BaseException) -> str:
-    """Returns the type and the first line of an error, as a sentence."""
-    lines = str(error).strip().splitlines() or [""]
-    text = f"{type(error).__name__}: {lines[0][:300]}".rstrip(": ")
+def error_sentence(error: BaseException) -> str:
+    """Returns the type of an error and what it says, as a sentence."""
+    text = error_summary(error)
     return text if text.endswith((".", "!", "?")) else text + "."

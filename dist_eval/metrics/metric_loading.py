@@ -25,10 +25,11 @@ from dist_eval.metrics.custom_metrics import (
     Inputs,
     NoResult,
     described,
-    error_summary,
+    error_sentence,
     numbers_by_name,
 )
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.tables import format_count
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -106,7 +107,7 @@ def _import(spec: str, target: str) -> Any:
             "the installed packages."
         ) from error
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"--metric {spec}: importing {module} fails: {error_summary(error)}") from error
+        raise ConfigError(f"--metric {spec}: importing {module} fails: {error_sentence(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"--metric {spec}: there is no {part!r} in {getattr(found, '__name__', module)}.")
@@ -144,7 +145,7 @@ def _instantiate(spec: str, found: Any) -> Any:
         return found()
     except Exception as error:  # user code may raise anything
         raise ConfigError(
-            f"--metric {spec}: {found.__name__}() fails: {error_summary(error)} If it needs arguments, create an "
+            f"--metric {spec}: {found.__name__}() fails: {error_sentence(error)} If it needs arguments, create an "
             "instance in your module and name that."
         ) from error
 
@@ -171,7 +172,7 @@ def _load_evaluate(spec: str, target: str) -> Any:
     try:
         return evaluate.load(str(Path(target).resolve()))
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_summary(error)}") from error
+        raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_sentence(error)}") from error
 
 
 def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
@@ -191,7 +192,7 @@ def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -
         try:
             _measure_torchmetrics(metric, form, sample)
         except Exception as error:  # torchmetrics raises various types
-            refusals.append(f"{name}: {error_summary(error)}")
+            refusals.append(f"{name}: {error_sentence(error)}")
         else:
             return lambda inputs, form=form: _measure_torchmetrics(metric, form, inputs)  # type: ignore[misc]
     raise ConfigError(f"--metric {spec}: the torchmetrics metric accepts none of these: {' '.join(refusals)}")
@@ -226,7 +227,7 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
     )
-    called = f"--metric {metric.spec}: called with {len(sample)} synthetic examples ({shapes}), it"
+    called = f"--metric {metric.spec}: called with {format_count(len(sample), 'synthetic example')} ({shapes}), it"
     expected = "should return a float, or a dict of floats by name"
     try:
         if metric.reduction is None:
@@ -241,7 +242,7 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
     except NoResult as error:
         raise ConfigError(f"{called} gave {error}; it {expected}.") from error
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{called} raised {error_summary(error)} It {expected}.") from error
+        raise ConfigError(f"{called} raised {error_sentence(error)} It {expected}.") from error
     if not all(np.array_equal(value, again.get(name, np.nan), equal_nan=True) for name, value in once.items()):
         raise ConfigError(
             f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "

@@ -11,6 +11,7 @@ import numpy as np
 from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem, log_sums, problem_of, shifted, sigmoid
 from dist_eval.errors import CoverageError
 from dist_eval.results.inputs import Coverage
+from dist_eval.tables import format_count
 
 _COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
@@ -241,6 +242,6 @@ def prove_coverage(
         if len(found)
     ]
     if problems:
-        message = f"The predictions do not cover the dataset's {expected} rows: {'; '.join(problems)}."
+        message = f"The predictions do not cover the dataset's {format_count(expected, 'row')}: {'; '.join(problems)}."
         raise CoverageError(message, coverage)
     return coverage

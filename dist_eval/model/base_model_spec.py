@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE, TunedCheckpoint, weight_files
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
@@ -112,7 +113,7 @@ class BaseModelSpec:
             values.pop(name, None)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
-            digest.update(f"{path.name} ".encode())
+            digest.update(os.fsencode(f"{path.name} "))
             for sample in samples_of(path):
                 digest.update(sample)
         return digest.hexdigest()
@@ -175,6 +176,12 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
 
 
 def _require_safetensors(model: str) -> None:
-    # before a private server reads them
-    if Path(model).is_dir() and not any(Path(model).glob("*.safetensors")):
+    # before a private server reads them, which takes pickles, too
+    if not Path(model).is_dir():
+        return
+    index, single = Path(model, INDEX_FILE), Path(model, WEIGHTS_FILE)
+    names = weight_files(index) if index.is_file() else []  # which Petals reads first, and transformers last
+    if single.is_file() or not names:
+        names.append(WEIGHTS_FILE)
+    if not all(name.endswith(".safetensors") and Path(model, name).is_file() for name in names):
         raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")

@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem, default_problem
-from dist_eval.errors import CheckpointError
-from dist_eval.process.files import write_atomically
+from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem
+from dist_eval.errors import CheckpointError, first_line
+from dist_eval.process.files import BY_UMASK, write_atomically
+from dist_eval.process.parsing import read_json
+from dist_eval.swarm.config_keys import require_same_base
 from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
@@ -43,6 +46,14 @@ _FIELD_TYPES = {
 _ADAPTER = "active_adapter"
 """The field of a Petals model's config that names the LoRA adapter in use."""
 ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
+_OWN_FIELDS = {
+    *_FIELD_TYPES,
+    *("tuning_mode", "problem_type", "label2id", "use_chunked_forward", "chunked_forward_step"),
+    # a Petals model's way to its servers
+    *("initial_peers", "dht_prefix", "daemon_startup_timeout", "show_route", "allowed_servers", "blocked_servers"),
+    *("use_server_to_server", "connect_timeout", "request_timeout", "update_period", "max_retries", "min_backoff"),
+    *("max_backoff", "ban_timeout", "max_pinged", "ping_timeout"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class TunedCheckpoint:
         base_fingerprint: hash of the base model's weights (see `base_fingerprint`), or None.
         adapter: name of the LoRA adapter that the swarm's servers added to the base model, or None.
         folder: where it was loaded from.
+        config: the content of its `config.json`, for what it says about the base model.
     """
 
     head: torch.Tensor
@@ -73,6 +85,7 @@ class TunedCheckpoint:
     base_fingerprint: str | None = None
     adapter: str | None = None
     folder: Path | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tuning_mode(self) -> str | None:
@@ -131,7 +144,10 @@ class TunedCheckpoint:
             raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode} needs pre_seq_len of at least 1.")
         if HEAD not in tensors:
             raise CheckpointError(f"The checkpoint {folder} has no classification head: it lacks {HEAD!r}.")
-        names = _label_names(config, folder, tensors[HEAD].shape[0] if tensors[HEAD].ndim else 0)
+        named = config.get("id2label")
+        width = tensors[HEAD].shape[0] if tensors[HEAD].ndim else 0
+        count = config.get("num_labels") or (len(named) if named else width)  # transformers does not write defaults
+        names = class_names(named, count, str(folder / CONFIG_FILE))
         _require_all_used(tensors, mode, folder)
         head = _take(tensors, HEAD, (len(names), hidden), folder, config)
         prompts = _take(tensors, PROMPTS, (length, hidden), folder, config) if mode else None
@@ -147,6 +163,7 @@ class TunedCheckpoint:
             base_fingerprint=config.get("base_model_fingerprint"),
             adapter=config.get(_ADAPTER),
             folder=folder,
+            config=config,
         )
 
     def model_settings(self) -> dict[str, Any]:
@@ -182,7 +199,7 @@ class TunedCheckpoint:
             layers, length, hidden = self.deep_prompts.shape
             tensors[prefix + DEEP_PROMPTS] = self.deep_prompts.permute(1, 0, 2).reshape(length, layers * hidden)
         tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-        write_atomically(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_atomically(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}), BY_UMASK)
         config = {
             **self.architecture,
             "base_model_name_or_path": self.base_model,
@@ -210,6 +227,7 @@ class TunedCheckpoint:
                     f"The checkpoint {self.folder} was tuned for a base model with {key} {expected}, "
                     f"but {model} has {actual}. {remedy}"
                 )
+        require_same_base(self.config, config, f"{self.folder}/{CONFIG_FILE}", _OWN_FIELDS)
         if base_fingerprint and self.base_fingerprint and base_fingerprint != self.base_fingerprint:
             raise CheckpointError(
                 f"The checkpoint {self.folder} was tuned on other weights than those of {model} "
@@ -227,36 +245,19 @@ def fingerprint(tensors: Any) -> str:
     return digest.hexdigest()
 
 
-def problem_from(name: Any, num_labels: int, where: str) -> Problem:
-    """Returns the problem that a config's `problem_type` names.
-
-    Args:
-        name: its value; None means the default of `transformers` (see `default_problem`).
-        num_labels: width of the head.
-        where: the config, for the message.
-
-    Raises:
-        CheckpointError: there is no such problem.
-    """
-    if name is None:
-        return default_problem(num_labels)
-    if name not in PROBLEMS:
-        raise CheckpointError(f"{where}: problem_type {name!r:.80} is none of {', '.join(PROBLEMS)}.")
-    return PROBLEMS[name]
-
-
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"The checkpoint folder {folder} does not exist.")
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
+    require_plausible_width(config, str(path))
     # Bloom's configs have older names for these fields
     config.setdefault("hidden_size", config.get("n_embed"))
     config.setdefault("num_hidden_layers", config.get("n_layer"))
@@ -275,13 +276,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError, safe_open
 
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
-    if index.is_file() and not single.is_file():
-        try:
-            files = sorted(set(_weight_map(index)))
-        except (ValueError, OSError) as error:
-            raise CheckpointError(f"{index} cannot be read: {error}") from error
-    else:
-        files = [WEIGHTS_FILE]
+    files = weight_files(index) if index.is_file() and not single.is_file() else [WEIGHTS_FILE]
     tensors: dict[str, torch.Tensor] = {}
     for path in (folder / name for name in files):
         if not path.is_file():
@@ -299,17 +294,25 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                     if short in _TUNED or "lora_" in name:
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {first_line(error)}") from error
     return tensors
 
 
-def _weight_map(index: Path) -> list[str]:
-    content = json.loads(index.read_text(encoding="utf-8"))
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    names = list(mapping.values()) if isinstance(mapping, dict) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("'weight_map' should map the names of tensors to files")
-    return names
+def weight_files(index: Path) -> list[str]:
+    """Returns the names of the files that an index of weights names.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        content = read_json(index)
+        mapping = content.get("weight_map") if isinstance(content, dict) else None
+        names = list(mapping.values()) if isinstance(mapping, dict) else []
+        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError("'weight_map' should map the names of tensors to files in this folder")
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{index} cannot be read: {first_line(error)}") from error
+    return sorted(set(names))
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
@@ -339,13 +342,3 @@ def _take(
     if not torch.isfinite(found).all():
         raise CheckpointError(f"{folder / WEIGHTS_FILE}: {name} holds values that are not finite.")
     return found.to(torch.float32)
-
-
-def _label_names(config: Mapping[str, Any], folder: Path, width: int) -> list[str]:
-    names = config.get("id2label")
-    count = config.get("num_labels") or (len(names) if names else width)  # transformers does not write defaults
-    if not names:
-        return [f"LABEL_{i}" for i in range(count)]
-    if sorted(map(str, names)) != sorted(map(str, range(count))):
-        raise CheckpointError(f"{folder / CONFIG_FILE}: id2label should name the classes 0 to {count - 1}.")
-    return [str(names[str(i)]) for i in range(count)]

@@ -7,7 +7,6 @@ another dtype.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from dist_eval.process.parsing import read_json
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
@@ -158,7 +158,7 @@ def _find(model: str, *, tied: bool) -> tuple[Path, str]:
         with safe_open(weights, framework="pt") as file:
             places = dict.fromkeys(file.keys(), WEIGHTS_FILE)
     elif index := path_of(INDEX_FILE):
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        places = read_json(index)["weight_map"]
     else:
         raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")
     name = next((name for name in places if name.endswith(wanted)), None)

@@ -4,11 +4,17 @@ Any model that `transformers` loads with `AutoModelForSequenceClassification`: e
 decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they handle padding, find the last
 token and count positions. So nothing is padded here: the texts of a batch go through the model in groups of equal
 length. A plan sorts texts by length, so the groups are nearly as large as the batches.
+
+A text gets the inputs that its own tokenizer makes of it alone, token types and mask included, and a model that has not
+seen another text: some change while they compute. BigBird, for one, turns its sparse attention off for good at the
+first text that is too short for it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import os
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +24,15 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
+from dist_eval.data.token_types import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, first_line
 from dist_eval.model.backbone import HostedModel
-from dist_eval.model.checkpoint import problem_from
 from dist_eval.model.weights import load_pretrained
 from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Routing
+from dist_eval.tables import format_count
 
 _CHUNK_BYTES = 1 << 22
 
@@ -64,8 +72,9 @@ class PretrainedClassifier:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."
             )
-        names = [str(config.id2label[number]) for number in range(config.num_labels)]
-        return cls(name, config, names, problem_from(config.problem_type, len(names), f"The config of {name}"))
+        where = f"{name}/config.json"
+        names = class_names(config.id2label, config.num_labels, where)
+        return cls(name, config, names, problem_from(config.problem_type, len(names), where))
 
     @property
     def folder(self) -> Path | None:
@@ -76,6 +85,17 @@ class PretrainedClassifier:
     def num_labels(self) -> int:
         """Width of the head."""
         return len(self.label_names)
+
+    @property
+    def token_types(self) -> int:
+        """Number of token types that the model knows; 0 if it takes none."""
+        from transformers import AutoModelForSequenceClassification
+
+        kind = AutoModelForSequenceClassification._model_mapping[type(self.config)]
+        if "token_type_ids" not in inspect.signature(kind.forward).parameters:
+            return 0
+        known = getattr(self.config, "type_vocab_size", None)
+        return ANY_TYPE if known is None else int(known)
 
     @property
     def pre_seq_len(self) -> int:
@@ -106,7 +126,7 @@ class PretrainedClassifier:
         # all weights: two models may differ only in their head
         digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
-            digest.update(path.name.encode())
+            digest.update(os.fsencode(path.name))
             with path.open("rb") as file:
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)
@@ -123,10 +143,13 @@ class FullClassifier(HostedModel):
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
-        self._one_at_a_time = threading.Lock()  # some families cache values for the last length
+        self._one_at_a_time = threading.Lock()  # some families keep values for the last length
+        self._takes = inspect.signature(model.forward).parameters
         if hasattr(model, "score"):
             # decoders' heads find the last token by the padding id; nothing is padded, so no token may match it
             model.config.pad_token_id = -1
+        parts = (part for module in model.modules() for part in (vars(module), module._modules, module._buffers))
+        self._initial = [(part, dict(part)) for part in parts]
 
     @property
     def num_labels(self) -> int:
@@ -144,6 +167,11 @@ class FullClassifier(HostedModel):
     ) -> dict[str, torch.Tensor]:
         """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
 
+        Args:
+            input_ids: may hold token types, too (see `dist_eval.data.token_types`).
+            lengths: number of real tokens of each text.
+            routing: not used.
+
         Raises:
             ModelOutputError: the model failed, or its outputs have the wrong shape.
         """
@@ -153,13 +181,21 @@ class FullClassifier(HostedModel):
             logits[rows] = self._of_equal_length(input_ids[rows, :length].to(self._device)).cpu()
         return {"logits": logits}
 
-    def _of_equal_length(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def _of_equal_length(self, tokens: torch.Tensor) -> torch.Tensor:
+        input_ids, types = ids_and_types(tokens)
+        others = {"attention_mask": torch.ones_like(input_ids), "token_type_ids": types}
+        others = {name: value for name, value in others.items() if name in self._takes and value is not None}
         try:
-            with self._one_at_a_time:
-                logits = self._model(input_ids=input_ids).logits
+            with self._one_at_a_time, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+                torch.manual_seed(0)  # for families that draw at random, such as Reformer
+                for part, before in self._initial:
+                    part.clear()
+                    part.update(before)
+                logits = self._model(input_ids=input_ids, **others).logits
         except (RuntimeError, IndexError, ValueError, AssertionError) as error:
             raise ModelOutputError(
-                f"The model failed on {len(input_ids)} texts of {input_ids.shape[1]} tokens: {first_line(error)}"
+                f"The model failed on {format_count(len(input_ids), 'text')} of "
+                f"{format_count(input_ids.shape[1], 'token')}: {first_line(error)}"
             ) from error
         if tuple(logits.shape) != (len(input_ids), self.num_labels):
             raise ModelOutputError(

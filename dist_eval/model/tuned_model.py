@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import CheckpointError
-from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint, problem_from
-from dist_eval.process.files import write_atomically
+from dist_eval.data.head_config import class_names, problem_from
+from dist_eval.errors import CheckpointError, first_line
+from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.process.files import BY_UMASK, write_atomically
 
 _DEEP = "deep_prompts"
 _NAME = "layer_{:02d}-model_states.safetensors"
@@ -45,7 +46,7 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
         head=copied(model.score.weight),
         prompts=copied(prompts),
         deep_prompts=copied(deep),
-        label_names=[str(config.id2label[i]) for i in range(config.num_labels)],
+        label_names=class_names(config.id2label, config.num_labels, "The model's config"),
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
         problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
         base_model=config._name_or_path or None,
@@ -87,7 +88,8 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
         tensors = {name: view.detach().to("cpu", copy=True).contiguous() for name, view in _tensors_of(model, layer)}
         if tensors:
             path = folder / _NAME.format(layer)
-            write_atomically(path, save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)}))
+            content = save(tensors, metadata={"layer": str(layer), "blocks": str(blocks)})
+            write_atomically(path, content, BY_UMASK)
             written.append(path)
     return written
 
@@ -123,7 +125,7 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
             except FileNotFoundError as error:
                 raise CheckpointError(f"{folder} has no {path.name} for layer {layer} of the model.") from error
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {error}") from error
+                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {first_line(error)}") from error
             if layer == blocks + 1 and made_for != str(blocks):
                 raise CheckpointError(f"{path} was made for a model of {made_for} blocks; this one has {blocks}.")
             if tensor.shape != view.shape:

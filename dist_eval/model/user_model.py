@@ -84,21 +84,54 @@ def is_on_swarm(model: Any) -> bool:
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """Hashes a few values of each tensor of a model: it differs between ranks whose weights have diverged."""
+    """Hashes a few values of each tensor of a model: it differs between ranks whose weights have diverged.
+
+    Quantized layers keep tuples of tensors in a state dict, and `get_extra_state` may add anything. What has no value
+    that is the same in each process, or none at hand, such as offloaded weights, counts by its type and shape.
+    """
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        flat = tensor.detach().flatten()
-        some = flat[:: max(1, len(flat) // _VALUES_SAMPLED)]
-        digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(some.to("cpu", torch.float64).numpy().tobytes())
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        for part in _values_of(value):
+            digest.update(part)
     return digest.hexdigest()
 
 
-def names_taken(model: nn.Module) -> Callable[[str], bool]:
-    """Returns a function that says whether a model's `forward` takes an argument of a given name."""
+def _values_of(value: Any) -> Iterator[bytes]:
+    yield f" {type(value).__name__} ".encode()
+    if isinstance(value, torch.Tensor):
+        yield str(list(value.shape)).encode()
+        try:
+            plain = value.detach().dequantize() if value.is_quantized else value.detach()
+            flat = (torch.view_as_real(plain) if plain.is_complex() else plain.to_dense()).flatten()
+            some = flat[:: max(1, len(flat) // _VALUES_SAMPLED)]
+            yield some.to("cpu", torch.float64).numpy().tobytes()
+        except (RuntimeError, TypeError):  # on no device, or of a type that does not let its values out
+            return
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield str(key).encode()
+            yield from _values_of(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _values_of(part)
+    elif isinstance(value, str | bytes | int | float | torch.dtype | None):
+        yield repr(value).encode()
+
+
+def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
+    """Returns a function that says whether a model's `forward` takes an entry of a batch, given by name and value.
+
+    One that takes any name, as PEFT's do, passes it on to the model that it wraps. If that takes any name, too, or
+    cannot be told, all tensors are for it, and nothing else, such as texts.
+    """
     parameters = inspect.signature(model.forward).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return lambda name: takes_any or name in parameters
+    names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    if len(names) == len(parameters):
+        return lambda name, value: name in names
+    children = [*model.children()]
+    inner = names_taken(children[0]) if len(children) == 1 else lambda name, value: isinstance(value, torch.Tensor)
+    return lambda name, value: name in names or inner(name, value)
 
 
 def logits_of(outputs: Any) -> torch.Tensor:

@@ -30,9 +30,14 @@ def load_pretrained(
         CheckpointError: weights are missing, of the wrong shape, or pickled.
     """
     try:
-        with _no_pickle(), _without_warnings(), nullcontext() if random_init else _no_initial_weights():
+        with _only_safetensors(), _without_warnings(), nullcontext() if random_init else _no_initial_weights():
             model, info = model_class.from_pretrained(
-                name, torch_dtype=torch.float32, use_safetensors=True, output_loading_info=True, **kwargs
+                name,
+                torch_dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are an error below
+                **kwargs,
             )
     except Exception as error:
         raise CheckpointError(
@@ -40,10 +45,12 @@ def load_pretrained(
             f"{first_line(error)}"
         ) from error
     missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*optional}]
-    if missing or info["mismatched_keys"]:
+    for key, found, wanted in info["mismatched_keys"]:
         raise CheckpointError(
-            f"{what} lacks weights for {', '.join(map(str, (missing or info['mismatched_keys'])[:5]))}."
+            f"{what}: {key} has shape {list(found)} in its file, but its config asks for {list(wanted)}."
         )
+    if missing:
+        raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.")
     return model.eval()
 
 
@@ -61,8 +68,13 @@ def _without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def _no_pickle() -> Iterator[None]:
-    """Refuses weights that are not safetensors; transformers 4.34 falls back to others despite `use_safetensors`."""
+def _only_safetensors() -> Iterator[None]:
+    """Refuses weights that are not safetensors; transformers 4.34 falls back to others despite `use_safetensors`.
+
+    It also demands metadata, which safetensors need not have.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import load_file
     from transformers import modeling_utils
 
     original = modeling_utils.load_state_dict
@@ -70,6 +82,9 @@ def _no_pickle() -> Iterator[None]:
     def load_state_dict(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
         if not str(checkpoint_file).endswith(".safetensors"):
             raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
+        with safe_open(checkpoint_file, framework="pt") as file:
+            if "format" not in (file.metadata() or {}):
+                return load_file(checkpoint_file)
         return original(checkpoint_file, *args, **kwargs)
 
     with patched(modeling_utils, "load_state_dict", load_state_dict):

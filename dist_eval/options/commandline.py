@@ -23,7 +23,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
+from dist_eval.printable import printable_lines
 from dist_eval.process.exit_status import WRONG_OPTIONS
+from dist_eval.process.files import is_utf8
+from dist_eval.process.interpreter import require_docstrings
+from dist_eval.process.parsing import parse_yaml
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -58,7 +62,7 @@ examples:
   {PROGRAM} --model ./llama --checkpoint TUNED --dataset test.csv --swarm embedded
   {PROGRAM} --model ./llama --prompt 'Review: {{text}}\\nSentiment:' --label-words negative positive \\
       --dataset test.csv --swarm embedded
-  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\nAnswer:' --generate --stop '\n' \
+  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\\nAnswer:' --generate --stop '\\n' \\
       --label-column answer --dataset test.jsonl --swarm embedded
   {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
 """
@@ -181,12 +185,25 @@ def parse_args(
     Raises:
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
+    require_docstrings()
     if not arguments:
         raise ConfigError(command.nothing_asked)
+    require_utf8(arguments)
     given = vars((parser or build_parser(command)).parse_args(list(arguments)))
     from_file = read_yaml(Path(given.pop("config")), command.config) if "config" in given else {}
     names = {field.name for field in dataclasses.fields(command.config)}
     return command.config(**{**from_file, **{name: value for name, value in given.items() if name in names}})
+
+
+def require_utf8(arguments: Sequence[str]) -> None:
+    """Rejects arguments that could not be written into results.
+
+    Raises:
+        ConfigError: one is not UTF-8.
+    """
+    for word in arguments:
+        if not is_utf8(word):
+            raise ConfigError(f"{word!r} is not UTF-8: rename the file, folder or column, or set a UTF-8 locale.")
 
 
 def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:
@@ -202,14 +219,12 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     Raises:
         ConfigError: the file is missing, is not a mapping, or has an unknown option or a value of the wrong type.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: PyYAML converts dates and numbers, also impossible ones
-        raise ConfigError(f"--config {path}: is no valid YAML ({str(error).splitlines()[0]}).") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: is no valid YAML ({error}).") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -235,6 +250,8 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
         accepted = (int, float) if scalar is float else (scalar,)
         if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
             raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
+    if not all(map(is_utf8, items)):
+        raise ConfigError(f"--config {path}: {name} is not UTF-8: {value!r}.")
     if choices and any(item not in choices for item in items):
         raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)
@@ -247,7 +264,7 @@ def end_for_wrong_options(error: ConfigError) -> NoReturn:
     may have different errors, because a YAML file and a file of peers are their own.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(error, file=sys.stderr, flush=True)
+        print(printable_lines(str(error)), file=sys.stderr, flush=True)
     else:
         time.sleep(_FIRST_RANK_SECONDS)
     sys.exit(WRONG_OPTIONS)

@@ -158,7 +158,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )
     audit_tolerance: float | None = option(
         None,
-        "largest relative difference that counts as agreement (default: by the servers' dtype)",
+        "largest relative difference that counts as agreement (default: by most servers' dtype)",
         group="failure",
         metavar="FRACTION",
     )

@@ -25,7 +25,10 @@ class HarnessConfig(RunConfig):
     )
     include_path: list[str] = option([], "folders with further task files", group="tasks", nargs="+", metavar="FOLDER")
     num_fewshot: int | None = option(
-        None, "examples in front of each question (default: as each task says)", group="tasks", metavar="N"
+        None,
+        "examples in front of each question, except in tasks that want none (default: as each task says)",
+        group="tasks",
+        metavar="N",
     )
     limit: float | None = option(
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather, require_agreement
+from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.runner import tokenize
 from dist_eval.evaluation.session import Session
@@ -29,7 +31,8 @@ from dist_eval.planning.probe import Probed, probe
 from dist_eval.planning.record import HopValues, PlannedRun
 from dist_eval.planning.table import format_plan
 from dist_eval.planning.traffic import range_traffic
-from dist_eval.runs.run_folder import NoFolder
+from dist_eval.process.output import lost_output
+from dist_eval.runs.no_folder import NoFolder
 from dist_eval.statistics.precision import half_width
 
 _ANSWERS = "answers"
@@ -69,7 +72,11 @@ def plan_run(session: PlanSession) -> PlannedRun | None:
         if not is_leader:
             return None
         planned = planned_run(session, task, data, plan, probes, start_up)
-        print(planned.model_dump_json(indent=2) if config.json else format_plan(planned), flush=True)
+        print(
+            json.dumps(planned.model_dump(mode="json"), indent=2) if config.json else format_plan(planned), flush=True
+        )
+        if why := lost_output():
+            raise RunError(f"The plan cannot be printed: {why}.")
         return planned
 
 

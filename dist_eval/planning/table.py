@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.printable import printable_lines
 from dist_eval.report.table import selection_words
-from dist_eval.tables import text_table
+from dist_eval.tables import format_count, text_table
 
 _LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
 _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -16,9 +17,11 @@ def format_plan(planned: PlannedRun) -> str:
     data, lengths, plan, ranks = planned.data, planned.lengths, planned.plan, planned.ranks
     padding = plan.padded_tokens - plan.real_tokens
     lines = [
-        f"data: {data.examples} examples of {data.source}" + (f" ({part})" if (part := selection_words(data)) else ""),
+        f"data: {format_count(data.examples, 'example')} of {data.source}"
+        + (f" ({part})" if (part := selection_words(data)) else ""),
         *_precision_lines(planned),
-        f"texts: {lengths.shortest} to {lengths.longest} tokens, half of them at most {lengths.median:g}",
+        f"texts: {lengths.shortest} to {format_count(lengths.longest, 'token')}, half of them at most "
+        f"{lengths.median:g}",
         *_cut_lines(planned),
         *_unusual_lines(planned),
         f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
@@ -28,7 +31,7 @@ def format_plan(planned: PlannedRun) -> str:
         *_label_lines(planned.labels),
         *_target_lines(planned),
     ]
-    return "\n".join([*lines, "", *_time_lines(planned.time, ranks)])
+    return printable_lines("\n".join([*lines, "", *_time_lines(planned.time, ranks)]))
 
 
 def _precision_lines(planned: PlannedRun) -> list[str]:
@@ -43,9 +46,10 @@ def _precision_lines(planned: PlannedRun) -> list[str]:
 def _cut_lines(planned: PlannedRun) -> list[str]:
     cut, limit = planned.cut, planned.data.max_length
     if not cut.texts:
-        return [f"cut: none, at most {limit} tokens fit"]
+        return [f"cut: none, at most {format_count(limit, 'token')} fit"]
     return [
-        f"cut: {_counted(cut.texts, 'text')} to {limit} tokens, which loses {cut.tokens} tokens ({cut.share:.1%}); "
+        f"cut: {format_count(cut.texts, 'text')} to {format_count(limit, 'token')}, which loses "
+        f"{format_count(cut.tokens, 'token')} ({cut.share:.1%}); "
         f"half of these texts lose at most {cut.median:g}, the longest {cut.most} of {planned.data.longest}"
     ]
 
@@ -56,8 +60,9 @@ def _unusual_lines(planned: PlannedRun) -> list[str]:
         (data.multiline, "of several lines"),
         (data.blank, "without a token of its own"),
         (data.unknown, "without a token that the tokenizer knows"),
+        (data.with_begin, "beginning with the tokenizer's BOS"),
     ]
-    found = [f"{_counted(count, 'text')} {what}" for count, what in kinds if count]
+    found = [f"{format_count(count, 'text')} {what}" for count, what in kinds if count]
     return [f"unusual: {', '.join(found)}"] if found else []
 
 
@@ -111,7 +116,8 @@ def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
     return [
         f"time: about {in_words(time.seconds)} ({interval}, if the swarm stays as it is), after "
         f"{in_words(time.start_up)} of start-up",
-        f"probe: {time.probe_batches} batches in {time.probe_seconds:.1f} s on {_counted(ranks, 'rank')}, the first in "
+        f"probe: {format_count(time.probe_batches, 'batch', 'batches')} in {time.probe_seconds:.1f} s on "
+        f"{format_count(ranks, 'rank')}, the first in "
         f"{time.first_answer:.2f} s; {time.tokens_per_second:.0f} tokens/s in its later half",
     ]
 
@@ -123,7 +129,3 @@ def byte_words(count: float) -> str:
             return f"{count:.3g} {prefix}"
         count /= 1000
     return f"{count:.3g} {_PREFIXES[-1]}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

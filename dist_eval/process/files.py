@@ -1,7 +1,8 @@
-"""Atomic replacement of files, samples for hashing large ones, and the limit on open files."""
+"""Atomic replacement of files and who may read them, hashes of files, and the limit on open files."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import uuid
@@ -11,15 +12,32 @@ from pathlib import Path
 from typing import BinaryIO
 
 _PIECES, _PIECE_BYTES = 64, 4096
+_CHUNK_BYTES = 1 << 20
 _MOST_FILES = 1 << 16
 
 
+PRIVATE, BY_UMASK = 0o600, 0o666
+"""Modes of new files: readable only for this user, whatever the umask; or as this user's umask says."""
+
+
+def is_utf8(name: object) -> bool:
+    """Whether a name can be written as UTF-8: any bytes can be the name of a file."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(name))
+
+
 @contextmanager
-def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces `path` atomically when the context ends without an error."""
+def replaced_atomically(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
+    """Opens a temporary file that replaces `path` atomically when the context ends without an error.
+
+    A symbolic link is replaced, not followed.
+
+    Args:
+        path: the file.
+        mode: its mode: `PRIVATE`, or `BY_UMASK` for a file that the user has named.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -28,10 +46,29 @@ def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces the content of a file atomically."""
-    with replaced_atomically(path) as file:
+def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Replaces the content of a file atomically (see `replaced_atomically`)."""
+    with replaced_atomically(path, mode) as file:
         file.write(content)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Makes what libraries create within this context readable only for this user, by the umask of the process."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def samples_of(path: Path) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replaces an attribute of a module or class within this context."""
-    original = getattr(owner, name)
+    original = inspect.getattr_static(owner, name)  # a class method as it is, not bound to the owner
     setattr(owner, name, value)
     try:
         yield

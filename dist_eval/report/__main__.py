@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_eval.errors import ConfigError, EvaluationError, os_reason
+from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_error
+from dist_eval.printable import printable_lines
+from dist_eval.process.output import run_program
 from dist_eval.report.layout import MOST_PAIRS, Contents
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import MetricValues
@@ -76,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _show(options)
     except EvaluationError as error:
-        print(f"dist-eval report: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval report")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        print(f"dist-eval report: {error.filename} cannot be written: {os_reason(error)}.", file=sys.stderr)
+        print_error(f"{error.filename} cannot be written: {os_reason(error)}.", "dist-eval report")
         return 1
     return 0
 
@@ -96,7 +97,7 @@ def _show(options: argparse.Namespace) -> None:
     elif options.markdown:
         from dist_eval.report.markdown import summary
 
-        print(summary(read_run(folder), folder.resolve().name), end="")
+        print(printable_lines(summary(read_run(folder), folder.resolve().name)), end="")
     elif options.model_index:
         from dist_eval.report.model_card import model_index
 
@@ -136,4 +137,4 @@ def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequenc
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

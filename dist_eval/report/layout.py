@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dist_eval.tables import format_count
+
 PAGE_SIZE = 25
 """Mistakes on a page of the list."""
 
@@ -63,6 +65,7 @@ def render_page(template: str, script: str, **context: Any) -> str:
     environment = jinja2.Environment(
         loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals["format_count"] = format_count
     # the source, not a template: the hash must be that of the text in the page
     style, source = (templates.get_source(environment, name)[0] for name in ("report.css", script))
     return environment.get_template(template).render(

@@ -9,7 +9,7 @@ from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, na
 from dist_eval.report.sections import MetricCell, by_class, metric_cell, slices, top_confusions
 from dist_eval.report.table import caveats, metrics_shown
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-from dist_eval.tables import Footnotes, markdown_table
+from dist_eval.tables import Footnotes, format_count, markdown_table
 
 _CONFUSIONS, _CLASSES = 5, 30
 
@@ -35,7 +35,8 @@ def _of_tasks(results: CompleteHarnessRun, name: str) -> str:
         f"### {code(name)}",
         "",
         f"{code(model)} on tasks of the lm-evaluation-harness {results.harness_version}: {coverage.seen} of "
-        f"{coverage.expected} log-likelihoods, each exactly once; {_speed(results, 'log-likelihoods')}.",
+        f"{format_count(coverage.expected, 'log-likelihood')}, each exactly once; "
+        f"{_speed(results, 'log-likelihoods')}.",
         "",
         *_table(["metric", "value", _interval_head(results)], rows),
         *_notes(notes),
@@ -45,7 +46,7 @@ def _of_tasks(results: CompleteHarnessRun, name: str) -> str:
 
 def _speed(results: CompleteRun | CompleteHarnessRun, unit: str) -> str:
     ranks = len(results.ranks)
-    return f"{results.throughput.examples_per_second:.1f} {unit}/s on {ranks} rank{'s' if ranks > 1 else ''}"
+    return f"{results.throughput.examples_per_second:.1f} {unit}/s on {format_count(ranks, 'rank')}"
 
 
 def _interval_head(results: CompleteRun | CompleteHarnessRun) -> str:
@@ -61,7 +62,7 @@ def _of_dataset(results: CompleteRun, name: str) -> str:
         f"### {code(name)}",
         "",
         f"{code(what)} on {code(data)}: "
-        f"{coverage.seen} of {coverage.expected} examples, each exactly once"
+        f"{coverage.seen} of {format_count(coverage.expected, 'example')}, each exactly once"
         + (f"; {coverage.failed} failed and are in no metric" if coverage.failed else "")
         + f"; {_speed(results, 'examples')}.",
         "",
@@ -79,7 +80,9 @@ def _of_dataset(results: CompleteRun, name: str) -> str:
         lines += ["", "<details>", f"<summary>By {classes.what}</summary>", ""]
         lines += _table([classes.what, *classes.columns], rows)
         lines += [line for note in classes.notes for line in ("", code(note))]
-        lines += ["", f"{classes.omitted} more are in results.json."] if classes.omitted else []
+        lines += (
+            ["", f"{format_count(classes.omitted, 'more is', 'more are')} in results.json."] if classes.omitted else []
+        )
         lines += ["", "</details>"]
     for table in slices(results):
         columns, notes = [cell for name in table.names for cell in (name, interval)], Footnotes()

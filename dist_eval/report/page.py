@@ -14,7 +14,7 @@ from typing import Any
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.errors import first_line, print_error
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
 from dist_eval.report.layout import Contents, confidence_words, cut, render_run
@@ -27,7 +27,7 @@ from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
-from dist_eval.tables import Footnotes
+from dist_eval.tables import Footnotes, format_count
 
 _LONG_TABLE = 40
 _SCATTER_POINTS, _SCATTERS = 500, 4
@@ -49,12 +49,13 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
         DataError: the dataset cannot be read, or is not that of the run.
         OSError: the file cannot be written.
     """
-    path, contents = path or folder / REPORT, contents or Contents()
+    contents, mode = contents or Contents(), BY_UMASK if path else PRIVATE
+    path = path or folder / REPORT
     if isinstance(read_run(folder), CompleteHarnessRun):
         page = render_tasks(TaskRun.load(folder), contents)
     else:
         page = render(FinishedRun.load(folder), contents)
-    write_atomically(path, page.encode())
+    write_atomically(path, page.encode(), mode)
     return path
 
 
@@ -111,12 +112,13 @@ def render(run: FinishedRun, contents: Contents) -> str:
 def _rows(run: FinishedRun, found: Mistakes, contents: Contents) -> list[list[str]]:
     """Returns number, label, prediction, score and text of each mistake."""
     texts = run.texts({one.index for one in found.worst}, contents.dataset) if contents.texts else {}
-    score = "loss" if run.results.problem_type == REGRESSION.name else "probability"
+    problem, names = run.results.problem_type, run.results.label_names
+    score = "loss" if problem == REGRESSION.name else "probability"
     return [
         [
             f"#{one.index}",
-            sections.words(one.label, run.results.problem_type, run.results.label_names),
-            sections.words(one.prediction, run.results.problem_type, run.results.label_names),
+            sections.words(one.label, problem, names),
+            sections.words(one.prediction, problem, names),
             f"{score} {one.score:.4g}",
             cut(texts.get(one.index, ""), contents.longest),
         ]
@@ -159,6 +161,7 @@ def _details(run: FinishedRun) -> list[tuple[str, str]]:
         "of several lines": data.multiline,
         "without a token of their own": data.blank,
         "without a token that the tokenizer knows": data.unknown,
+        "beginning with the tokenizer's BOS themselves": data.with_begin,
     }
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {
@@ -210,18 +213,18 @@ def _backend(options: Mapping[str, Any]) -> str:
 
 
 def _longest(data: DatasetSummary, *, is_given: bool) -> str:
-    words = f"{data.max_length} tokens" + ("" if is_given else " (the option was not given)")
-    return f"{words}; {data.truncated or 'no'} text{'' if data.truncated == 1 else 's'} had to be cut to it"
+    words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (the option was not given)")
+    return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} had to be cut to it"
 
 
 def _ranks(ranks: Sequence[RankResults]) -> str:
     hosts = {one.host for one in ranks}
-    return f"{len(ranks)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    return f"{len(ranks)} on {format_count(len(hosts), 'host')}"
 
 
 def _audit(audit: Audit | None) -> str:
     if audit is None:
         return ""
     faulty = [server.peer for server in audit.servers if server.odd]
-    words = f"{audit.batches} batches sent twice, {audit.disputes} disputes"
+    words = f"{format_count(audit.batches, 'batch', 'batches')} sent twice, {format_count(audit.disputes, 'dispute')}"
     return words + (f"; outvoted by other servers: {', '.join(faulty)}" if faulty else "")

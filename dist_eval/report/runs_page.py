@@ -15,7 +15,7 @@ from urllib.parse import quote
 from dist_eval.compare.tables import distinct_ends
 from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.words import metric_words
-from dist_eval.process.files import write_atomically
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.report.charts import interval_bars
 from dist_eval.report.differences import differing_options
 from dist_eval.report.layout import MOST_PAIRS, Contents, confidence_words, render_page
@@ -30,7 +30,7 @@ from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.runs.overview import Measured, groups_on_same_data, measured, metrics_to_show
-from dist_eval.tables import Footnotes
+from dist_eval.tables import Footnotes, format_count
 
 _DIGITS = 12
 
@@ -137,7 +137,7 @@ def write_runs(
         has_pageless=any(link is None for table in tables for link in table.links),
         texts=page.contents.texts,
     )
-    write_atomically(path, html.encode())
+    write_atomically(path, html.encode(), BY_UMASK)
     return path
 
 
@@ -245,7 +245,7 @@ def _title(group: Sequence[Shown]) -> tuple[str, list[str]]:
         return "Tasks of the lm-evaluation-harness", [f"version {' and '.join(sorted(versions))}"]
     names = dict.fromkeys(dataset_name(run.data) for run in runs if isinstance(run, CompleteRun))
     digests = dict.fromkeys(run.data.text_digest[:_DIGITS] for run in runs if isinstance(run, CompleteRun))
-    what = f"{runs[0].problem_type.replace('_', ' ')}, {runs[0].coverage.expected} examples"
+    what = f"{runs[0].problem_type.replace('_', ' ')}, {format_count(runs[0].coverage.expected, 'example')}"
     return " and ".join(names), [f"{what}; digest of texts and labels {' or '.join(digests)}"]
 
 
@@ -279,7 +279,9 @@ def _cautions(group: Sequence[Shown]) -> list[str]:
     for one in group:
         failed = one.results.coverage.failed
         if failed:
-            lines.append(f"{one.name}: {failed} examples failed and are in no metric.")
+            lines.append(
+                f"{one.name}: {format_count(failed, 'example failed and is', 'examples failed and are')} in no metric."
+            )
     lines += dict.fromkeys(
         line for one in group if isinstance(one.results, CompleteRun) for line in group_lines(one.results.groups)
     )

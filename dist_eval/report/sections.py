@@ -11,12 +11,21 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL
 from dist_eval.metrics.catalogue import is_at_most_one, metric_names
+from dist_eval.metrics.confusion import confusion_of, most_confused
 from dist_eval.metrics.words import interval_words, metric_words
 from dist_eval.report.charts import interval_bar, reliability
 from dist_eval.report.table import class_columns, metrics_of_slices, metrics_shown, slice_name
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.run import EvaluationResults
-from dist_eval.results.scores import CalibrationBin, ClassResults, Interval, OutputResults, Slice
+from dist_eval.results.scores import (
+    CalibrationBin,
+    ClassResults,
+    ConfusionMatrix,
+    Interval,
+    OutputResults,
+    Slice,
+    SparseConfusionMatrix,
+)
 from dist_eval.results.work import RankWork, ServerTraffic
 from dist_eval.tables import Footnotes
 
@@ -87,18 +96,11 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
     """Returns the confusion matrix of single labels, reduced to the most confused of many classes."""
     if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
         return None
-    matrix, names = np.asarray(results.confusion_matrix.matrix, dtype=np.int64), results.confusion_matrix.labels
-    shown = np.arange(len(names))
-    if len(names) > _CLASSES_IN_MATRIX + 1:
-        errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
-        shown = np.sort(np.argsort(-errors, kind="stable")[:_CLASSES_IN_MATRIX])
-    others = np.setdiff1d(np.arange(len(names)), shown)
-    small, labels = matrix[np.ix_(shown, shown)], [names[number] for number in shown]
-    if len(others):
-        right = matrix[np.ix_(shown, others)].sum(axis=1, keepdims=True)
-        below = matrix[np.ix_(others, shown)].sum(axis=0, keepdims=True)
-        corner = matrix[np.ix_(others, others)].sum().reshape(1, 1)
-        small, labels = np.block([[small, right], [below, corner]]), [*labels, f"{len(others)} others"]
+    names = results.confusion_matrix.labels
+    shown, small = most_confused(_cells(results.confusion_matrix), _CLASSES_IN_MATRIX)
+    labels, others = [names[number] for number in shown], len(names) - len(shown)
+    if others:
+        labels.append(f"{others} others")
     totals = small.sum(axis=1)
     rows = [
         {
@@ -110,7 +112,7 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
                     "rate": count / total if total else None,
                     "level": int(np.ceil(_HEAT_LEVELS * count / total)) if total else 0,
                     "is_right": column == place,
-                    "is_summed": len(others) > 0 and len(labels) - 1 in (place, column),
+                    "is_summed": others > 0 and len(labels) - 1 in (place, column),
                 }
                 for column, count in enumerate(counts)
             ],
@@ -121,11 +123,22 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
         "labels": labels,
         "rows": rows,
         "classes": len(names),
-        "omitted": len(others),
+        "omitted": others,
+        "uncounted": getattr(results.confusion_matrix, "omitted", 0),
         "is_large": len(labels) > _FEW_COLUMNS,
         "is_crowded": len(labels) > _COLUMNS_WITH_SHARES,
         "is_turned": len(labels) > _FEW_COLUMNS and len(labels) * max(map(len, labels)) > _LETTERS,
     }
+
+
+def _cells(matrix: ConfusionMatrix | SparseConfusionMatrix) -> Any:
+    if isinstance(matrix, SparseConfusionMatrix):
+        label, prediction, count = np.asarray(matrix.cells, dtype=np.int64).reshape(-1, 3).T
+    else:
+        dense = np.asarray(matrix.matrix, dtype=np.int64)
+        label, prediction = dense.nonzero()
+        count = dense[label, prediction]
+    return confusion_of(label, prediction, len(matrix.labels), count)
 
 
 @dataclass(frozen=True)
@@ -151,19 +164,19 @@ def top_confusions(results: EvaluationResults) -> list[Confusion]:
     """Returns the most frequent confusions of single labels; none for other problem types."""
     if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
         return []
-    matrix, names = np.asarray(results.confusion_matrix.matrix, dtype=np.int64), results.confusion_matrix.labels
-    totals, wrong = matrix.sum(axis=1), (matrix - np.diag(np.diag(matrix))).ravel()
-    places = np.argsort(-wrong, kind="stable")[:_CONFUSIONS].tolist()
-    pairs = [(divmod(place, len(names)), int(wrong[place])) for place in places if wrong[place]]
+    names, cells = results.confusion_matrix.labels, _cells(results.confusion_matrix).tocoo()
+    wrong = np.flatnonzero(cells.row != cells.col)
+    found = wrong[np.argsort(-cells.data[wrong], kind="stable")[:_CONFUSIONS]]
+    support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
     return [
-        Confusion((label, prediction), names[label], names[prediction], count, count / totals[label])
-        for (label, prediction), count in pairs
+        Confusion((label, prediction), names[label], names[prediction], count, count / support[label])
+        for label, prediction, count in np.stack([cells.row, cells.col, cells.data], axis=1)[found].tolist()
     ]
 
 
 def label_confusion(results: EvaluationResults) -> dict[str, Any] | None:
     """Returns true positives, false negatives, false positives and true negatives of each label."""
-    if results.problem_type != MULTI_LABEL.name or results.confusion_matrix is None:
+    if results.problem_type != MULTI_LABEL.name or not isinstance(results.confusion_matrix, ConfusionMatrix):
         return None
     names, rows = results.confusion_matrix.labels, []
     matrices: Any = results.confusion_matrix.matrix

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.data.token_ids import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.printable import printable_lines
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
@@ -16,7 +18,7 @@ from dist_eval.results.work import Audit, BackendComparison, Spread, Swarm
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.units import FEW_UNITS
-from dist_eval.tables import Footnotes, text_table
+from dist_eval.tables import Footnotes, format_count, text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
 _SLICES_IN_TABLE, _METRICS_OF_A_SLICE, _VALUE_WIDTH = 60, 2, 40
@@ -44,16 +46,29 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
     throughput, ranks = results.throughput, len(results.ranks)
     lines += [
         "",
-        f"coverage: {coverage.seen} of {coverage.expected} examples, each exactly once"
+        f"coverage: {coverage.seen} of {format_count(coverage.expected, 'example')}, each exactly once"
         + (f"; {coverage.failed} failed and are in no metric (see failures)" if coverage.failed else "")
-        + (f"; {data.truncated} texts cut to {data.max_length} tokens" if data.truncated else "")
-        + (f"; {data.multiline} texts have several lines" if data.multiline else "")
-        + (f"; {data.blank} texts have no token of their own" if data.blank else "")
-        + (f"; {data.unknown} texts have no token that the tokenizer knows" if data.unknown else "")
-        + (f"; {data.mended_labels} labels mended, such as 5.0 for 5" if data.mended_labels else "")
-        + (f"; read from {len(data.shards)} files" if data.shards else ""),
+        + (
+            f"; {format_count(data.truncated, 'text')} cut to {format_count(data.max_length, 'token')}"
+            if data.truncated
+            else ""
+        )
+        + (f"; {format_count(data.multiline, 'text has', 'texts have')} several lines" if data.multiline else "")
+        + (
+            f"; {format_count(data.blank, 'text has no token of its own', 'texts have no token of their own')}"
+            if data.blank
+            else ""
+        )
+        + (
+            f"; {format_count(data.unknown, 'text has', 'texts have')} no token that the tokenizer knows"
+            if data.unknown
+            else ""
+        )
+        + (f"; {format_count(data.with_begin, 'text has', 'texts have')} {ONE_BEGINNING}" if data.with_begin else "")
+        + (f"; {format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5" if data.mended_labels else "")
+        + (f"; read from {format_count(len(data.shards), 'file')}" if data.shards else ""),
         f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
-        f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        f"on {format_count(ranks, 'rank')}",
         *selection_lines(data, results.groups),
         *group_lines(results.groups),
         *_spread_lines(results.spread),
@@ -66,7 +81,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         *([f"  {folder / RELIABILITY}"] if results.calibration else []),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def format_metrics(
@@ -113,7 +128,7 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
         rows.append([label, str(one.n), *cells])
     lines = ["", *text_table(rows, ["<", ">8", *["<23"] * len(names)])]
     if len(slices) > len(shown):
-        lines.append(f"... and {len(slices) - len(shown)} more slices in {RESULTS}")
+        lines.append(f"... and {format_count(len(slices) - len(shown), 'more slice')} in {RESULTS}")
     return lines + notes.lines()
 
 
@@ -132,7 +147,7 @@ def selection_words(data: DatasetSummary) -> str:
     selection = data.selection
     if selection is None:
         return ""
-    what = f"{selection.rows:,} of {selection.population:,} rows"
+    what = f"{selection.rows:,} of {selection.population:,} row{'s' if selection.population != 1 else ''}"
     if selection.method == "first":
         return f"the first {what}"
     by = ", each class in its share," if selection.method == "stratified" else ","
@@ -160,7 +175,10 @@ def group_lines(groups: Groups | None) -> list[str]:
     if groups is None:
         return []
     few = f"; with fewer than {FEW_UNITS} there are none" if groups.count < FEW_UNITS else ""
-    return [f"intervals: {groups.count} groups of {groups.column!r} are resampled as clusters{few}"]
+    return [
+        f"intervals: {format_count(groups.count, 'group')} of {groups.column!r} "
+        f"{'is' if groups.count == 1 else 'are'} resampled as clusters{few}"
+    ]
 
 
 def precision_lines(swarm: Swarm | None) -> list[str]:
@@ -186,7 +204,8 @@ def session_lines(sessions: SessionsSummary | None) -> list[str]:
     if sessions is None or not sessions.fell_back:
         return []
     return [
-        f"{sessions.fell_back} of {sessions.batches} batches were planned for sessions, but sent as plain forwards: "
+        f"{sessions.fell_back} of {format_count(sessions.batches, 'batch was', 'batches were')} planned for "
+        f"sessions, but sent as plain forwards: "
         "the last digits may differ from those of other runs"
     ]
 
@@ -212,8 +231,8 @@ def _class_lines(results: EvaluationResults) -> list[str]:
         table.append([f"{average} avg", *numbers, str(results.coverage.seen)])
     lines = text_table(table, ["<", *([">9"] * len(columns) if is_regression else [">9", ">6", ">6", ">7"])])
     if hidden > 0:
-        plural = "classes" if what == "class" else f"{what}s"
-        lines.insert(len(lines) - len(averages), f"... and {hidden} more {plural} in {RESULTS}")
+        count = format_count(hidden, f"more {what}", "more classes" if what == "class" else "")
+        lines.insert(len(lines) - len(averages), f"... and {count} in {RESULTS}")
     return lines
 
 
@@ -230,10 +249,12 @@ def _backend_lines(backends: BackendComparison | None) -> list[str]:
     if backends is None:
         return []
     changed = backends.changed
-    what = "" if changed is None else f"; {changed or 'no'} prediction{'s' if changed != 1 else ''} changed"
+    what = (
+        "" if changed is None else f"; {format_count(changed, 'prediction') if changed else 'no predictions'} changed"
+    )
     return [
         f"swarm and local backend: largest difference of a logit {backends.largest_difference:.1e}, over "
-        f"{backends.compared} examples{what}" + (f" (see {backends.file})" if backends.file else "")
+        f"{format_count(backends.compared, 'example')}{what}" + (f" (see {backends.file})" if backends.file else "")
     ]
 
 
@@ -242,8 +263,8 @@ def _audit_lines(audit: Audit | None) -> list[str]:
         return []
     without = audit.alone + audit.unanswered
     lines = [
-        f"audit: {audit.batches} batches sent twice, over different servers; "
-        + (f"{audit.disputes} differ" if audit.disputes else "all agree")
+        f"audit: {format_count(audit.batches, 'batch', 'batches')} sent twice, over different servers; "
+        + (f"{format_count(audit.disputes, 'differs', 'differ')}" if audit.disputes else "all agree")
         + f" (largest difference that counts as equal: {audit.largest_difference:.1e})"
         + (f"; for {without} there was no other server" if without else "")
     ]

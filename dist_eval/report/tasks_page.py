@@ -16,7 +16,7 @@ from dist_eval.results.harness import NO_FILTER, GroupMetric, HarnessResults, Ta
 from dist_eval.results.inputs import Decoding
 from dist_eval.runs.reading import read_timelines
 from dist_eval.runs.task_samples import TaskRun
-from dist_eval.tables import Footnotes
+from dist_eval.tables import Footnotes, format_count
 
 _LENGTHS: dict[str, Callable[[str], int]] = {
     "acc": lambda choice: 1,
@@ -103,15 +103,17 @@ def unit_of(results: HarnessResults) -> str:
 def coverage_words(results: HarnessResults) -> str:
     """Returns how many requests were answered, and what that took."""
     coverage, requests, prompts = results.coverage, results.requests, results.prompts
-    words = f"{coverage.seen} of {coverage.expected} {unit_of(results)}, each exactly once"
+    words = f"{coverage.seen} of {format_count(coverage.expected, unit_of(results)[:-1])}, each exactly once"
     if requests.texts:
-        words += f", by {requests.forwards} forwards"
+        words += f", by {format_count(requests.forwards, 'forward')}"
     if prompts:
-        words += f"; {prompts.texts} texts of {prompts.new_tokens} tokens generated"
+        words += f"; {format_count(prompts.texts, 'text')} of {format_count(prompts.new_tokens, 'token')} generated"
     if requests.truncated:
-        words += f"; {requests.truncated} contexts cut to {requests.max_length - 1} tokens"
+        words += (
+            f"; {format_count(requests.truncated, 'context')} cut to {format_count(requests.max_length - 1, 'token')}"
+        )
     if prompts and prompts.truncated:
-        words += f"; {prompts.truncated} prompts cut"
+        words += f"; {format_count(prompts.truncated, 'prompt')} cut"
     return words
 
 
@@ -123,7 +125,7 @@ def decoding_words(decoding: Decoding) -> str:
         top = [f"top {decoding.top_k}"] * bool(decoding.top_k) + [f"top p {decoding.top_p:g}"] * (decoding.top_p < 1)
         words = ", ".join([f"drawn with temperature {decoding.temperature:g}", *top, f"seed {decoding.seed}"])
     stop = f", up to {' or '.join(map(repr, decoding.stop))}" if decoding.stop else ""
-    return f"{words}, at most {decoding.max_new_tokens} tokens{stop}"
+    return f"{words}, at most {format_count(decoding.max_new_tokens, 'token')}{stop}"
 
 
 def _cards(run: TaskRun) -> list[MetricCell]:
@@ -185,7 +187,7 @@ def answer_of(sample: dict[str, Any], metric: str, contents: Contents) -> tuple[
 def _note(total: int, contents: Contents, file: str) -> str:
     if not total:
         return "There are none, by a metric that is 0 or 1 for a document."
-    words = f"{total} documents, by the first metric of their task that is 0 or 1 for a document."
+    words = f"{format_count(total, 'document')}, by the first metric of their task that is 0 or 1 for a document."
     if total > contents.most:
         words += f" The first {contents.most} are in this file, all in {file}."
     if contents.texts:
@@ -206,13 +208,15 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "--apply-chat-template": options.get("apply_chat_template"),
         "--confidence": options["confidence"],
         "forwards": requests.texts
-        and f"{requests.forwards} of {requests.texts} contexts with continuations; {requests.saved} were equal "
+        and f"{requests.forwards} of {format_count(requests.texts, 'context')} with continuations; "
+        f"{requests.saved} were equal "
         "to another one up to the last token",
         "prompts": prompts
         and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} had to be cut",
         "decoding": prompts and "; ".join(decoding_words(one) for one in prompts.decodings[:_CARDS]),
         "longest": requests.texts
         and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        "notices": " ".join(results.notices),
         "ranks": len(results.ranks),
         "started": results.started,
         "finished": results.finished,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dist_eval.printable import printable_lines
 from dist_eval.report.table import format_metrics
 from dist_eval.report.tasks_page import coverage_words, metric_name, unit_of
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT, RESULTS
+from dist_eval.tables import format_count
 
 
 def format_tasks(results: HarnessResults, folder: Path) -> str:
@@ -23,8 +25,8 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
         head = f" value  {100 * confidence:g}% interval"
         values = {metric_name(metric): metric.value for metric in task.metrics}
         intervals = {metric_name(metric): metric.interval for metric in task.metrics}
-        shots = f", {task.num_fewshot} examples in front of each" if task.num_fewshot else ""
-        lines += ["", f"{name}: {task.documents} documents{shots}"]
+        shots = f", {format_count(task.num_fewshot, 'example')} in front of each" if task.num_fewshot else ""
+        lines += ["", f"{name}: {format_count(task.documents, 'document')}{shots}"]
         lines += format_metrics(values, {}, intervals, head)
     for name, group in results.groups.items():
         lines += ["", f"{name}: {', '.join(group.tasks)}"]
@@ -34,9 +36,10 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
         "",
         f"coverage: {coverage_words(results)}",
         f"speed: {throughput.examples_per_second:.1f} {unit}/s, {throughput.tokens_per_second:.0f} tokens/s "
-        f"on {ranks} rank{'s' if ranks > 1 else ''}",
+        f"on {format_count(ranks, 'rank')}",
+        *(f"notice: {text}" for text in results.notices),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, results.files.results, *results.files.samples.values()) if name),
         *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))

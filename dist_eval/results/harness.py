@@ -5,7 +5,9 @@ A run on prompts is like one on a single task, named after the dataset, whose do
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
 from dist_eval.results.record import Count, MetricValues, Reasons, Record
@@ -71,12 +73,17 @@ class GroupResults(Record):
     """Aggregated metrics."""
 
 
+ResultsName = Annotated[str, Field(pattern=r"^results_[^/]*\.json$")]
+SamplesName = Annotated[str, Field(pattern=r"^(samples_[^/]*\.jsonl|predictions\.parquet)$")]
+"""Names in the run's folder, whatever `results.json` says: these files are removed when the run is replaced."""
+
+
 class HarnessFiles(Record):
     """The files of a run on tasks, or on prompts, in its folder."""
 
-    results: str | None
+    results: ResultsName | None
     """The harness' own results; null for a run on prompts."""
-    samples: dict[str, str]
+    samples: dict[str, SamplesName]
     """Documents with the model's answers, by task."""
 
 
@@ -123,6 +130,8 @@ class HarnessResults(Record):
     """What prompts were made of; null for a run on tasks."""
     files: HarnessFiles
     """Its files."""
+    notices: list[str] = Field(default_factory=list)
+    """What the harness warns of, or ignores, and what was done about it, where that changes a metric."""
     coverage: Coverage
     """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
     requests: ContinuationsSummary

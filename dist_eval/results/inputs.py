@@ -92,6 +92,8 @@ class DatasetSummary(Record):
     """Texts without a token except those that the tokenizer adds to every text."""
     unknown: Count
     """Texts whose tokens are all unknown to the tokenizer."""
+    with_begin: Count = 0
+    """Texts that begin with the token that the tokenizer puts before every text (BOS); they have it once."""
     max_length: Count
     """Maximum number of tokens of a text."""
     digest: str

@@ -17,7 +17,7 @@ from dist_eval.results.inputs import (
     PlanSummary,
     SessionsSummary,
 )
-from dist_eval.results.record import Count, Record, Time
+from dist_eval.results.record import Count, Record, Time, UnknownEarlier
 from dist_eval.results.scores import Analysis, OutputResults, Scores
 from dist_eval.results.work import Audit, BackendComparison, RankResults, Spread, Swarm, Throughput
 
@@ -43,6 +43,15 @@ class RunFailure(Record):
     """Whether the same command may get further although nobody changes anything."""
 
 
+class Digests(Record):
+    """Hashes (SHA-256) by which damage to the files of a run is found when they are read again."""
+
+    content: str
+    """Of all other values in this file."""
+    files: dict[str, str]
+    """Of the tables beside it, by name."""
+
+
 class RunHeader(Record):
     """What is known of every run."""
 
@@ -61,6 +70,8 @@ class RunHeader(Record):
     """All options, as in dist_eval/options/config.py and in --help."""
     environment: Environment
     """Software versions."""
+    digests: Digests | UnknownEarlier = None
+    """Hashes of this file's content, and of the tables beside it."""
 
     @property
     def confidence(self) -> float:

@@ -59,14 +59,30 @@ class Interval(
 Intervals = dict[str, Interval]
 
 
+MOST_CELLS = 1 << 16
+"""Cells of a sparse confusion matrix in `results.json`."""
+
+
 class ConfusionMatrix(Record):
-    """A confusion matrix."""
+    """A confusion matrix of up to 256 classes, or of labels."""
 
     labels: list[str]
     """Names of the classes or labels."""
     matrix: list[list[Count]] | list[list[list[Count]]]
     """Rows are true classes, columns predicted ones; with several labels each the matrix of each label, [[no taken for
     no, no for yes], [yes for no, yes for yes]]."""
+
+
+class SparseConfusionMatrix(Record):
+    """A confusion matrix of more classes: its cells with examples."""
+
+    labels: list[str]
+    """Names of the classes."""
+    cells: Annotated[list[tuple[Count, Count, Count]], Field(max_length=MOST_CELLS)]
+    """[number of the true class, number of the predicted one, examples], in the order of the classes. Of more than
+    65,536 cells those with the most examples."""
+    omitted: Count
+    """Examples in the cells that are left out; predictions.parquet has them all."""
 
 
 class Scores(Record):
@@ -82,7 +98,7 @@ class Scores(Record):
     """Names of those metrics that come from --metric."""
     majority_share: Share | None
     """Share of the most frequent class, null unless each example has one class."""
-    confusion_matrix: ConfusionMatrix | None
+    confusion_matrix: ConfusionMatrix | SparseConfusionMatrix | None
     """Examples by true and predicted class, null for a regression."""
 
 

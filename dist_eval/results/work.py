@@ -163,6 +163,8 @@ class Swarm(Record):
     """Number of online servers of each block."""
     servers: list[ServerSpan]
     """All announced servers, by first block."""
+    dropped_records: Count | UnknownEarlier = None
+    """How many records of servers were dropped, because they are implausible."""
     precisions: list[str] | UnknownEarlier = None
     """Dtypes, with the quantization if there is any, in which the servers computed that gave the answers, in all starts
     of the run. If there are several, the figures depend on which server got which batch."""

@@ -8,13 +8,13 @@ batches, servers}: when its batches, and its requests to each server, were in fl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dist_eval.errors import RunError, print_error, translating_os_errors
+from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
@@ -45,14 +45,17 @@ class ResultsFolder(RunFolder):
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
         return EndedRun(**{**dict(run), **changes})
 
-    def _parse(self, content: bytes) -> RunHeader:
-        return RUN.validate_json(content)
+    def _validate(self, content: Any) -> RunHeader:
+        return RUN.validate_python(content)
 
 
 class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
     derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
+
+    def _tables(self, results: RunHeader) -> Sequence[str]:
+        return (PREDICTIONS, TIMELINE) if isinstance(results, CompleteRun) else ()
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""
@@ -94,7 +97,7 @@ class EvaluationFolder(ResultsFolder):
         try:
             draw(self.path / picture)
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
-            print_error(f"{picture} could not be drawn ({error!r}); all numbers are in {RESULTS}.")
+            print_error(f"{picture} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None

@@ -10,7 +10,9 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.confusion import MOST_DENSE_CLASSES, most_confused
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.process.files import replaced_atomically
 from dist_eval.results.scores import Calibration, CalibrationBin
 
 CONFUSION_MATRIX, LABEL_CONFUSION, SCATTER = "confusion_matrix.png", "label_confusion.png", "predictions.png"
@@ -19,7 +21,7 @@ _NAMES = {SINGLE_LABEL.name: CONFUSION_MATRIX, MULTI_LABEL.name: LABEL_CONFUSION
 FIGURES = (*_NAMES.values(), RELIABILITY)
 """File names of all figures."""
 
-_CELLS_WITH_NUMBERS, _PANELS, _POINTS = 20, 25, 2000
+_CELLS_WITH_NUMBERS, _PANELS, _POINTS, _MOST_CONFUSED = 20, 25, 2000, 40
 _TALLEST_SIZE = 0.25
 
 
@@ -45,23 +47,31 @@ def draw_figure(path: Path, metrics: Metrics, predictions: Predictions) -> None:
 
 
 def draw_confusion_matrix(path: Path, metrics: Metrics) -> None:
-    """Draws the confusion matrix as a PNG."""
+    """Draws the confusion matrix as a PNG; of more classes than are legible those with the most mistakes."""
     from sklearn.metrics import ConfusionMatrixDisplay
 
-    pyplot, classes = _pyplot(), len(metrics.label_names)
+    names, colors = metrics.label_names, {}
+    if len(names) <= MOST_DENSE_CLASSES:
+        matrix = metrics.confusion
+    else:
+        kept, matrix = most_confused(metrics.cells, _MOST_CONFUSED)
+        names = [*(names[number] for number in kept), f"{len(names) - len(kept)} others"]
+        colors = {"norm": "log"}  # the others' sums are far above the rest
+    pyplot, classes = _pyplot(), len(names)
     side = min(4.0 + 0.45 * classes, 24.0)
     figure, axes = pyplot.subplots(figsize=(side + 0.8, side), layout="constrained")
-    display = ConfusionMatrixDisplay(metrics.confusion, display_labels=metrics.label_names)
+    display = ConfusionMatrixDisplay(matrix, display_labels=names)
     display.plot(
         ax=axes,
         cmap="Blues",
         values_format="d",
         include_values=classes <= _CELLS_WITH_NUMBERS,
-        xticks_rotation="horizontal" if max(map(len, metrics.label_names)) <= 3 else "vertical",
+        xticks_rotation="horizontal" if max(map(len, names)) <= 3 else "vertical",
+        im_kw=colors,
     )
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
-    total, hits = int(metrics.confusion.sum()), int(metrics.confusion.trace())
+    total, hits = int(matrix.sum()), int(metrics.cells.diagonal().sum())
     axes.set_title(f"{hits} of {total} correct (accuracy {hits / total:.4f})")
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
@@ -73,7 +83,7 @@ def draw_label_confusion(path: Path, metrics: Metrics) -> None:
     from sklearn.metrics import ConfusionMatrixDisplay
 
     figure, panels = _panels(len(metrics.label_names), 2.4)
-    for axes, matrix, name in zip(panels, metrics.confusion, metrics.label_names, strict=False):
+    for axes, matrix, name in zip(panels, metrics.cells, metrics.label_names, strict=False):
         display = ConfusionMatrixDisplay(matrix, display_labels=["no", "yes"])
         display.plot(ax=axes, cmap="Blues", values_format="d", colorbar=False)
         axes.set(xlabel="predicted", ylabel="label")
@@ -174,5 +184,6 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=120)
+    with replaced_atomically(path) as file:
+        figure.savefig(file, format="png", dpi=120)
     _pyplot().close(figure)

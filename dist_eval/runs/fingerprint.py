@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
 _DERIVED = ("token ids", "plan")
 """Names that change only if another one does, or if dist_eval itself has changed."""
 
-_PARTS = "parts"
+_PARTS, _DIGEST = "parts", "digest"
 _NAMED_AT_MOST = 5
 
 
@@ -38,9 +39,10 @@ class Fingerprint:
             OSError: it cannot be read: perhaps later.
         """
         try:
-            values = json.loads((folder / JOURNAL / FINGERPRINT).read_text(encoding="utf-8"))
-            parts = values.pop(_PARTS, None)
-            return cls({str(name): str(value) for name, value in values.items()}, parts)
+            values = read_json(folder / JOURNAL / FINGERPRINT)
+            parts, digest = values.pop(_PARTS, None), values.pop(_DIGEST, None)  # earlier versions wrote no digest
+            found = cls({str(name): str(value) for name, value in values.items()}, parts)
+            return found if digest in (None, found.digest()) else None
         except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
 
@@ -48,10 +50,14 @@ class Fingerprint:
         """Returns a hash of all values, as hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
+    def with_plan(self, plan: str) -> Fingerprint:
+        """Returns this fingerprint with the digest of another plan."""
+        return Fingerprint({**self.values, "plan": plan})
+
     def save(self, folder: Path) -> None:
         """Writes it to a run's folder."""
         (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
-        content = {**self.values, **({_PARTS: self.parts} if self.parts else {})}
+        content = {**self.values, **({_PARTS: self.parts} if self.parts else {}), _DIGEST: self.digest()}
         write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(content, indent=2) + "\n").encode())
 
     def changed(self, earlier: Fingerprint) -> list[str]:

@@ -62,10 +62,10 @@ def take_lock(output: Path) -> FolderLock:
         The lock.
 
     Raises:
-        RunError: another run holds the lock.
+        RunError: another run holds the lock, or its file is a link to another file.
         OSError: the folder cannot be written.
     """
-    lock = os.open(output / JOURNAL / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = _open(output / JOURNAL)
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -88,3 +88,15 @@ def take_lock(output: Path) -> FolderLock:
     os.pwrite(lock, f"{holder}\n".encode(), 0)
     os.fsync(lock)  # ranks on other hosts compare it
     return FolderLock(lock, holder, previous)
+
+
+def _open(journal: Path) -> int:
+    """Opens the file of the lock, which is written to: never another one that somebody has put behind its name."""
+    path = journal / LOCK_FILE
+    linked = next((one for one in (journal, path) if one.is_symlink()), None)
+    if linked is None:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        if os.fstat(lock).st_nlink <= 1:
+            return lock
+        os.close(lock)
+    raise RunError(f"{linked or path} is a link to something else. Remove it, or choose another --output.")

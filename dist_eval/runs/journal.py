@@ -30,7 +30,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,18 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL, SESSIONS
+from dist_eval.runs.fingerprint import Fingerprint
 
 _SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
 _WIDTH_BYTES = 4
+_DAMAGE = (ValueError, KeyError, TypeError)
+"""What reading a damaged JSON file raises."""
+
 _WHOLE, _AUDITED = 2, 1
 """What a record with a prediction for every example, and one with an audit, is worth more than another one."""
 
@@ -109,7 +114,7 @@ class Journal:
         self, folder: Path, sizes: np.ndarray, columns: AnswerColumns, *, rank: int = 0, run: str = ""
     ) -> None:
         self._folder, self._sizes, self._columns = folder / JOURNAL, sizes, columns.newbyteorder("<")
-        self._run = f"run-{run[:12]}"
+        self._run = _name_of_run(run)
         self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         self._file: int | None = None
         self._index = _Index(len(sizes))
@@ -133,7 +138,7 @@ class Journal:
         """
         path = self._folder / f"{self._run}-odd-{server}{_FAULTY_SUFFIX}"
         with _writable(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
     def read(self, audited: Container[int] = ()) -> np.ndarray:
@@ -177,7 +182,7 @@ class Journal:
         """
         with _writable(self._path):
             if self._file is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._make_folder()
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             offset, record = os.fstat(self._file).st_size, _packed(outcome, self._columns)
             while record:
@@ -185,6 +190,11 @@ class Journal:
             os.fdatasync(self._file)
         self._index.forget(outcome.batch)  # an earlier record did not count, else the batch were not done again
         self._add(self._path, offset, outcome)
+
+    def _make_folder(self) -> None:
+        """Makes the folder, and the run's folder, which only one host has unless they share it."""
+        for folder in (self._folder.parent, self._folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def close(self) -> None:
         """Closes this rank's file."""
@@ -283,12 +293,45 @@ def has_batches(folder: Path) -> bool:
     return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{_SUFFIX}"))
 
 
+def has_batches_of(folder: Path, run: Fingerprint) -> bool:
+    """Returns whether a run's folder holds finished batches that depend on just this, by the names of their files."""
+    with suppress(FileNotFoundError, *_DAMAGE):
+        run_with_sessions = run.with_plan(_recorded_sessions(folder)["plan"])
+        if _has_files_of(folder, run_with_sessions):
+            return True
+    return _has_files_of(folder, run)
+
+
+def _has_files_of(folder: Path, run: Fingerprint) -> bool:
+    pattern = f"{_name_of_run(run.digest())}-*{_SUFFIX}"
+    return any(path.stat().st_size for path in (folder / JOURNAL).glob(pattern))
+
+
+def _name_of_run(digest: str) -> str:
+    return f"run-{digest[:12]}"
+
+
+def _recorded_sessions(folder: Path) -> dict[str, Any]:
+    return dict(read_json(folder / JOURNAL / SESSIONS))
+
+
 def recorded_session_tokens(folder: Path) -> int | None:
-    """Returns the size of sessions that a run's batches were planned with; None if that is still to be decided."""
+    """Returns the size of sessions that a run's batches were planned with; None if that is still to be decided.
+
+    Raises:
+        RunError: there are batches, and what says how they were planned cannot be read.
+    """
     try:
-        return int(json.loads((folder / JOURNAL / SESSIONS).read_bytes())["session_tokens"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_recorded_sessions(folder)["session_tokens"])
+    except FileNotFoundError:
         return 0 if has_batches(folder) else None
+    except (OSError, *_DAMAGE) as error:
+        if not has_batches(folder):
+            return None
+        raise RunError(
+            f"{folder / JOURNAL / SESSIONS}, which says how the finished batches were planned, is damaged "
+            f"({error!r}). Restore it, choose another --output, or start afresh with --overwrite."
+        ) from error
 
 
 def record_sessions(folder: Path, session_tokens: int, plan: str) -> None:
@@ -309,8 +352,8 @@ def require_recorded_plan(folder: Path, plan: str) -> None:
         RunError: they are not: another version of dist_eval began the run.
     """
     try:
-        recorded = json.loads((folder / JOURNAL / SESSIONS).read_bytes())["plan"]
-    except (OSError, ValueError, KeyError, TypeError):
+        recorded = _recorded_sessions(folder)["plan"]
+    except (OSError, *_DAMAGE):
         return
     if recorded != plan:
         raise RunError(

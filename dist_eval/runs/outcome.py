@@ -6,15 +6,18 @@ tuning: `tuning.json`). Independent of any scheduler, and imports no large libra
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dist_eval.errors import first_line
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
+from dist_eval.process.parsing import parse_json
+from dist_eval.runs.digests import NOT_AS_WRITTEN, is_intact
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
+from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -73,13 +76,15 @@ def read_outcome(folder: Path) -> Outcome:
     path = next((folder / name for name in (RESULTS, TUNING_RESULTS) if (folder / name).exists()), folder / RESULTS)
     try:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
-            stat, content = os.fstat(file.fileno()), json.load(file)
+            stat, content = os.fstat(file.fileno()), parse_json(file.read())
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
-        return Outcome(folder, "failed", f"{path} cannot be read: {error}", transient=False)
+        return Outcome(folder, "failed", f"{path} cannot be read: {first_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
+    if content.get("schema_version") == SCHEMA_VERSION and not is_intact(content):
+        return Outcome(folder, "failed", f"{path} {NOT_AS_WRITTEN}", progress=_progress(folder))
     failure = content.get("error") or {}
     return Outcome(
         folder,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dist_eval.errors import DataError, RunError
+from dist_eval.errors import DataError, RunError, first_line, translating_os_errors
 from dist_eval.options.groups import DataOptions
+from dist_eval.process.parsing import read_json
 from dist_eval.results.harness import LANGUAGE_MODELING
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.work import RankTimeline, Timelines
+from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -38,30 +39,41 @@ def read_results(folder: Path) -> CompleteRun:
 
 
 def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
-    """Reads `results.json` of a complete run of any kind.
+    """Reads `results.json` of a complete run of any kind, and checks that its tables are those it was written with.
 
     Raises:
-        RunError: the folder holds no complete run, or its format has another version.
+        RunError: the folder holds no complete run, its format has another version, or a file is damaged.
     """
     try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = read_json(folder / RESULTS)
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / RESULTS} cannot be read: {error}.") from error
+        raise RunError(f"{folder / RESULTS} cannot be read: {first_line(error)}.") from error
     if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
+    if not is_intact(results):
+        raise _damage(folder / RESULTS)
     record = CompleteHarnessRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun
     try:
-        return record.model_validate(results)
+        run = record.model_validate(results)
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(
             f"{folder / RESULTS} has another format than this version writes "
             f"({'.'.join(map(str, first['loc']))}: {first['msg']}): run it again."
         ) from error
+    with translating_os_errors(RunError, f"The files in {folder} cannot be read"):
+        damaged = damaged_table(run, folder)
+    if damaged:
+        raise _damage(folder / damaged)
+    return run
+
+
+def _damage(path: Path) -> RunError:
+    return RunError(f"{path} {NOT_AS_WRITTEN}. Start the run's command again: it makes it anew from the journal.")
 
 
 def read_timelines(folder: Path) -> list[RankTimeline]:
@@ -75,7 +87,7 @@ def read_timelines(folder: Path) -> list[RankTimeline]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / TIMELINE} cannot be read: {error}.") from error
+        raise RunError(f"{folder / TIMELINE} cannot be read: {first_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ class FinishedRun:
         try:
             yield from read_pieces(self.folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {error}.") from error
+            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {first_line(error)}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads labels and predictions, of evenly spaced examples if there are more than `most`.

@@ -9,9 +9,11 @@ journal/                    finished batches
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.results.harness import HarnessFiles, HarnessResults
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.run import CompleteHarnessRun, RunHeader
 from dist_eval.runs.environment import now
 from dist_eval.runs.evaluation_folder import ResultsFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT, TIMELINE
@@ -24,6 +26,9 @@ class RequestsFolder(ResultsFolder):
     """The folder of one such run (see `RunFolder`)."""
 
     derived_files = (TIMELINE, REPORT, PREDICTIONS)
+
+    def _tables(self, results: RunHeader) -> Sequence[str]:
+        return (*_names(results.files), TIMELINE) if isinstance(results, CompleteHarnessRun) else ()
 
     def recorded(self) -> CompleteHarnessRun | None:
         """Returns the content of `results.json` if the run is complete."""
@@ -52,11 +57,11 @@ class RequestsFolder(ResultsFolder):
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}", advice):
             self._write(CompleteHarnessRun(**{**self._header(), **changes, **dict(results)}))
 
-    def _begin(self) -> None:
+    def _remove_derived(self) -> None:
         recorded = self.recorded()
         for name in _names(recorded.files) if recorded else ():
             (self.path / name).unlink(missing_ok=True)
-        super()._begin()
+        super()._remove_derived()
 
 
 def _names(files: HarnessFiles) -> list[str]:

@@ -16,19 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.errors import RunError, RunStopped, translating_os_errors
-from dist_eval.process.files import write_atomically
+from dist_eval.errors import RunError, RunStopped, print_error, translating_os_errors
+from dist_eval.process.files import PRIVATE, write_atomically
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
+from dist_eval.runs.digests import damaged_table, is_intact, with_digests
 from dist_eval.runs.environment import environment, now
-from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.files import FINGERPRINT, JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import last_holder, take_lock
-from dist_eval.runs.journal import forget_journal, has_batches
+from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
 
-_PEER = re.compile(r"(?:/[\w.:-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
+# begins only where a path does: from each of its parts, a long path without a peer would be searched to its end
+_PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 """A peer's address, or its ID alone."""
 
 
@@ -64,6 +66,8 @@ class RunFolder(ABC):
         self._lock: int | None = None
         self._before: RunHeader | None = None
         self.holder = ""
+        self._found: bytes | None = None
+        self._damaged = ""
 
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running" unless they are complete.
@@ -85,10 +89,9 @@ class RunFolder(ABC):
             if is_first:
                 self._clear()
             if not (is_first and self._overwrite):
-                self._before = self._read()
-                self._require_known_format()
-            if self._before is None or self._before.status != "complete":
-                self._begin()
+                self._look()
+            if not self._was_complete:
+                self._write(self._started())
 
     def open_on_host(self) -> None:
         """Prepares the folder on a further host, which may have one of its own; before the leader claims the folder.
@@ -104,11 +107,12 @@ class RunFolder(ABC):
         (self.path / STOP_FILE).unlink(missing_ok=True)
         if self._overwrite:
             self._forget()
+            self._remove_derived()
 
     @property
     def is_ours(self) -> bool:
         """Whether the folder is still this run's: another one may use it before this one has opened it, or since."""
-        return self._lock is not None or (self.holder != "" and last_holder(self.path) == self.holder)
+        return self.holder != "" and (self._lock is not None or last_holder(self.path) == self.holder)
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
@@ -117,18 +121,30 @@ class RunFolder(ABC):
                 f"The output folder {self.path} holds {', '.join(found)} of something else. Choose another --output."
             )
 
-    def _require_known_format(self) -> None:
-        if self._before is None and read_outcome(self.path).status == "complete":
-            raise RunError(
-                f"{self.path / self.results_name} is that of a complete run, but has another format than this version "
-                "writes. Choose another --output, or replace it with --overwrite."
-            )
+    def _look(self) -> None:
+        """Reads the results that the folder holds, and finds out which of its files is damaged."""
+        with suppress(FileNotFoundError):
+            self._found = (self.path / self.results_name).read_bytes()
+        self._before = None if self._found is None else self._parse(self._found)
+        if self._before is not None:
+            self._damaged = damaged_table(self._before, self.path) or ""
+        elif self._found is not None:
+            self._damaged = self.results_name
+            if read_outcome(self.path).status == "complete":
+                raise RunError(
+                    f"{self.path / self.results_name} is that of a complete run, but has another format than this "
+                    "version writes. Choose another --output, or replace it with --overwrite."
+                )
 
-    def claim(self, fingerprint: Fingerprint) -> bool:
+    def claim(self, fingerprint: Fingerprint, answers: Fingerprint | None = None) -> bool:
         """Compares this run with the one in the folder, and prepares the journal.
+
+        What is damaged is made again from the journal, if that is known to be this run's: without `--overwrite`
+        nothing is removed that could be resumed.
 
         Args:
             fingerprint: what the results depend on.
+            answers: what the batches in the journal depend on, if that is not the same.
 
         Returns:
             Whether there is something to do: False if the folder holds this run, complete.
@@ -137,30 +153,54 @@ class RunFolder(ABC):
             RunError: the folder holds another run; the message names what differs.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be read or written"):
-            before, earlier = self._before, Fingerprint.load(self.path)
-            status = before.status if before else None
-            if earlier is None and status == "complete":
+            earlier, by_name = Fingerprint.load(self.path), has_batches_of(self.path, answers or fingerprint)
+            objection = self._objection(fingerprint, earlier, by_name)
+            if objection:
+                self._leave_as_found()
                 raise RunError(
-                    f"{self.path} holds the results of a complete run, but no {JOURNAL} that identifies it. Choose "
-                    "another --output, or replace them with --overwrite."
+                    f"{self.path} holds {objection}. Choose another --output, or start afresh with --overwrite."
                 )
-            if earlier is None:
-                self._forget()
-            changed = fingerprint.changed(earlier) if earlier else []
-            if changed:
-                if before and status != "complete":
-                    self._write(before)
-                raise RunError(
-                    f"{self.path} holds {'the results' if status == 'complete' else 'a part'} of another run: what "
-                    f"differs is the {' and the '.join(changed)}. Choose another --output, or start afresh with "
-                    "--overwrite."
-                )
-            if self.is_complete:
-                return False
-            if status == "complete":
-                self._begin()
-            fingerprint.save(self.path)
-        return True
+            if earlier is None and by_name:
+                print_error(f"{self._why_unknown()}: the batches are known by their names, and are kept.")
+            elif earlier is None:
+                forget_journal(self.path)
+            has_work = not self.is_complete or (earlier is None and answers is not None)  # names only tell of answers
+            if has_work:
+                if self._damaged and self.is_resumable:
+                    print_error(f"{self.path / self._damaged} is damaged: it is made again from {self.resume_source}.")
+                self._remove_derived()
+                if self._was_complete:
+                    self._write(self._started())
+            if has_work or earlier is None:
+                fingerprint.save(self.path)
+        return has_work
+
+    def _objection(self, fingerprint: Fingerprint, earlier: Fingerprint | None, by_name: bool) -> str:
+        """Returns what the folder holds that this run may neither continue nor replace; empty if there is nothing."""
+        changed = fingerprint.changed(earlier) if earlier else []
+        if changed:
+            part = "the results" if self._was_complete else "a part"
+            return f"{part} of another run: what differs is the {' and the '.join(changed)}"
+        if earlier is None and not by_name and self.is_resumable:
+            return f"a part of a run, but it is not known of which: {self._why_unknown()}"
+        if earlier is None and not by_name and self._was_complete:
+            return f"the results of a complete run, but no {JOURNAL} that identifies it"
+        if self._damaged and not self.is_resumable and any((self.path / name).exists() for name in self.derived_files):
+            return f"a run of which {self._damaged} is damaged, and nothing that it could be made again from"
+        return ""
+
+    def _why_unknown(self) -> str:
+        path = self.path / JOURNAL / FINGERPRINT
+        return f"{path} is {'damaged' if path.exists() else 'missing'}"
+
+    def _leave_as_found(self) -> None:
+        """Restores the results, and leaves the folder to whose it is."""
+        self.holder = ""
+        path = self.path / self.results_name
+        if self._found is None:
+            path.unlink(missing_ok=True)
+        elif path.read_bytes() != self._found:
+            write_atomically(path, self._found)
 
     def close(self) -> None:
         """Releases the lock, so that other runs may use the folder."""
@@ -170,9 +210,13 @@ class RunFolder(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the folder, when it was opened, held a complete run of which nothing is to be tried again."""
-        before = self._before
-        return before is not None and before.status == "complete" and not self._has_failed_examples(before)
+        """Whether the folder, when it was opened, held an intact complete run of which nothing is to be tried again."""
+        before = self._before if self._was_complete and not self._damaged else None
+        return before is not None and not self._has_failed_examples(before)
+
+    @property
+    def _was_complete(self) -> bool:
+        return self._before is not None and self._before.status == "complete"
 
     @property
     def is_resumable(self) -> bool:
@@ -189,10 +233,10 @@ class RunFolder(ABC):
         """Removes what a resumed run would continue from."""
         forget_journal(self.path)
 
-    def _begin(self) -> None:
+    def _remove_derived(self) -> None:
+        """Removes what is made at the end of a run."""
         for name in self.derived_files:
             (self.path / name).unlink(missing_ok=True)
-        self._write(self._started())
 
     def _started(self) -> RunHeader:
         """Returns the results of a run that begins now."""
@@ -216,12 +260,16 @@ class RunFolder(ABC):
         """Returns the results of a run that has ended without being complete."""
 
     @abstractmethod
-    def _parse(self, content: bytes) -> RunHeader:
-        """Reads the content of the file with the results.
+    def _validate(self, content: Any) -> RunHeader:
+        """Makes a record of the parsed results.
 
         Raises:
-            ValueError: it has another format.
+            ValueError: they have another format.
         """
+
+    def _tables(self, results: RunHeader) -> Sequence[str]:
+        """Returns the names of the files that results with this content are read with."""
+        return ()
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
         """Returns whether a complete run has examples that a new start would try again."""
@@ -279,7 +327,7 @@ class RunFolder(ABC):
         if not self.is_ours:
             return False
         if not may_restart:
-            (self.path / STOP_FILE).touch()
+            (self.path / STOP_FILE).touch(PRIVATE)
         transient = transient and not asked_by_a_person(message)
         failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
         return self._end("incomplete", failure, coverage)
@@ -316,34 +364,17 @@ class RunFolder(ABC):
         """
         try:
             return self._parse((self.path / self.results_name).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
+            return None
+
+    def _parse(self, content: bytes) -> RunHeader | None:
+        try:
+            parsed = json.loads(content)
+            return self._validate(parsed) if is_intact(parsed) else None
+        except ValueError:
             return None
 
     def _write(self, results: RunHeader) -> None:
-        text = json.dumps(results.to_json(), indent=2, allow_nan=False) + "\n"
+        content = with_digests(results, self.path, self._tables(results))
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())
-
-
-class NoFolder(RunFolder):
-    """Stands for the folder of a command that leaves no files."""
-
-    results_name, resume_source, foreign_files = "", "", ()
-    is_resumable = is_running = False
-
-    def open(self, attempt: int = 0) -> None:
-        """Does nothing."""
-
-    def open_on_host(self) -> None:
-        """Does nothing."""
-
-    def fail(self, message: str, **known: Any) -> bool:
-        """Does nothing: there is no file to mark."""
-        return False
-
-    stop = fail
-
-    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
-        return run
-
-    def _parse(self, content: bytes) -> RunHeader:
-        raise ValueError("there is no file with results")

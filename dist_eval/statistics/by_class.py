@@ -118,14 +118,16 @@ def _kinds(
     predictions: PredictionsLike, metrics: Metrics, units: Units | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields for each class the counts of one unit of each kind, int64 of shape [3, kinds], and the kinds' sizes."""
-    for number, confusion in enumerate(metrics.confusion):
-        if units is not None:
+    if units is not None:
+        for number in range(len(metrics.per_class)):
             yield _kinds_of_groups(*_column(predictions, number), units)
-            continue
-        if metrics.problem == SINGLE_LABEL.name:
-            hits, support, predicted = confusion[number], confusion.sum(), metrics.confusion[:, number].sum()
-        else:
-            hits, support, predicted = confusion[1, 1], confusion[1].sum(), confusion[:, 1].sum()
+        return
+    cells = metrics.cells
+    if metrics.problem == SINGLE_LABEL.name:
+        totals = cells.diagonal(), cells.sum(axis=1), cells.sum(axis=0)
+    else:
+        totals = cells[:, 1, 1], cells[:, 1].sum(axis=1), cells[:, :, 1].sum(axis=1)
+    for hits, support, predicted in zip(*totals, strict=True):
         others = len(predictions.label) - support - predicted + hits
         sizes = np.array([hits, support - hits, predicted - hits, others], dtype=np.int64)
         yield _SINGLE_COUNTS[:, sizes > 0], sizes[sizes > 0]

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
-from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason
-from dist_eval.process.files import write_atomically
+from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
+from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.swarm import member
+from dist_eval.process.output import status_after_output, tolerate_broken_output
+from dist_eval.swarm import member, status
 from dist_eval.swarm.member import DTYPES
+from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -79,23 +81,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build_status_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command `status`."""
-    parser = argparse.ArgumentParser(
-        prog="dist-eval swarm status",
-        description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
-        "version of Petals, and which blocks have no server.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
-    parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
-    parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
-    parser.add_argument("-v", "--verbose", action="store_true")
-    return parser
-
-
 def start(arguments: argparse.Namespace) -> None:
     """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
 
@@ -140,12 +125,12 @@ def start(arguments: argparse.Namespace) -> None:
             echo=arguments.verbose,
         ) as swarm,
     ):
-        print(f"starting {len(spans)} servers for {arguments.model} ...", flush=True)
+        print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
         if part == 1:
-            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode())
+            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
             import_petals(sockets=scratch_dir)
             print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
-            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode())
+            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         if parts > 1:
             print(f"part {part} of {parts}, blocks {spans}")
@@ -189,38 +174,6 @@ def _wait_for_peers(file: Path, timeout: float) -> list[str]:
         f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or is its folder not shared "
         "with this host? Wait longer with --timeout."
     )
-
-
-def status(arguments: argparse.Namespace) -> bool:
-    """Prints a swarm's coverage.
-
-    Returns:
-        Whether every block of every model has a server.
-    """
-    from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import announced_models, look_up_coverage
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
-
-    config = read_base_config(arguments.model) if arguments.model else None
-    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
-    try:
-        if config is not None:
-            prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-            models = {prefix: config.num_hidden_layers}
-        else:
-            models = announced_models(dht, arguments.timeout)
-            models = {k: v for k, v in models.items() if arguments.dht_prefix in (None, k)}
-        if not models:
-            raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
-        coverages = [
-            look_up_coverage(dht, name, count, arguments.timeout, adapter=arguments.adapter)
-            for name, count in sorted(models.items())
-        ]
-    finally:
-        leave_swarm(dht)
-    coverages = [coverage.serving(config) for coverage in coverages]
-    print("\n\n".join(coverage.describe() for coverage in coverages))
-    return not any(coverage.missing for coverage in coverages)
 
 
 def _wait_for_coverage(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
@@ -292,7 +245,7 @@ def _with_petals(command: Command) -> Command:
 
 
 _COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
-    "status": (build_status_parser, _with_petals(status)),
+    "status": (status.build_parser, _with_petals(status.show)),
     "serve": (member.build_serve_parser, _with_petals(member.serve)),
     "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
 }
@@ -326,12 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except EvaluationError as error:
-        print(f"dist-eval swarm: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval swarm")
         return 1
 
 
 if __name__ == "__main__":
-    status_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status_code)  # everything is closed; see `temporary_files_in`
+    tolerate_broken_output()
+    os._exit(status_after_output(main()))  # everything is closed; see `temporary_files_in`

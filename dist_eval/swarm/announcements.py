@@ -1,29 +1,195 @@
-"""What servers announce about how they compute, and how it differs within a swarm."""
+"""What servers announce about themselves: checked before anything else sees it, and compared within a swarm.
+
+Whoever reaches a swarm can write to its DHT, and a server may answer anything. What is implausible is dropped here, so
+that all other modules can rely on types and bounds. The fields are those that servers of Petals 2.2.0 and of its main
+branch write (`petals.data_structures`: `ServerInfo.to_tuple` and `ModelInfo.to_dict`) and answer (`rpc_info` of
+`petals.server.handler`).
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
+import msgpack
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+
+from dist_eval.printable import printable
 from dist_eval.results.work import Announcement
+from dist_eval.swarm.failures import WrongAnswer
+
+MOST_BLOCKS = 1000
+"""Most blocks of a model; the largest that Petals can serve have 126."""
+
+_FASTEST, _SLOWEST = 1e8, 1e-3
+"""Plausible speeds, in tokens per second through a block."""
+
+_MOST_CACHE_TOKENS = 2**40
+_LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS = 100, 1000, 100
+_TUPLE, _MOST_NESTED = 0x40, 4
+"""Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
+decoder's stack, so that 250 of them end a process that follows them."""
+
+State = Literal["offline", "joining", "online"]
+_STATES: tuple[State, ...] = ("offline", "joining", "online")
+"""As they are numbered on the wire."""
 
 
-def announcement_of(server_info: Any) -> Announcement:
-    """Reads what a server announces.
+def _require_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has control characters")
+    return text
+
+
+Identifier = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_IDENTIFIER), AfterValidator(_require_printable)
+]  # of an adapter, a hub name or a path
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]{1,50}$")]
+Speed = Annotated[float, Field(ge=_SLOWEST, le=_FASTEST)]
+Block = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
+
+
+class _Announced(BaseModel):
+    """The base of what is announced; fields of other versions are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class ServerRecord(_Announced):
+    """What a server announces for a block that it holds.
+
+    Attributes:
+        state: what requests may expect of it.
+        throughput: tokens per second, in any unit that its owner likes; 0 if unknown.
+        start_block: first block that it holds, if it says so.
+        end_block: one past the last block.
+        public_name: of its owner.
+        version: of Petals.
+        forward_rps: tokens per second through a block; None if it does not say.
+        adapters: LoRA adapters that it holds.
+        torch_dtype: in which it computes.
+        quant_type: how its weights are quantized.
+        cache_tokens_left: free attention cache, in tokens of a text times blocks.
+    """
+
+    state: State
+    throughput: Annotated[float, Field(ge=0, le=_FASTEST)]
+    start_block: Block | None = None
+    end_block: Block | None = None
+    public_name: Annotated[str, AfterValidator(lambda name: printable(name, _LONGEST_NAME))] | None = None
+    version: Word | None = None
+    forward_rps: Speed | None = None
+    adapters: Annotated[tuple[Identifier, ...], Strict(False), Field(max_length=_MOST_ADAPTERS)] = ()
+    torch_dtype: Word | None = None
+    quant_type: Word | None = None
+    cache_tokens_left: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)] | None = None
+
+    @model_validator(mode="after")
+    def _holds_blocks(self) -> ServerRecord:
+        if (self.start_block is None) != (self.end_block is None):
+            raise ValueError("has only one end of its blocks")
+        if self.start_block is not None and self.end_block is not None and self.start_block >= self.end_block:
+            raise ValueError("holds no block")
+        return self
+
+    def is_above(self, other: ServerRecord) -> bool:
+        """Whether its state is nearer to being online than that of another record."""
+        return _STATES.index(self.state) > _STATES.index(other.state)
+
+
+class _Model(_Announced):
+    num_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
+
+
+class _ServerAnswer(_Announced):
+    cache_tokens_available: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)]
+
+
+def read_server(value: Any, block: int) -> ServerRecord | None:
+    """Reads what a server announces for a block.
 
     Args:
-        server_info: Petals' `ServerInfo`, as found in the DHT.
+        value: anything that was found in the DHT: it should be (state, throughput) or (state, throughput, fields).
+        block: the block.
+
+    Returns:
+        The record; None if it is implausible, such as one of a server that does not hold this block.
     """
-    adapters = tuple(server_info.adapters or ())
-    return _announcement(server_info.torch_dtype, server_info.quant_type, server_info.version, adapters)
+    match value:
+        case (int(state), throughput, *rest) if 0 <= state < len(_STATES) and not isinstance(state, bool):
+            fields = rest[0] if rest else {}
+        case _:
+            return None
+    if not isinstance(fields, Mapping):
+        return None
+    if fields.get("forward_rps") == 0:
+        fields = {**fields, "forward_rps": None}  # not measured
+    record = _validated(ServerRecord, {**fields, "state": _STATES[state], "throughput": throughput})
+    if record is None or record.start_block is None or record.end_block is None:
+        return record
+    return record if record.start_block <= block < record.end_block else None
 
 
-@functools.lru_cache
-def _announcement(
-    dtype: str | None, quantization: str | None, version: str | None, adapters: tuple[str, ...]
-) -> Announcement:
-    return Announcement(dtype=dtype, quantization=quantization, version=version, adapters=adapters)
+def read_model(prefix: Any, value: Any) -> tuple[str, int] | None:
+    """Reads what a swarm announces of a model.
+
+    Args:
+        prefix: name under which its blocks should be announced.
+        value: anything that was found for it.
+
+    Returns:
+        The name, and the number of blocks; None if it is implausible.
+    """
+    is_name = isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER
+    model = _validated(_Model, value) if is_name else None
+    return None if model is None else (prefix, model.num_blocks)
+
+
+def read_free_cache(packed: bytes) -> int:
+    """Reads a server's answer to `rpc_info`: how much attention cache it has left, in tokens of a text times blocks.
+
+    Raises:
+        WrongAnswer: it does not say so, or it is no plausible number.
+    """
+    answer = _validated(_ServerAnswer, unpack(packed))
+    if answer is None:
+        raise WrongAnswer("no plausible size of the free cache")
+    return answer.cache_tokens_available
+
+
+def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any:
+    """Decodes what hivemind has packed, without following it to any depth.
+
+    Args:
+        packed: by `MSGPackSerializer`, if it is honest.
+        extensions: decoders of further extension types, by their code.
+
+    Returns:
+        The value; None if it cannot be decoded.
+    """
+
+    def decode(packed: bytes, depth: int) -> Any:
+        def extension(code: int, data: bytes) -> Any:
+            if code == _TUPLE and depth < _MOST_NESTED:
+                return tuple(decode(data, depth + 1))
+            return (extensions or {})[code](data)
+
+        return msgpack.unpackb(packed, ext_hook=extension, raw=False)
+
+    try:
+        return decode(packed, 0)
+    except Exception:  # whatever msgpack, or a decoder, makes of arbitrary bytes
+        return None
+
+
+def announcement_of(server: Any) -> Announcement:
+    """Returns what a server says of how it computes, for results.
+
+    Args:
+        server: a `ServerRecord`, or Petals' `ServerInfo` that was made from one.
+    """
+    return _announcement(server.torch_dtype, server.quant_type, server.version, tuple(server.adapters or ()))
 
 
 def mixed_precisions(servers: Iterable[Announcement]) -> str:
@@ -38,3 +204,17 @@ def mixed_versions(servers: Iterable[Announcement]) -> str:
     """Says which different versions of Petals servers run; empty if it is the same one."""
     names = sorted({server.version or "unknown" for server in servers})
     return f"Servers run different versions of Petals ({', '.join(names)})." if len(names) > 1 else ""
+
+
+def _validated(kind: Any, value: Any) -> Any:
+    try:
+        return kind.model_validate(value)
+    except ValidationError:
+        return None
+
+
+@functools.lru_cache
+def _announcement(
+    dtype: str | None, quantization: str | None, version: str | None, adapters: tuple[str, ...]
+) -> Announcement:
+    return Announcement(dtype=dtype, quantization=quantization, version=version, adapters=adapters)

@@ -5,7 +5,8 @@
 - `Send` to a server;
 - `WaitForServers`, as none can be reached: this costs no attempt;
 - `Retry` after a delay, with another server if there is one;
-- `Split` the request in halves, which servers may accept;
+- `AskAnother` server at once: this one takes smaller requests only;
+- `Split` the request in halves: all servers take smaller ones only;
 - `Skip` it: it was optional;
 - `GiveUp`.
 """
@@ -19,8 +20,9 @@ from typing import Any
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, first_line
-from dist_eval.swarm.failures import Failure, classify
+from dist_eval.swarm.failures import Failure, classify, stated_limit
 from dist_eval.swarm.router import Router, Span, without
+from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
@@ -32,7 +34,7 @@ _FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
 
 
 class TooLarge(Exception):
-    """A server accepts smaller requests only."""
+    """All servers that hold the blocks accept smaller requests only."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class RoutePart:
         prefer_whole: prefer servers that hold all blocks of the route.
         cached: returns the segment to ask, whose server holds attention caches of the texts at the moment, if any.
         messages: in which any other server is sent the texts from their beginning, one after the other.
+        largest_message: tokens of the largest of these, if there are several.
     """
 
     block: int
@@ -56,6 +59,12 @@ class RoutePart:
     prefer_whole: bool = False
     cached: Callable[[], Span | None] = lambda: None
     messages: int = 1
+    largest_message: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens that a server must take at once."""
+        return self.tokens if self.largest_message is None else self.largest_message
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,13 @@ class Retry:
 
 
 @dataclass(frozen=True)
+class AskAnother:
+    """Choose a server again, at once: nothing failed, but this one takes smaller requests only."""
+
+
+@dataclass(frozen=True)
 class Split:
-    """Split the request in halves: it is too large."""
+    """Split the request in halves: it is too large for all servers."""
 
     error: TooLarge
 
@@ -126,7 +140,7 @@ class GiveUp:
     exonerated: Sequence[Any] = ()
 
 
-Decision = Send | WaitForServers | Retry | Split | Skip | GiveUp
+Decision = Send | WaitForServers | Retry | AskAnother | Split | Skip | GiveUp
 
 
 @dataclass
@@ -150,37 +164,58 @@ class Attempts:
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)
     """The servers that failed in each way."""
 
-    def next(self, online: Sequence[Span], now: float) -> Send | WaitForServers | Skip:
+    def next(self, online: Sequence[Span], now: float) -> Send | WaitForServers | Split | Skip:
         """Decides whom to ask.
 
         Args:
             online: the blocks that are online.
             now: current time, in seconds of `time.monotonic()`.
         """
-        spans: Sequence[Span] = without(online, self.part.avoided)
+        wanted = without(online, self.part.avoided)
+        spans: Sequence[Span] = self._taking_it(wanted)
         if self.part.prefer_whole:
             spans = self._holding_all(spans, now)
         cached = self.part.cached()
         has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
-        segment = cached if has_cache else self._route(spans, now)
+        segment = cached if has_cache else self._route_again(spans, now)
         if segment is None:
+            refusing = self._route(wanted, now)
+            if refusing is not None:
+                return Split(TooLarge(f"peer {refusing.peer}: {self.router.stats(refusing.peer).refusal}"))
             why = "no server online holds it, or a block after it"
             return self._unreachable(f"block {self.part.block}", why, now)
         messages = 1 if has_cache else self.part.messages
         stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed * messages
         return Send(segment, min(self.timeout, stall_timeout), spans, now, has_cache)
 
-    def after(self, sent: Send, error: Exception) -> WaitForServers | Retry | Split | Skip | GiveUp:
+    def answered(self, sent: Send, now: float) -> None:
+        """Bans the servers that refused as too large what another one took.
+
+        Args:
+            sent: the decision that was followed by an answer.
+            now: current time, in seconds of `time.monotonic()`.
+        """
+        server = self.router.stats(sent.segment.peer)
+        if not sent.has_cache:  # it took it in smaller pieces
+            server.largest_answered = max(server.largest_answered, self.part.size)
+        for peer in self._peers.pop(Failure.TOO_LARGE, ()):
+            self.router.stats(peer).ban_longer(now)
+
+    def after(self, sent: Send, error: Exception, now: float) -> WaitForServers | Retry | AskAnother | Skip | GiveUp:
         """Decides what to do about a request that failed.
 
         Args:
             sent: the decision that it followed.
             error: any of the daemon, the connection or the server.
+            now: current time, in seconds of `time.monotonic()`.
         """
         segment, failure = sent.segment, classify(error)
         what = f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
         if failure is Failure.TOO_LARGE:
-            return Split(TooLarge(first_line(error)))
+            self._peers.setdefault(failure, []).append(segment.peer)
+            server = self.router.stats(segment.peer)
+            server.refused_size(self.part.size, stated_limit(error), first_line(error), now)
+            return AskAnother()
         if failure is Failure.UNREACHABLE:
             return self._unreachable(what, first_line(error), sent.at)
         if self.part.avoided and failure is Failure.NO_ANSWER:
@@ -199,12 +234,14 @@ class Attempts:
         self._failed += 1
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
-            return GiveUp(kind(f"got no answer for {what} in {self._failed} attempts: {self._messages[-1]}"))
+            return GiveUp(
+                kind(f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._messages[-1]}")
+            )
         return Retry(0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY))
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:
         """Whether there is a route of servers that are not banned."""
-        return self._route(self._not_banned(online, now), now) is not None
+        return self._route(self._not_banned(self._taking_it(online), now), now) is not None
 
     def _unreachable(self, what: str, why: str, now: float) -> WaitForServers | Skip:
         if self.part.avoided:
@@ -237,8 +274,19 @@ class Attempts:
         whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]
         return self._not_banned(whole, now) or spans
 
+    def _taking_it(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if self.part.size <= self.router.stats(span.peer).limit]
+
     def _not_banned(self, spans: Sequence[Span], now: float) -> list[Span]:
         return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]
+
+    def _route_again(self, spans: Sequence[Span], now: float) -> Span | None:
+        """Chooses a server; after a failure one that has answered before, whatever speed others announce."""
+        if self._failed:
+            proven = [span for span in spans if self.router.stats(span.peer).pacing.seconds_per_work is not None]
+            if (again := self._route(self._not_banned(proven, now), now)) is not None:
+                return again
+        return self._route(spans, now)
 
     def _route(self, spans: Sequence[Span], now: float) -> Span | None:
         return self.router.next_segment(spans, self.part.block, self.part.end, self.part.tokens, now)

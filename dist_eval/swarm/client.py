@@ -72,7 +72,7 @@ def join_swarm(
             dht.wait_until_ready(within)
             return dht
         except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
-            reason = first_line(error)[:200]
+            reason = first_line(error)
             if dht is not None:
                 _stop_node(dht)
         # a server that listens already may need a moment more to answer; and the node, being forked, can deadlock on a

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dist_eval.errors import SwarmError
+from dist_eval.printable import printable_lines
 from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
+from dist_eval.swarm.dht_records import read_blocks, read_models
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.tables import text_table
+from dist_eval.tables import format_count, text_table
 
-_POLL_SECONDS, _PING_SECONDS = 0.25, 2.5
+_POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
 _ADAPTERS_NAMED = 5
 
 
@@ -30,12 +32,14 @@ class SwarmCoverage:
         num_blocks: blocks of the model.
         servers: all announced servers, by first block.
         adapter: a LoRA adapter, if only servers that hold it count.
+        dropped: how many more records there are, which are implausible.
     """
 
     dht_prefix: str
     num_blocks: int
     servers: tuple[ServerSpan, ...]
     adapter: str | None = None
+    dropped: int = 0
 
     @property
     def online(self) -> list[ServerSpan]:
@@ -73,11 +77,14 @@ class SwarmCoverage:
             missing_blocks=self.missing,
             replicas_per_block=self.replicas,
             servers=list(self.servers),
+            dropped_records=self.dropped,
         )
 
     def describe(self) -> str:
         """Returns a text table of the servers, the replicas per block and the missing blocks."""
-        lines = [f"{self.dht_prefix}: {self.num_blocks} blocks, {len(self.servers)} servers"]
+        lines = [
+            f"{self.dht_prefix}: {format_count(self.num_blocks, 'block')}, {format_count(len(self.servers), 'server')}"
+        ]
         columns = {
             "server": ["..." + server.peer_id[-8:] for server in self.servers],
             "blocks": [f"{server.start}:{server.end}" for server in self.servers],
@@ -91,11 +98,13 @@ class SwarmCoverage:
         told = {name: cells for name, cells in columns.items() if any(cells)}
         lines += [f"  {line}" for line in text_table([list(told), *map(list, zip(*told.values(), strict=True))])]
         lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
+        if self.dropped:
+            lines.append(f"dropped records, which no honest server writes: {self.dropped}")
         if self.adapter is not None:
             lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
         lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
-        return "\n".join(lines)
+        return printable_lines("\n".join(lines))
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -135,30 +144,20 @@ def look_up_coverage(
     Raises:
         SwarmError: the swarm did not answer in time.
     """
-    from petals.data_structures import ServerState
-    from petals.utils.dht import compute_spans, get_remote_module_infos
-
-    uids = [f"{dht_prefix}.{block}" for block in range(num_blocks)]
-    future = get_remote_module_infos(dht, uids, latest=True, return_future=True)
-    try:
-        infos = future.result(timeout)
-    except concurrent.futures.TimeoutError as error:
-        raise SwarmError(f"The swarm did not answer within {timeout:g} s which servers hold {dht_prefix}.") from error
-    spans = compute_spans(infos, min_state=ServerState.OFFLINE)
+    records = read_blocks(dht, dht_prefix, num_blocks, timeout)
     servers = [
         ServerSpan(
-            peer_id=peer_id.to_base58(),
+            peer_id=span.peer,
             start=span.start,
             end=span.end,
-            state=span.state.name.lower(),
-            throughput=span.throughput,
-            name=span.server_info.public_name,
-            **announcement_of(span.server_info).to_json(),
+            state=span.server.state,
+            throughput=span.server.throughput,
+            name=span.server.public_name,
+            **announcement_of(span.server).to_json(),
         )
-        for peer_id, span in spans.items()
+        for span in records.spans()
     ]
-    by_block = sorted(servers, key=lambda s: (s.start, s.end, s.peer_id))
-    return SwarmCoverage(dht_prefix, num_blocks, tuple(by_block), adapter)
+    return SwarmCoverage(dht_prefix, num_blocks, tuple(servers), adapter, records.dropped)
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
@@ -193,32 +192,6 @@ def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[st
         found |= ping(missing)
     found |= ping(list(found))
     return {peer: found.get(peer) for peer in peers}
-
-
-def announced_models(dht: Any, timeout: float = 5.0) -> dict[str, int]:
-    """Looks up which models the swarm serves.
-
-    Args:
-        dht: a running `hivemind.DHT`.
-        timeout: seconds.
-
-    Returns:
-        Number of blocks by DHT prefix. Servers do not announce models whose prefix begins with `_`.
-
-    Raises:
-        SwarmError: the swarm did not answer in time.
-    """
-    try:
-        entry = dht.get("_petals.models", latest=True, return_future=True).result(timeout)
-    except concurrent.futures.TimeoutError as error:
-        raise SwarmError(f"The swarm did not answer within {timeout:g} s which models it serves.") from error
-    if entry is None or not isinstance(entry.value, dict):
-        return {}
-    return {
-        str(prefix): int(item.value["num_blocks"])
-        for prefix, item in entry.value.items()
-        if isinstance(item.value, dict) and "num_blocks" in item.value
-    }
 
 
 def wait_until_covered(
@@ -265,13 +238,16 @@ def wait_until_covered(
             return coverage
         if time.monotonic() > deadline and not coverage.missing:
             raise SwarmError(
-                f"Only {online} of {servers} servers of {dht_prefix} are online after {timeout:g} s. Wait longer with "
+                f"Only {online} of {format_count(servers, 'server')} of {dht_prefix} "
+                f"{'is' if servers == 1 else 'are'} online after {timeout:g} s. Wait longer with "
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
             anyhow = replace(coverage, adapter=None)
             unfit = unfit_message(anyhow, config)
-            raise SwarmError(unfit or _missing_message(anyhow, announced_models(dht), timeout, timeout_option))
+            raise SwarmError(
+                unfit or _missing_message(anyhow, read_models(dht, _MODELS_SECONDS).blocks, timeout, timeout_option)
+            )
         time.sleep(_POLL_SECONDS)
 
 
@@ -321,6 +297,6 @@ def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: f
         )
     message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
     if models:
-        served = ", ".join(f"{name} ({blocks} blocks)" for name, blocks in sorted(models.items())[:5])
+        served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
         return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."
     return f"{message} Start servers for it, or give its name in the swarm with --dht-prefix."

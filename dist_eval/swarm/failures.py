@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import re
 from enum import Enum
 
 _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
@@ -50,6 +51,16 @@ def classify(error: BaseException) -> Failure:
         return Failure.NO_ANSWER if any(words in text for words in _BUSY) else Failure.REFUSED
     unreachable = isinstance(error, (OSError, EOFError)) or name in _DAEMON_ERRORS
     return Failure.UNREACHABLE if unreachable else Failure.NO_ANSWER
+
+
+def stated_limit(error: BaseException) -> int | None:
+    """Returns the most tokens that a server says it takes in a request; None if it does not say.
+
+    Args:
+        error: of the kind `Failure.TOO_LARGE`.
+    """
+    match = re.search(r"max_batch_size \((\d{1,9})\)", str(error))
+    return int(match[1]) if match else None
 
 
 def drop_traceback(error: BaseException) -> None:

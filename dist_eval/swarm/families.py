@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.head_config import require_plausible_width
 from dist_eval.errors import CheckpointError, first_line
+from dist_eval.swarm.config_keys import require_integers, require_keys_read
 from dist_eval.swarm.petals_version import reading_newer_configs, require_servable, unknown_type
 
+_ADAPTER_CONFIG = "adapter_config.json"
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
@@ -70,20 +74,42 @@ def read_config(model: str, what: str) -> Any:
         A `transformers.PretrainedConfig`.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or not all that changes what is computed; or it is a LoRA adapter.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(f"There is no folder {model} with a {what}.")
     try:
+        _require_no_adapter(model, what)
+        raw, _ = PretrainedConfig.get_config_dict(model)
+        require_integers(raw, f"{model}/config.json")
+        require_plausible_width(raw, f"{model}/config.json")
         with reading_newer_configs():
-            return AutoConfig.from_pretrained(model, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except CheckpointError:
+        raise
     except KeyError as error:
         raise unknown_type(model, what, str(error.args[0])) from error
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
+    require_keys_read(raw, config, f"{model}/config.json")
+    return config
+
+
+def _require_no_adapter(model: str, what: str) -> None:
+    """Checks that a folder or hub model holds no LoRA adapter, which transformers would add without a word."""
+    from transformers.utils import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    if found := cached_file(model, _ADAPTER_CONFIG, **quiet):
+        base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"The {what} {model} is or holds a LoRA adapter ({_ADAPTER_CONFIG}), made for {base}. Name the model "
+            "without it, and the adapter with --adapter where servers hold it; or save the model with the adapter "
+            "merged into its weights (merge_and_unload), and name that folder."
+        )
 
 
 def max_request_tokens(config: Any) -> int:

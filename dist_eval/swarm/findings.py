@@ -23,7 +23,7 @@ class Findings:
         largest_difference: between logits that count as equal.
         agreed: number of batches in which a server agreed with another one, by server.
         disagreed: number of batches in which it did not, by server.
-        faulty: servers that two others agree against.
+        faulty: servers that a majority of others disagrees with.
         disputes: differences that could not be decided.
     """
 

@@ -237,7 +237,10 @@ class InferenceSession:
             return self._begun(span, segment, pieces, segment.cache), from_beginning * (span.end - span.start)
 
         messages = len(pieces) + -(-self.position // self._piece)
-        part = RoutePart(segment.start, segment.end, from_beginning, cached=cached, messages=messages)
+        largest = min(self._rows * self._piece, from_beginning)
+        part = RoutePart(
+            segment.start, segment.end, from_beginning, cached=cached, messages=messages, largest_message=largest
+        )
         _, (span, outputs) = await self._requests.send_with_retries(make_request, part)
         servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
         return outputs, self._from(span.end)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import read_peers
+from dist_eval.process.files import private_files
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
 PEERS = "peers.txt"
@@ -151,8 +152,8 @@ def make_identities(arguments: argparse.Namespace) -> None:
         for number in range(arguments.servers):
             key = arguments.folder / f"swarm-{number}.key"
             if not key.exists():
-                P2P.generate_identity(str(key))
-                key.chmod(0o600)
+                with private_files():
+                    P2P.generate_identity(str(key))
             addresses.append(f"{arguments.address.replace('{}', str(number))}/p2p/{peer_name(key)}")
         (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
     except OSError as error:

@@ -25,7 +25,7 @@ from dist_eval.swarm.failures import Failure, classify
 _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
 """Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size."""
 
-_TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d+)(?:/p2p/(\w+))?$")
+_TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/(\w+))?$")
 _PROBE_SECONDS, _SKIP_PROBE_SECONDS = 0.5, 15.0
 
 CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0

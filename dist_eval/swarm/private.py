@@ -153,6 +153,7 @@ class PrivateSwarm:
                     **_server_environment(),
                     "OMP_NUM_THREADS": str(self.threads),
                     "TMPDIR": str(self.folder),
+                    "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # Petals reads pickles of hub models, too
                     "USE_LEGACY_BFLOAT16": "0",  # else hivemind sends bfloat16 as float32
                 },
             )

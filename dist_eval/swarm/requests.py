@@ -21,6 +21,7 @@ from dist_eval.errors import RefusedError, SwarmError, first_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
+    AskAnother,
     Attempts,
     Decision,
     GiveUp,
@@ -34,6 +35,7 @@ from dist_eval.swarm.attempts import (
 )
 from dist_eval.swarm.dispatch import Dispatcher
 from dist_eval.swarm.failures import drop_traceback
+from dist_eval.swarm.families import max_request_tokens
 from dist_eval.swarm.gate import TurnedAway
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
@@ -67,7 +69,7 @@ class SwarmRequests:
         outage: waits for servers.
         rate_limiter: spaces batches.
         retries: requests that had to be repeated.
-        halved: requests that were too large for a server, and were split in halves.
+        halved: requests that were too large for all servers, and were split in halves.
         excluded: peer ids of servers that are no longer used.
         timeout: seconds to wait for a server's answer.
     """
@@ -221,15 +223,17 @@ class SwarmRequests:
         """Returns the requests of each server over time."""
         return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
-    async def _forward(self, hidden: torch.Tensor, routing: Routing, block: int = 0) -> torch.Tensor:
-        if block == 0:
-            await self.rate_limiter.wait(tokens_in(hidden))
+    async def _forward(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+        await self.rate_limiter.wait(tokens_in(hidden))
+        return await self._forward_from(0, hidden, routing)
+
+    async def _forward_from(self, block: int, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
         while block < self.num_blocks:
             try:
                 segment, hidden = await self.send(hidden, block, routing.avoided)
             except TooLarge as error:
                 halves = self.halves(hidden, error)
-                return torch.cat([await self._forward(half, routing, block) for half in halves])
+                return torch.cat([await self._forward_from(block, half, routing) for half in halves])
             routing.route.append(
                 RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
             )
@@ -243,10 +247,13 @@ class SwarmRequests:
             RefusedError: it is a single text.
         """
         if len(tensor) == 1:
-            raise RefusedError(
-                f"a text of {tensor.shape[1]} tokens, prompts included, is more than a server accepts "
+            refused = RefusedError(
+                f"a text of {tensor.shape[1]} tokens, prompts included, is more than the servers accept "
                 f"({error}): give a lower --max-length"
-            ) from error
+            )
+            # what servers take by default is refused by few: others may be back later
+            refused.transient = tensor.shape[1] <= max_request_tokens(self._manager.config)
+            raise refused from error
         self.halved += 1
         return tensor.tensor_split(2)
 
@@ -292,6 +299,7 @@ class SwarmRequests:
                     answer = await self._dispatcher.send(
                         request, decision.segment, work, decision.stall_timeout, is_step=decision.has_cache
                     )
+                    attempts.answered(decision, time.monotonic())
                     return decision.segment, answer
                 except Exception as reason:  # any of the daemon, the connection or the server
                     drop_traceback(reason)
@@ -299,7 +307,9 @@ class SwarmRequests:
                         await asyncio.sleep(_ASIDE_SECONDS)
                         continue
                     error = reason
-                    decision = attempts.after(decision, reason)
+                    decision = attempts.after(decision, reason, time.monotonic())
+            if isinstance(decision, AskAnother):
+                continue
             self._require_node()
             if isinstance(decision, Split | Skip):
                 raise decision.error from error

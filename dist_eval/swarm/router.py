@@ -37,6 +37,11 @@ leave a slower server idle that the next requests will need."""
 _JITTER = 0.02
 """Relative noise on costs, which breaks ties between equal servers differently on each rank."""
 _LATENCIES_KEPT = 1_000
+_LEAST_RPS, _MOST_RPS = 1e-3, 1e12
+"""Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all."""
+_MOST_AHEAD = 30.0
+"""How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
+a measurement is expected to be at most, whatever it announces: more would only decide about its first requests."""
 
 
 UNKNOWN = Announcement()
@@ -68,8 +73,9 @@ class Span:
 
     @property
     def seconds_per_work(self) -> float | None:
-        """Seconds for one token through one block, as it announces; None if it does not."""
-        return 1.0 / self.forward_rps if self.forward_rps else None
+        """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
+        rps = self.forward_rps
+        return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
 
 
 @dataclass
@@ -136,6 +142,9 @@ class ServerStats:
         timeline: its requests over time.
         announced: what it announced when it was asked last.
         pacing: when it can use a further forward.
+        largest_answered: tokens of the largest request that it answered.
+        limit: most tokens of a request that it may take: it refused larger ones.
+        refusal: what it said then.
     """
 
     requests: int = 0
@@ -146,6 +155,9 @@ class ServerStats:
     timeline: Timeline = field(default_factory=Timeline)
     announced: Announcement = UNKNOWN
     pacing: Pacing = field(default_factory=Pacing)
+    largest_answered: int = 0
+    limit: float = math.inf
+    refusal: str = ""
     _streak: int = 0
     _banned_until: float = -math.inf
 
@@ -174,6 +186,25 @@ class ServerStats:
 
     def not_listening(self, now: float) -> None:
         """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
+        self.ban_longer(now)
+
+    def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
+        """Records that it refused a request as too large: from now on it gets smaller ones only.
+
+        Args:
+            tokens: of the request.
+            stated: most tokens that it says it takes, if it says so. If these are as many, or it took as many before,
+                its word is not to be relied on: it is banned.
+            refusal: what it said.
+            now: current time, in seconds of `time.monotonic()`.
+        """
+        if tokens <= max(self.largest_answered, stated or 0):
+            self.ban_longer(now)
+        self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
+        self.refusal = refusal
+
+    def ban_longer(self, now: float) -> None:
+        """Bans it, for longer each time in a row."""
         if not self.is_banned(now):  # several requests that fail together have failed once
             self._ban(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
             self._streak += 1
@@ -279,9 +310,11 @@ class Router:
     def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
         """Returns the seconds per unit of work to expect of each server without its own measurements."""
         announced = {span.peer: rate for span in spans if (rate := span.seconds_per_work)}
+        least = max(announced.values(), default=0.0) / _MOST_AHEAD
+        announced = {peer: max(rate, least) for peer, rate in announced.items()}
         measured = {peer: self.stats(peer).pacing.seconds_per_work for peer in {span.peer: None for span in spans}}
         known = {peer: rate for peer, rate in measured.items() if rate is not None}
         scale = min((rate / announced[peer] for peer, rate in known.items() if peer in announced), default=1.0)
         expected = {peer: scale * rate for peer, rate in announced.items()}
         fastest = min((known or expected).values(), default=1.0)
-        return {peer: expected.get(peer, fastest) for peer in measured}
+        return {peer: max(expected.get(peer, fastest), fastest / _MOST_AHEAD) for peer in measured}

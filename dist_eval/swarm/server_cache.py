@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_eval.swarm.gate import TurnedAway
+from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Span
 from dist_eval.swarm.transport import Transport
@@ -49,7 +50,7 @@ class ServerCache:
 
     def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None) -> None:
         self.segment, self.position = segment, 0
-        self._transport, self._prompts = transport, prompts
+        self._transport, self._prompts, self._allowance = transport, prompts, Allowance()
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self._head: dict[str, Any] | None = None
         self._unanswered: deque[asyncio.Future[Any]] = deque()
@@ -73,7 +74,7 @@ class ServerCache:
         """
         cache = cls(transport, segment, prompts)
         metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS}
-        answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata)
+        answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)
         cache._reading = asyncio.create_task(cache._read(answers))
         return cache
 
@@ -105,6 +106,7 @@ class ServerCache:
         if fields is None:
             fields = {"metadata": MSGPackSerializer.dumps({"start_from_position": position})}
             fields = fields if position != self.position else {}
+        self._allowance.expect(4 * hidden.numel())
         self._unanswered.append(asyncio.get_running_loop().create_future())
         self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **fields))
         self.position = position + hidden.shape[1]

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from dist_eval.errors import first_line
+from dist_eval.swarm.announcements import read_free_cache
 from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.router import Span
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
@@ -78,14 +81,13 @@ class Transport:
             The last block's outputs, of the same shape, in the dtype that the server sent.
 
         Raises:
-            WrongAnswer: the answer has the wrong shape, or is not finite.
+            WrongAnswer: see `read_answer`.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression)
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
-        outputs = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
-        await _require([hidden.shape], outputs)
-        return outputs[0]
+        answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
+        return (await asyncio.to_thread(read_answer, answer, [hidden.shape]))[0]
 
     async def send_back(
         self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
@@ -104,7 +106,7 @@ class Transport:
             shape [blocks, batch, pre_seq_len, hidden] (None without deep prompts), in the dtype that the server sent.
 
         Raises:
-            WrongAnswer: the answer has the wrong shapes, or is not finite.
+            WrongAnswer: see `read_answer`.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         from hivemind.proto import runtime_pb2
@@ -116,12 +118,12 @@ class Transport:
             _, length, width = self._prompts.shape
             shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
-        outputs = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
-        await _require(shapes, outputs)
+        answer = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
+        outputs = await asyncio.to_thread(read_answer, answer, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_inference(
-        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any]
+        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any], allowance: Allowance
     ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
         """Opens a stream of requests to a server that keeps attention caches between them (see `ServerCache`).
 
@@ -129,11 +131,12 @@ class Transport:
             segment: the server and its blocks.
             requests: the requests; they are sent as they come.
             metadata: of the first request, besides what every request has.
+            allowance: of the answers.
 
         Returns:
             The answers, and fields that the first request needs besides its tensors.
         """
-        opening = self._stub(segment).rpc_inference(requests)
+        opening = self._stub(segment, allowance).rpc_inference(requests)
         answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
         return answers, self._head(_INFERENCE, segment, metadata)
 
@@ -161,31 +164,28 @@ class Transport:
         """Reads the tensors of an answer to a request of `open_inference`.
 
         Raises:
-            WrongAnswer: the answer has the wrong shape, or is not finite.
+            WrongAnswer: see `read_answer`.
         """
-        from hivemind.compression.serialization import deserialize_torch_tensor
-
         self.bytes_received += sum(len(tensor.buffer) for tensor in tensors)
-        outputs = [await asyncio.to_thread(deserialize_torch_tensor, tensor) for tensor in tensors]
-        await _require([shape], outputs)
-        return outputs[0]
+        return (await asyncio.to_thread(read_answer, tensors, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
         """Asks a server how much attention cache it has left, in tokens of a text times blocks.
 
         Raises:
+            WrongAnswer: it does not say so.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
-        from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
 
-        info = await self._stub(segment).rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
-        return int(MSGPackSerializer.loads(info.serialized_info)["cache_tokens_available"])
+        stub = self._stub(segment, Allowance())
+        info = await stub.rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
+        return read_free_cache(info.serialized_info)
 
-    def _stub(self, segment: Span) -> Any:
+    def _stub(self, segment: Span, allowance: Allowance) -> Any:
         from petals.server.handler import TransformerConnectionHandler
 
-        return TransformerConnectionHandler.get_stub(self._manager.state.p2p, segment.peer)
+        return TransformerConnectionHandler.get_stub(LimitedP2P(self._manager.state.p2p, allowance), segment.peer)
 
     def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         from hivemind import MSGPackSerializer
@@ -196,46 +196,30 @@ class Transport:
             "metadata": MSGPackSerializer.dumps({**self._metadata[method], **(metadata or {})}),
         }
 
-    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> list[torch.Tensor]:
+    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> Sequence[Any]:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
 
-        head, stub = self._head(method, segment), self._stub(segment)
+        head, stub = self._head(method, segment), self._stub(segment, Allowance(largest_answer))
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
-        outputs, received = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
+        answer = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
         self.bytes_sent += size
-        self.bytes_received += received
-        return outputs
+        self.bytes_received += sum(len(tensor.buffer) for tensor in answer)
+        return answer
 
-    async def _call_unary(
-        self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
-    ) -> tuple[list[torch.Tensor], int]:
-        """Sends one message; returns the tensors of the answer, and their size in bytes."""
-        from hivemind.compression.serialization import deserialize_torch_tensor
+    async def _call_unary(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
+        """Sends one message; returns the serialized tensors of the answer."""
         from hivemind.proto import runtime_pb2
 
         request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
-        answer = await getattr(stub, method)(request, timeout=self._timeout)
-        outputs = [await asyncio.to_thread(deserialize_torch_tensor, tensor) for tensor in answer.tensors]
-        return outputs, sum(len(tensor.buffer) for tensor in answer.tensors)
+        return (await getattr(stub, method)(request, timeout=self._timeout)).tensors
 
-    async def _call_stream(
-        self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]
-    ) -> tuple[list[torch.Tensor], int]:
+    async def _call_stream(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
         """Does the same for tensors that are too large for one message."""
-        from hivemind.compression.serialization import deserialize_tensor_stream
         from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
         from hivemind.proto import runtime_pb2
         from hivemind.utils.asyncio import aiter_with_timeout, iter_as_aiter
-        from hivemind.utils.streaming import split_for_streaming
-
-        received = 0
-
-        async def parts(stream: Any) -> AsyncIterator[Any]:
-            nonlocal received
-            async for message in aiter_with_timeout(stream, self._timeout):
-                received += sum(len(tensor.buffer) for tensor in message.tensors)
-                yield message.tensors
+        from hivemind.utils.streaming import combine_from_streaming, split_for_streaming
 
         requests = (
             runtime_pb2.ExpertRequest(tensors=[part], **head)
@@ -244,7 +228,13 @@ class Transport:
         )
         send = getattr(stub, f"{method}_stream")
         opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
-        return await deserialize_tensor_stream(parts(opened)), received
+        parts: list[list[Any]] = []
+        async for message in aiter_with_timeout(opened, self._timeout):
+            for part in message.tensors:
+                if part.dtype or not parts:  # only the first part of a tensor has it
+                    parts.append([])
+                parts[-1].append(part)
+        return list(map(combine_from_streaming, parts))
 
     def _prompts_of(self, segment: Span) -> Any:
         from hivemind.proto import runtime_pb2
@@ -278,14 +268,33 @@ class Transport:
         )
 
 
-async def _require(shapes: Sequence[torch.Size], outputs: Sequence[torch.Tensor]) -> None:
+def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    """Deserializes a server's answer, and checks that it can be one.
+
+    Args:
+        tensors: as serialized by the server, which chose dtype and compression.
+        shapes: that they have to have.
+
+    Returns:
+        The tensors, in a dtype that servers compute in.
+
+    Raises:
+        WrongAnswer: they cannot be read, have other shapes or dtypes, or are not finite.
+    """
+    from hivemind.compression.serialization import deserialize_torch_tensor
+
+    try:
+        outputs = [deserialize_torch_tensor(tensor).detach() for tensor in tensors]
+    except Exception as error:  # of numpy and torch, whatever the server has sent
+        raise WrongAnswer(f"tensors that cannot be read ({first_line(error)})") from error
     found = [tensor.shape for tensor in outputs]
     if found != list(shapes):
         raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")
     for tensor in outputs:
-        if not await asyncio.to_thread(_is_finite, tensor):
-            raise WrongAnswer("values that are not finite")
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+        if tensor.dtype not in _DTYPES.values():
+            raise WrongAnswer(f"values of dtype {tensor.dtype} instead of {', '.join(_DTYPES)}")
+        # the next block squares them for its norm: with larger values its server, though honest, would fail
+        if not torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite():
+            finite = torch.isfinite(tensor).all()
+            raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
+    return outputs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from dist_eval.errors import CheckpointError, EvaluationError, translating_os_errors
+from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED
+from dist_eval.process.output import run_program
+from dist_eval.tables import format_count
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,15 +37,16 @@ def main() -> int:
         with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
             tuned.save(options.output)
     except EvaluationError as error:
-        print(f"dist-eval convert: {error}", file=sys.stderr)
+        print_error(str(error), "dist-eval convert")
         return FAILED
     print(
-        f"{options.output}: {tuned.num_labels} classes, tuning_mode {tuned.tuning_mode or 'none'}, "
-        f"{tuned.pre_seq_len} prompt tokens" + (f". Left out: {', '.join(left[:5])}" if left else "")
+        f"{options.output}: {format_count(tuned.num_labels, 'class', 'classes')}, tuning_mode "
+        f"{tuned.tuning_mode or 'none'}, "
+        f"{format_count(tuned.pre_seq_len, 'prompt token')}" + (f". Left out: {', '.join(left[:5])}" if left else "")
         + (f" and {len(left) - 5} more" if len(left) > 5 else "")
     )  # fmt: skip
     return COMPLETE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -15,6 +15,7 @@ from typing import Any
 from dist_eval.data.tokenizer_files import save_tokenizer
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.process.files import private_files
 from dist_eval.results.run import RunHeader
 from dist_eval.results.tuning import TUNING, StartedTuning, TuningProgress, TuningRank, TuningRun
 from dist_eval.runs.environment import now
@@ -56,8 +57,10 @@ class TuningFolder(RunFolder):
         with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
-            tuned.save(new)
-            save_tokenizer(tokenizer, new)
+            new.mkdir()  # it is no link to another folder
+            with private_files():
+                tuned.save(new)
+                save_tokenizer(tokenizer, new)
             if place.exists():
                 place.rename(old)
             new.rename(place)
@@ -86,8 +89,8 @@ class TuningFolder(RunFolder):
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
         return run.model_copy(update=changes)
 
-    def _parse(self, content: bytes) -> RunHeader:
-        return TUNING.validate_json(content)
+    def _validate(self, content: Any) -> RunHeader:
+        return TUNING.validate_python(content)
 
     def _forget(self) -> None:
         super()._forget()

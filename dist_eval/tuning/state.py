@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.errors import RunError, first_line, translating_os_errors
 from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import parse_json
 from dist_eval.results.tuning import EpochResults
 
 _HEADER = "state"
@@ -89,9 +90,9 @@ def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()[_HEADER])
+            header = parse_json(file.metadata()[_HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         history = [EpochResults(**entry) for entry in header["progress"]["history"]]
         return TuningState(**{**header["progress"], "history": history}), tensors, header["learner"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}). Start afresh with --overwrite.") from error
+        raise RunError(f"{path} is damaged ({first_line(error)}). Start afresh with --overwrite.") from error

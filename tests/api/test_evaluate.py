@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 import dist_eval
 from dist_eval import evaluate
 from dist_eval.errors import ConfigError, DataError, ModelOutputError
+from dist_eval.model.user_model import fingerprint_of
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "loop_worker.py")
 
@@ -263,3 +265,99 @@ def test_left_padding_and_holes_are_refused_on_petals(petals_classifier: Any) ->
         evaluate(petals_classifier, DataLoader(empty, 4))
     with pytest.raises(DataError, match="no 'input_ids', only labels"):
         evaluate(petals_classifier, [{"labels": torch.tensor([0])}])
+
+
+def small_classifier() -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertForSequenceClassification(BertConfig(vocab_size=100, num_labels=3, initializer_range=1.0, **sizes))
+
+
+def the_familiar_loop(model: nn.Module) -> list[int]:
+    model.eval()
+    with torch.no_grad():
+        batches = DataLoader(texts(), 4)
+        return [int(row) for batch in batches for row in model(**batch).logits.argmax(1)]
+
+
+class Counting(nn.Module):
+    """Keeps something in the state dict that is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 3, "scales": [torch.ones(2), "x"], "other": object()}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def quantized(model: nn.Module, tmp_path: Path) -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def with_extra_state(model: nn.Module, tmp_path: Path) -> nn.Module:
+    model.counting = Counting()
+    return model
+
+
+def offloaded(model: nn.Module, tmp_path: Path) -> nn.Module:
+    from accelerate import cpu_offload, disk_offload
+
+    disk_offload(model.bert, tmp_path, execution_device="cpu")
+    cpu_offload(model.classifier, execution_device="cpu")
+    assert any(parameter.is_meta for parameter in model.parameters())
+    return model
+
+
+def with_a_lora_adapter(model: nn.Module, tmp_path: Path) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False))
+
+
+def wrapped(model: nn.Module, tmp_path: Path) -> nn.Module:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, **batch: Any) -> Any:
+            return self.inner(**batch)
+
+    return Wrapper()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("changed", [quantized, with_extra_state, offloaded, with_a_lora_adapter, wrapped])
+def test_a_model_that_the_familiar_loop_takes_is_taken(changed: Any, tmp_path: Path) -> None:
+    model = changed(small_classifier(), tmp_path)
+    rows = [{**text, "text": "a text", "idx": torch.tensor(row)} for row, text in enumerate(texts())]
+    result = evaluate(model, DataLoader(rows, 4), return_predictions=True)
+    assert result["predictions"].tolist() == the_familiar_loop(model)
+    assert len(set(the_familiar_loop(model))) > 1
+
+
+def test_a_forward_that_takes_any_name_is_given_tensors_only() -> None:
+    class TakesAny(Table):
+        def forward(self, input_ids: torch.Tensor, **others: Any) -> Mapping[str, torch.Tensor]:
+            assert others.keys() == {"idx"}
+            return super().forward(input_ids)
+
+    batches = [{**batch, "text": ["a"], "idx": torch.tensor([7])} for batch in batches_of(torch.tensor([0, 1]), 1)]
+    assert evaluate(TakesAny(torch.eye(2)), batches)["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("changed", [quantized, with_extra_state, offloaded])
+def test_weights_that_differ_between_ranks_differ_in_the_fingerprint(changed: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    model = small_classifier()
+    other = copy.deepcopy(model)
+    assert fingerprint_of(changed(copy.deepcopy(model), tmp_path / "a")) == fingerprint_of(
+        changed(copy.deepcopy(model), tmp_path / "b")
+    )
+    with torch.no_grad():
+        other.bert.encoder.layer[1].output.dense.weight.add_(1.0)
+    differs = fingerprint_of(changed(model, tmp_path / "a")) != fingerprint_of(changed(other, tmp_path / "b"))
+    assert differs is (changed is not offloaded)  # whose weights are not at hand

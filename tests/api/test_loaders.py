@@ -19,6 +19,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
 )
@@ -146,7 +147,7 @@ def sampler_of(examples: Dataset[Any], replicas: int, rank: int, **kwargs: Any) 
         (lambda data: DataLoader(Stream(10), 4, drop_last=True), "has drop_last=True"),
         (
             lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, drop_last=True)),
-            "leaves 1 examples out",
+            "leaves 1 example out",
         ),
         (lambda data: DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=50)), "more than"),
         (lambda data: DataLoader(data, 2, sampler=sampler_of(data, 2, 0)), "for rank 0 of 2, but this is rank 0 of 1"),
@@ -158,6 +159,21 @@ def test_what_would_falsify_the_figures_is_refused(make: Callable[[Any], Any], m
         plain(make(Examples(10)))
 
 
+def test_a_sampler_that_fails_without_a_word_fails_on_all_ranks() -> None:
+    class Broken(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> str:
+        examples = Examples(10)
+        sampler = Broken(examples) if rank == 1 else SequentialSampler(examples)
+        with pytest.raises((AssertionError, RunError)) as caught:
+            shard_loader(DataLoader(examples, 2, sampler=sampler), rank=rank, world_size=2, gather=gather)
+        return str(caught.value)
+
+    assert on_all_ranks(2, act) == ["Rank 1 failed: AssertionError", ""]
+
+
 def test_a_sampler_that_drops_the_last_examples_is_refused_on_all_ranks() -> None:
     examples = Examples(10)
 
@@ -167,7 +183,7 @@ def test_a_sampler_that_drops_the_last_examples_is_refused_on_all_ranks() -> Non
             shard_loader(loader, rank=rank, world_size=3, gather=gather)
         return str(caught.value)
 
-    assert all("leaves 1 examples out" in message for message in on_all_ranks(3, act))
+    assert all("leaves 1 example out" in message for message in on_all_ranks(3, act))
 
 
 def test_what_one_rank_refuses_fails_on_all() -> None:

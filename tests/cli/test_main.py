@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +10,8 @@ from importlib import metadata
 import pytest
 
 from dist_eval.cli import main as cli
-from dist_eval.cli.main import COMMANDS
+from dist_eval.cli.main import COMMANDS, _command_of, parser_of
+from dist_eval.options.commandline import parse_args
 
 
 def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -52,6 +54,36 @@ def test_help_names_the_command_and_imports_no_large_library(name: str) -> None:
     assert not {"torch", "numpy", "transformers", "datasets", "pyarrow", "matplotlib"} & {*done.stderr.split()}
 
 
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_an_argument_that_is_not_utf8_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, name, "caf\udce9") == 2
+    assert capsys.readouterr().err.startswith("'caf\\udce9' is not UTF-8: rename the file, folder or column, or set")
+
+
+def examples_of(name: str) -> list[list[str]]:
+    """Returns the words of each example in a command's help, as a shell reads them."""
+    _, _, text = parser_of(COMMANDS[name]).format_help().partition("\nexamples:\n")
+    commands = text.partition("\n\n")[0].replace("\\\n", "").splitlines()
+    identity = "Qm" + "a" * 44  # for the placeholder
+    return [shlex.split(line.partition(">>")[0].replace("QmPeerIdentity", identity)) for line in commands]
+
+
+def test_every_example_in_a_help_is_one_that_its_parser_takes() -> None:
+    examples = {name: examples_of(name) for name in COMMANDS}
+    assert {"run", "tune", "harness", "plan", "doctor", "report"} <= {name for name, ones in examples.items() if ones}
+    for name, ones in examples.items():
+        for program, command, *words in ones:
+            assert (program, command) == ("dist-eval", name)
+            parser = parser_of(COMMANDS[name])
+            if COMMANDS[name].command:
+                parse_args(words, _command_of(COMMANDS[name]), parser)
+            else:
+                parser.parse_args(words)
+    assert [words[words.index("--stop") + 1] for words in examples["run"] if "--stop" in words] == ["\\n"]
+
+
 def completion(shell: str) -> str:
     command = [sys.executable, "-m", "dist_eval.cli.completion", shell]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -72,3 +104,12 @@ def test_bash_completes_commands_and_options(words: str, expected: set[str]) -> 
     ask = f"COMP_WORDS=(dist-eval {words}); COMP_CWORD={len(words.split())}; _shtab_dist_eval; echo ${{COMPREPLY[@]}}"
     done = subprocess.run(["bash", "-c", f"{completion('bash')}\n{ask}"], capture_output=True, text=True, check=True)
     assert {*done.stdout.split()} == expected
+
+
+@pytest.mark.parametrize("program", [["dist_eval.cli.main", "run"], ["dist_eval"], ["dist_eval.cli.main", "swarm"]])
+def test_a_python_without_docstrings_is_refused(program: list[str]) -> None:
+    command = [sys.executable, "-OO", "-m", *program, "--demo"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Python removes all docstrings (PYTHONOPTIMIZE=2, or -OO)")
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from compare_runs import NAMES, predictions, run_of
+from conftest import results_of
 from pyarrow import parquet
-from samples import config_for, folder_of
+from samples import config_for, folder_of, rewrite_results
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
@@ -105,8 +107,8 @@ def test_a_sample_of_other_data_is_refused(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = sampled(tmp_path / "other", SAMPLE, 1.6)
-    path = other / "results.json"
-    path.write_text(path.read_text().replace('"text": "c"', '"text": "another"'))
+    text = (other / "results.json").read_text()
+    rewrite_results(other, json.loads(text.replace('"text": "c"', '"text": "another"')))
     assert main([str(folders[0]), str(other)]) == 1
     assert "their data differ" in capsys.readouterr().err
 
@@ -127,6 +129,7 @@ DOCUMENTS = np.arange(300) // 10
 def without_its_groups(folder: Path) -> None:
     path = folder / "predictions.parquet"
     parquet.write_table(parquet.read_table(path).drop_columns(["group"]), path)
+    rewrite_results(folder, results_of(folder))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +210,9 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
         Run.load(tmp_path / "running")
     broken = run_of(tmp_path / "broken", predictions(1.0))
     (broken / "predictions.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
+        Run.load(broken)
+    (broken / "predictions.parquet").unlink()
     with pytest.raises(RunError, match=r"predictions\.parquet cannot be read"):
         Run.load(broken)
     (broken / "results.json").write_text("{")

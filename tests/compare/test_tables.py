@@ -14,7 +14,7 @@ from compare_runs import NAMES, predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.compared_run import Run
 from dist_eval.compare.comparing import compare
-from dist_eval.compare.tables import p_words, short_names
+from dist_eval.compare.tables import _label_words, p_words, short_names
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
@@ -73,6 +73,13 @@ def test_changed_examples_are_written_with_the_kind_of_change(folders: list[Path
         sum(row["change"] == "gained" for row in ours)
         == ((second.label == second.prediction) & (first.label != first.prediction)).sum()
     )
+
+
+def test_names_that_a_spreadsheet_would_compute_stay_text() -> None:
+    names = ["=1+1", "@x", "plain"]
+    assert [_label_words(np.int64(label), names) for label in range(3)] == ["'=1+1", "'@x", "plain"]
+    assert _label_words(np.array([True, True, False]), names) == "'=1+1;'@x"
+    assert _label_words(np.array([-0.5, 1.0]), names) == "-0.5;1.0", "numbers stay numbers"
 
 
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)

@@ -217,8 +217,13 @@ KINDS = (
     Kind("a row that is too short", "Row #2: Expected 2 columns, got 1: good.", {"a.csv": csv("good", "bad,neg")}),
     Kind(
         "quotes behind backslashes",
-        'line 3: a quote within a text is written as \\" and would be read as its end.',
+        "line 3: a field begins with a quote and goes on behind the next one",
         {"a.csv": csv("bad,neg", '"a \\"good\\" film",pos')},
+    ),
+    Kind(
+        "a text that begins with a word in quotes, in TSV",
+        "line 2: a field begins with a quote and goes on behind the next one",
+        {"a.tsv": 'text\tlabel\n"12/3" g\tpos\n'},
     ),
     Kind("doubled quotes", "read: 'a \"good\" film' is pos", {"a.csv": csv('"a ""good"" film",pos')}),
     Kind("a trailing comma in each row", READ, {"a.csv": ROWS.replace("\n", ",\n")}),
@@ -307,6 +312,16 @@ KINDS = (
         "is an HTML page, as failed downloads leave it",
         {"a.csv": "<!DOCTYPE html>\n<html>Not found</html>\n"},
     ),
+    Kind(
+        "a file without line breaks",
+        "a row has over 16 MiB. Are line breaks missing, or a quote?",
+        {"a.csv.gz": gzip.compress(b"text,label\n" + bytes(40 << 20).replace(b"\0", b"x"), compresslevel=1)},
+    ),
+    Kind(
+        "brackets within brackets",
+        "a row is nested over 200 levels deep.",
+        {"a.jsonl": lines(("good", "pos")) + "[" * 100_000 + "]" * 100_000},
+    ),
     Kind("a link to nothing", "a.csv is a symbolic link to b.csv, which cannot be found.", {"a.csv": Path("b.csv")}),
     Kind("a link to itself", "a.csv is a symbolic link to a.csv, which cannot be found.", {"a.csv": Path("a.csv")}),
     # several files
@@ -342,6 +357,11 @@ KINDS = (
         "training and test data in one folder",
         "holds test.csv and train.csv, which look like different splits",
         {"test.csv": ROWS, "train.csv": ROWS},
+    ),
+    Kind(
+        "the same with other names before them",
+        "holds digits-test.csv and digits-train.csv, which look like different splits",
+        {"digits-test.csv": ROWS, "digits-train.csv": ROWS},
     ),
     Kind("a pattern that matches nothing", "No file matches", {"a.csv": ROWS}, "*.tsv"),
     Kind(

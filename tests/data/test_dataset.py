@@ -94,6 +94,19 @@ def test_the_shipped_tokenizer_puts_its_first_token_in_front(tokenize: Tokenize)
     assert all_ids(data) == [DIGITS.convert_tokens_to_ids(["<s>", ".", "1", "2", "/", "g"])]
 
 
+def test_a_text_that_begins_itself_has_one_first_token_and_is_counted(tokenize: Tokenize) -> None:
+    rows = [".12/g", "<s>.12/g", "<s>3/g"]
+    data = tokenize("text,label\n" + "".join(f"{row},neg\n" for row in rows), tokenizer=DIGITS, max_length=4)
+    assert all_ids(data) == [DIGITS.convert_tokens_to_ids(["<s>", *text]) for text in (".12", ".12", "3/g")]
+    assert (data.facts.with_begin, data.facts.truncated, data.facts.longest, data.cut.tolist()) == (2, 2, 6, [2, 2])
+
+
+def test_a_text_that_begins_itself_has_one_first_token_where_it_is_cut_from_the_left(tokenize: Tokenize) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL, truncation_side="left")
+    data = tokenize("text,label\n<s>.12/g,neg\n.12/g,neg\n", tokenizer=tokenizer, max_length=4)
+    assert all_ids(data) == 2 * [tokenizer.convert_tokens_to_ids(["<s>", *"2/g"])]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.text(".123/", max_size=12), st.integers(0, 1)), min_size=1, max_size=20), data=st.data()
@@ -217,6 +230,7 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "multiline": 0,
         "blank": 0,
         "unknown": 0,
+        "with_begin": 0,
         "max_length": 100,
         "selection": None,
         "mended_labels": 0,

@@ -135,9 +135,8 @@ def test_labels_are_names_or_numbers_or_both(labels: list[Any], classes: list[in
     [
         pa.array([0, 1], pa.int8()),
         pa.array([0, 1], pa.uint64()),
-        pa.array([0, 1]).dictionary_encode(),
-        pa.array(["neg", "pos"], pa.large_string()),
-        pa.array(["neg", "pos"]).dictionary_encode(),
+        pa.array([0.0, 1.0], pa.float32()),
+        pa.array(["neg", "pos"]),
     ],
     ids=lambda array: str(array.type),
 )

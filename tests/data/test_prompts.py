@@ -56,6 +56,16 @@ def test_words_have_their_tokens_behind_the_prompt() -> None:
     assert prompted.with_words([["12", "4"]], [1, 0]) == ["121<4>", "4<3>"]
 
 
+def test_only_the_first_of_all_examples_begins_a_text() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
+    prompted = PromptedWords(Template("<s>{text}"), ["<3>", "<4>"], tokenizer, delimiter="")
+    assert prompted.render([["12"]], 0, str) == ["<s>12"]
+    prompted.put_before(prompted.with_words([["1", "2"]], [0, 1]), "/")
+    assert prompted.before == "<s>1<3>/2<4>/"
+    assert prompted.tokens_before() == 7
+    assert prompted.render([["12"]], 0, str) == ["<s>1<3>/2<4>/12"]
+
+
 @pytest.mark.parametrize(
     ("template", "delimiter", "prompt", "word"),
     [

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from dist_eval.data.formats import translating_errors
 from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
+from dist_eval.data.text_files import require_whole_quotes
 from dist_eval.errors import DataError
 
 Rows = list[tuple[str, str]]
@@ -195,6 +199,53 @@ def test_a_missing_column_is_named_beside_those_that_exist(name: str, tmp_path: 
     assert "--text-column" in message
 
 
+TEXTS = pa.array(["a", "a", None, "b" * 20])
+VIEWS = pa.DictionaryArray.from_arrays([0, 0, None, 1], TEXTS.take([0, 3]).cast(pa.string_view()))
+LISTS = pa.array([["a"], ["b", None], [], None])
+OBJECTS = pa.array([{"text": ["a", "b"]}, {"text": []}, None])
+ENCODINGS = [
+    *((TEXTS, TEXTS.cast(kind)) for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.json_())),
+    (TEXTS, TEXTS.dictionary_encode()),
+    (TEXTS, TEXTS.cast(pa.large_string()).dictionary_encode()),
+    (TEXTS, VIEWS),
+    *((TEXTS.cast(pa.binary()), TEXTS.cast(kind)) for kind in (pa.large_binary(), pa.binary_view())),
+    *((LISTS, LISTS.cast(kind(pa.large_string()))) for kind in (pa.list_, pa.large_list)),
+    *((LISTS, pa.array(LISTS.to_pylist(), kind(pa.string_view()))) for kind in (pa.list_view, pa.large_list_view)),
+    (LISTS, LISTS.cast(pa.list_(pa.dictionary(pa.int32(), pa.string())))),
+    (LISTS.take([0, 0]), LISTS.take([0, 0]).cast(pa.list_(pa.string(), 1))),
+    (OBJECTS, OBJECTS.cast(pa.struct([("text", pa.large_list(pa.string_view()))]))),
+    *((column, column) for column in (pa.array([1, 2]), pa.array([0.5]), pa.array([True, None]), pa.nulls(2))),
+]
+
+
+@pytest.mark.parametrize(("expected", "column"), ENCODINGS, ids=[str(column.type) for _, column in ENCODINGS])
+def test_a_column_is_of_a_plain_type_however_it_is_encoded(expected: pa.Array, column: pa.Array) -> None:
+    (batch,) = translating_errors("x", iter([pa.record_batch([column], names=["text"])]))
+    assert batch.column(0).type == expected.type
+    assert batch.column(0).to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_text_in_parquet_that_is_not_utf8_is_named_however_it_is_encoded(kind: pa.DataType, tmp_path: Path) -> None:
+    views = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+    column = pa.array([b"a", b"caf\xe9"], views[kind])
+    column = pa.Array.from_buffers(kind, len(column), column.buffers())
+    parquet.write_table(pa.table({"text": column, "label": ["0", "1"]}), tmp_path / "a.parquet")
+    message = error_of(str(tmp_path / "a.parquet"))
+    assert "a.parquet, row 1 (counted from 0): column 'text' holds text that is not UTF-8." in message
+
+
+def test_parquet_files_of_several_writers_are_one_dataset(tmp_path: Path) -> None:
+    connection = duckdb.connect()
+    connection.execute("SET produce_arrow_string_view=true; SET arrow_output_version='1.5'")
+    relation = connection.sql("SELECT 'x' AS text, 'neg'::enum('neg', 'pos') AS label")
+    relation.to_parquet(str(tmp_path / "a.parquet"))
+    table = relation.to_arrow_table()
+    assert table.schema.types == [pa.string_view(), pa.dictionary(pa.uint8(), pa.string())]
+    parquet.write_table(table, tmp_path / "b.parquet")
+    assert read(str(tmp_path)) == [("x", "neg")] * 2
+
+
 def test_a_doubled_column_is_named(tmp_path: Path) -> None:
     table = pa.table([["a"], ["b"], ["0"]], names=["text", "text", "label"])
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -305,6 +356,83 @@ def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path
     lines = ["text\tlabel", '"a\tb"\t0', '"two\nlines"\t1', '"say ""no"""\t0', 'say "no"\t1', ""]
     expected = [("a\tb", "0"), ("two\nlines", "1"), ('say "no"', "0"), ('say "no"', "1")]
     assert read(write(tmp_path, "a.tsv", "\n".join(lines))) == expected
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("field", ['"12/3" g', '"a" and "b"', '"a \\"good\\" film"', '"a,\t""b"" c" d'])
+@pytest.mark.parametrize("before", [0, 300])
+def test_quotes_that_would_be_lost_are_named_by_their_line(
+    delimiter: str, field: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 7)
+    rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
+    content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
+    message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
+    assert f", line {before + 2}: a field begins with a quote and goes on behind the next one (" in message
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=any_rows, piece=st.integers(1, 30), quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
+    rows: Rows, piece: int, quoting: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = Path(write(tmp_path_factory.mktemp("rows"), "a.csv", delimited(",", quoting=quoting)(rows)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dist_eval.data.text_files._PIECE", piece)
+        require_whole_quotes(path, ",")
+
+
+LONG = "x" * 40_000
+TOO_LARGE = {
+    "the header.csv": LONG,
+    "a row.csv": f"text,label\na,0\n{LONG},1\n",
+    "a quoted row.csv": 'text,label\na,0\n"' + "x\n" * 20_000 + '",1\n',
+    "a row.tsv": f"text\tlabel\na\t0\n{LONG}\t1\n",
+    "the first row.jsonl": json.dumps({"text": LONG, "label": "0"}),
+    "a later row.jsonl": json_lines([("a", "0"), (LONG, "1")]).decode(),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
+def test_a_row_that_is_too_large_is_refused(
+    name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files.LARGEST_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 1 << 10)
+    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
+    compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
+    message = error_of(write(tmp_path, name + suffix, compress(TOO_LARGE[name].encode())))
+    assert re.search(r": a (row|line) has over 0 MiB. Are line breaks missing, or a quote\?$", message)
+
+
+DEEP = {
+    "the first row.jsonl": '{"text": "a", "label": %s}',
+    "a later row.jsonl": '{"text": "a", "label": "0"}\n{"text": "a", "label": "0", "x": %s}',
+    "an array.json": '[{"text": "a", "label": %s}]',
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("brackets", ["[]", "{}", ("[\n", "]\n")], ids=["lists", "objects", "lists over many lines"])
+def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
+    name: str, brackets: Sequence[str], tmp_path: Path
+) -> None:
+    opening, closing = (bracket.replace("{", '{"a":') for bracket in brackets)
+    value = opening * 100_000 + "1" + closing * 100_000
+    message = error_of(write(tmp_path, name, DEEP[name] % value))
+    assert "nested over 200 levels deep" in message or "is no valid JSON: " in message
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
+def test_brackets_in_json_texts_are_not_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files._PIECE", 100)
+    rows = [(text, "0"), ("a", "1")] * 3
+    assert read(write(tmp_path, "a.jsonl", json_lines(rows))) == rows
+
+
+def test_many_blanks_before_json_are_no_end(tmp_path: Path) -> None:
+    assert read(write(tmp_path, "a.jsonl", b"\n" * 9000 + json_lines([("a", "0")]))) == [("a", "0")]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.csv.gz", "rows.jsonl.gz"])
@@ -594,7 +722,7 @@ def test_what_breaks_off_while_the_hub_streams_is_an_error_in_one_line(
             rows, features=datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("string")})
         ),
     )
-    assert error_of("gleu") == "gleu cannot be read: the hub went away"
+    assert error_of("gleu") == "gleu cannot be read: the hub went away (a long story)"
 
 
 def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,4 +735,4 @@ def test_what_the_hub_does_not_know_is_an_error_in_one_line(tmp_path: Path, monk
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     message = error_of("gleu")
     assert message.startswith("gleu is neither a file, a folder nor a hub dataset")
-    assert message.endswith("Couldn't reach the Hub")
+    assert message.endswith("Couldn't reach the Hub (a long story)")

@@ -9,15 +9,16 @@ The ids were recorded from tokenizers 0.23.3, of which dist_eval itself installs
 
 from __future__ import annotations
 
+import itertools
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
-from dist_eval.data.dataset import tokenizer_digest
-from dist_eval.data.tokenizer_files import load_tokenizer, save_tokenizer
+from dist_eval.data.tokenizer_files import _VOCABULARIES, load_tokenizer, save_tokenizer, tokenizer_digest
 from dist_eval.errors import CheckpointError
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -166,3 +167,56 @@ def test_what_an_older_library_would_read_wrongly_is_refused(
         caught.value
     )
     assert "Petals' main branch" in str(caught.value)
+
+
+class TouchesFile:
+    """An object that, unpickled, creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("with_definition", [False, True])
+def test_a_tokenizer_whose_vocabulary_is_a_pickle_is_refused(with_definition: bool, tmp_path: Path) -> None:
+    pytest.importorskip("transformers.models.transfo_xl", reason="gone in transformers 5")
+    (folder := tmp_path / "model").mkdir()
+    if with_definition:
+        write(folder, definition())
+    for name in ("vocab.pkl", "vocab.bin"):
+        (folder / name).write_bytes(pickle.dumps(TouchesFile(tmp_path / "executed")))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TransfoXLTokenizer"}))
+    with pytest.raises(CheckpointError, match=r"is a TransfoXLTokenizer, whose vocabulary \(vocab\.pkl\) could run"):
+        load_tokenizer(str(folder))
+    assert not (tmp_path / "executed").exists()
+    load_tokenizer(write(tmp_path, definition()))  # all is as before
+
+
+def test_every_other_tokenizer_of_transformers_has_a_known_vocabulary() -> None:
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    named = [names if isinstance(names, tuple) else (names,) for names in TOKENIZER_MAPPING_NAMES.values()]
+    files: dict[str, set[str]] = {}
+    for name in filter(None, itertools.chain(*named)):
+        of_kind = getattr(getattr(transformers, name, None), "vocab_files_names", None) or {}
+        files[name] = {file for file in of_kind.values() if not file.endswith(_VOCABULARIES)}
+    assert len(files) > 50
+    assert {name for name, others in files.items() if others} <= {"TransfoXLTokenizer"}
+
+
+def test_a_chat_template_may_be_a_file_of_its_own_or_one_of_several(tmp_path: Path) -> None:
+    (folder := tmp_path / "a").mkdir()
+    assert not load_tokenizer(write(folder, definition())).chat_template
+    chat = [{"role": "user", "content": "the cat"}]
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0]['role'] }}"}]
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": several}))
+    assert load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False) == "user"
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+    loaded = load_tokenizer(str(folder))
+    assert loaded.apply_chat_template(chat, tokenize=False) == "the cat!"
+    save_tokenizer(loaded, tmp_path / "b")
+    assert load_tokenizer(str(tmp_path / "b")).apply_chat_template(chat, tokenize=False) == "the cat!"

@@ -43,6 +43,8 @@ def test_ranks_exchange_everything_exactly(known: list[dict]) -> None:
         assert knowledge["broadcast"] == "AaAbAc"
         assert knowledge["samples"] == expected == sum(map(sum, knowledge["confusion"]))
         assert knowledge["confusion"] == leader["same_confusion"]
+        counts, shared = knowledge["many_classes"], world_size - 1
+        assert counts == {f"{row}, 1999": (2**60 + 1) * (1 if row else shared) for row in range(shared and world_size)}
         assert knowledge["loss"] == pytest.approx(leader["same_loss"], rel=1e-12)
         assert knowledge["dtypes"] == ["int64", "int64", "float64"]
         assert "nobody-writes-this" in knowledge["missing"]

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
-from dist_eval.evaluation.audit import AuditedModel, audited_batches, largest_difference
+from dist_eval.evaluation.audit import (
+    TOLERANCES,
+    AuditedModel,
+    audited_batches,
+    elected,
+    largest_difference,
+    trusted_tolerance,
+)
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.results.work import AuditedServer, Dispute
@@ -48,6 +55,25 @@ def test_the_row_that_differs_most_is_the_difference() -> None:
     small = one * 1e-3
     assert largest_difference(small, -small) == pytest.approx(2.0)
     assert largest_difference(small, -small, least=1.0) == pytest.approx(0.01)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(TOLERANCES)), st.integers(1, 4), min_size=1), st.integers(0, 20))
+def test_no_minority_widens_what_counts_as_agreement(honest: dict[str, int], liars: int) -> None:
+    dtypes = [dtype for dtype, count in honest.items() for _ in range(count)]
+    most = max(honest.values())
+    tolerance = trusted_tolerance(dtypes)
+    assert tolerance == min(TOLERANCES[dtype] for dtype, count in honest.items() if count == most)
+    assert trusted_tolerance([*dtypes, *["anything", None] * liars]) == tolerance
+    few = (most - 1) if "bfloat16" not in honest else 0
+    assert trusted_tolerance([*dtypes, *["bfloat16"] * few]) == tolerance
+    assert trusted_tolerance([]) == max(TOLERANCES.values())
+
+
+@given(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7))
+def test_who_has_more_than_half_of_the_votes_is_right(one: int, other: int, neither: int) -> None:
+    winner = elected(Counter(one=one, other=other), one + other + neither)
+    assert (winner == "one") == (one > other + neither)
+    assert (winner == "other") == (other > one + neither)
 
 
 def test_what_ranks_found_is_joined() -> None:

@@ -104,6 +104,16 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     assert "what differs is the decoding" in capfd.readouterr().err
 
 
+def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
+    model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompt = ("--prompt", "<s>Question: {question}\\nAnswer:")
+    assert run_here(*command(model, dataset, tmp_path, *prompt, *LOCAL)) == 0
+    assert [row["text"] for row in predictions(tmp_path)] == expected
+    said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not doubled"
+    assert results_of(tmp_path)["notices"] == [said] and f"\nnotice: {said}\n" in capfd.readouterr().out
+
+
 def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     model: Path, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

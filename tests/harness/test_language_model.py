@@ -73,6 +73,18 @@ def test_spaces_and_a_first_token_that_is_there_already() -> None:
     ("asks", "options", "message"),
     [
         (request("loglikelihood", "river", ""), {}, "Task stories, document 3: a continuation has no tokens."),
+        (request("loglikelihood", "", ""), {}, "document 3: context and continuation are both empty."),
+        (
+            request("loglikelihood", "river", 18),
+            {},
+            r"document 3: the target \(doc_to_target\) is no text but 18, of type int.",
+        ),
+        (
+            request("loglikelihood_rolling", ["river"]),
+            {},
+            r"document 3: the target \(doc_to_target\) is no text but \['river'\], of type list.",
+        ),
+        (request("loglikelihood", None, "river"), {}, r"the context \(doc_to_text\) is no text but None"),
         (
             request("loglikelihood", "river", " stone" * 99),
             {},
@@ -156,6 +168,36 @@ def test_a_chat_template_may_leave_the_answer_open() -> None:
     chat = [{"role": "user", "content": "river"}]
     assert model.apply_chat_template(chat) == "[user] river [end][assistant]"
     assert model.apply_chat_template(chat, add_generation_prompt=False) == "[user] river"
-    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
-    with pytest.raises(ConfigError, match="chat template fails: no system role"):
-        model.apply_chat_template(chat)
+    tokenizer.chat_template = "{{ messages[0].content | upper }}"
+    with pytest.raises(ConfigError, match="changes how an answer begins"):
+        model.apply_chat_template(chat, add_generation_prompt=False)
+    for template in ("{{ raise_exception('no such role') }}", "{{ 1 / 0 }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(ConfigError, match=r"chat template fails: (no such role|division by zero)"):
+            model.apply_chat_template([{"role": "system", "content": "Answer."}, *chat])
+
+
+def test_a_chat_template_that_refuses_system_messages_gets_none() -> None:
+    tokenizer, said = make_tokenizer(VOCABULARY), list[str]()
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}"
+        "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "[{{ m.role }}] {{ m.content }}{% endfor %}"
+    )
+    model = HarnessModel(tokenizer, [], lambda *_: np.empty(0), max_length=9, vocab_size=9, say=said.append)
+    chat = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "river"}]
+    text = model.apply_chat_template(chat)
+    assert text == "<s>[user] river" and model.tok_encode(text).count(tokenizer.bos_token_id) == 1
+    assert said == [
+        "The chat template takes no system message (System role not supported): descriptions of tasks are left out, as "
+        "with the harness' own backend."
+    ]
+
+
+def test_what_the_harness_makes_of_rolling_texts_without_a_word_is_said() -> None:
+    said: list[str] = []
+    requests = [request("loglikelihood_rolling", text, number=n) for n, text in enumerate(["river", ""])]
+    seen, _ = asked(requests, say=lambda text, kind=None: said.append(text))
+    assert [context == continuation[:1] == [TOKENIZER.bos_token_id] for context, continuation in seen] == [True, True]
+    assert "Task stories: texts begin with <s>, before which the harness" in said[1]
+    assert said[0] == "Task stories, document 1: the text is empty."

@@ -97,7 +97,8 @@ def test_it_answers_as_the_harness_own_backend(
     assert run_here(*command(models[family], tasks, tmp_path / "out", *LOCAL)) == 0
     out, err = capfd.readouterr()
     assert "words: 24 documents, 2 examples in front of each" in out
-    assert all(line.startswith("evaluating: ") for line in err.splitlines()), err
+    notices = [line.removeprefix("notice: ") for line in err.splitlines() if line.startswith("notice: ")]
+    assert all(line.startswith(("evaluating: ", "notice: ")) for line in err.splitlines()), err
     results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
     theirs = by_hugging_face(models[family], tasks)
     for name in TASKS:
@@ -109,6 +110,10 @@ def test_it_answers_as_the_harness_own_backend(
             assert found == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (name, metric)
     assert written["task_hashes"] and written["config"]["model_args"] == {"pretrained": str(models[family])}
     assert_recorded(results, written, samples)
+    assert results["notices"] == notices and all(f"\nnotice: {text}\n" in out for text in notices)
+    assert [name for name in TASKS if any(f"{name} says num_fewshot: 0" in text for text in notices)] == [
+        name for name, task in results["tasks"].items() if task["num_fewshot"] == 0
+    ]
 
 
 def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -171,6 +176,7 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     [metric] = results["tasks"]["digits"]["metrics"]
     assert metric["value"] > 0.95 and metric["documents"] == 100
     assert (results["requests"]["texts"], results["requests"]["forwards"]) == (1000, 100)
+    assert [path for path in output.rglob("*") if path.stat().st_mode & 0o077] == [], "readable only for this user"
     before = (output / "results.json").read_bytes()
     assert run_here(*arguments, "--limit", "100") == 0, "complete: shown again, nothing is sent"
     assert capfd.readouterr().out.count("\nacc    ") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,21 @@ def test_an_adapter_that_cannot_be_used_is_named(
     config = EvaluationConfig(**{**OPTIONS, "checkpoint": with_adapter, "model": str(demo.BASE_MODEL), **options})
     with pytest.raises(kind, match=words):
         EvalTask.of(config)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["pytorch_model.bin", "other.safetensors"],
+        ["model.safetensors", "model.safetensors.index.json", "weights.bin"],
+        ["model.safetensors.index.json", "weights.bin", "other.safetensors"],
+        ["model.safetensors.index.json"],
+        [],
+    ],
+)
+def test_weights_that_a_server_would_unpickle_are_refused(files: list[str], tmp_path: Path) -> None:
+    shutil.copy(demo.BASE_MODEL / "config.json", tmp_path)
+    for name in files:
+        (tmp_path / name).write_text('{"weight_map": {"a": "weights.bin"}}' if name.endswith(".json") else "")
+    with pytest.raises(CheckpointError, match="has no weights as safetensors, the only format that is read"):
+        BaseModelSpec.of(ModelOptions(model=str(tmp_path)), TunedCheckpoint.load(demo.CHECKPOINT))

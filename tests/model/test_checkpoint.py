@@ -45,8 +45,10 @@ def tuned(mode: str | None = "deep_ptune", family: str = "llama") -> TunedCheckp
     )
 
 
-def base_config(**others: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{**tuned().architecture, **others})
+def base_config(**others: Any) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**{**tuned().architecture, **others})
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -420,6 +422,7 @@ def test_a_config_that_contradicts_itself_is_named(folder: Path, changes: dict[s
         {"num_labels": str(CLASSES)},
         {"num_labels": float(CLASSES)},
         {"num_labels": [CLASSES], "id2label": ...},
+        {"num_labels": 2_000_000_000, "id2label": ...},
         {"pre_seq_len": str(LENGTH)},
         {"hidden_size": str(HIDDEN)},
         {"num_hidden_layers": str(LAYERS)},

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import VOCABULARY
 
+from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError
+from dist_eval.data.token_types import with_types
+from dist_eval.errors import CheckpointError, ConfigError, DataError, ModelOutputError
+from dist_eval.evaluation.task import write_dataset
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import DataOptions
 from dist_eval.swarm.router import Routing
 
 CPU = torch.device("cpu")
@@ -28,6 +34,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {**SMALL, **WIDTHS, "pad_token_id": 0},
     "GPT2Config": {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2},
     "XLNetConfig": {"vocab_size": VOCABULARY, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24},
+    "BigBirdConfig": {**SMALL, **WIDTHS, "block_size": 2, "num_random_blocks": 1, "max_position_embeddings": 40},
+    "ReformerConfig": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "attention_head_size": 8,
+        "feed_forward_size": 24,
+        "attn_layers": ["local", "lsh"],
+        "num_buckets": 2,
+        "is_decoder": False,
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "max_position_embeddings": 32,
+        "axial_pos_shape": [4, 8],
+        "axial_pos_embds_dim": [8, 8],
+    },
     "LongformerConfig": {**SMALL, **WIDTHS, "attention_window": 8, "pad_token_id": 1, "max_position_embeddings": 66},
 }
 
@@ -56,11 +78,15 @@ def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     """The family's own answers, one text at a time."""
     from transformers import AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    if hasattr(model, "score"):
-        model.config.pad_token_id = None  # without it a model takes the last token, which is right for a single text
+    def of_text(input_ids: torch.Tensor) -> torch.Tensor:
+        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()  # anew: some remember other texts
+        if hasattr(model, "score"):
+            model.config.pad_token_id = None  # without it a model takes the last token, which is right for one text
+        torch.manual_seed(0)
+        return model(input_ids=input_ids).logits
+
     with torch.no_grad():
-        return torch.cat([model(input_ids=ids[row : row + 1, :n]).logits for row, n in enumerate(lengths)])
+        return torch.cat([of_text(ids[row : row + 1, :n]) for row, n in enumerate(lengths)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,10 +97,72 @@ def test_the_logits_of_a_text_do_not_depend_on_its_batch(family: str, tmp_path: 
     expected = alone(folder, ids, lengths)
     for row, length in enumerate(lengths):
         ids[row, length:] = 0
-    logits = load_full_model(full(folder), CPU).answer(ids, torch.tensor(lengths))["logits"]
+    classifier = load_full_model(full(folder), CPU)
+    logits = classifier.answer(ids, torch.tensor(lengths))["logits"]
     torch.testing.assert_close(logits, expected)
+    again = classifier.answer(ids[:3], torch.tensor(lengths[:3]))["logits"]
+    torch.testing.assert_close(again, expected[:3])
     assert logits.dtype == torch.float32
     assert (logits.std(dim=0) > 1e-3).all(), "all texts get the same answer"
+
+
+def with_tokenizer(folder: Path, *, class_last: bool) -> Any:
+    """Puts a tokenizer of letters into a model's folder: BERT's way of making inputs, or XLNet's."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<cls>", "<sep>", "<unk>", *"abcdefghijklmnopqrstuvwxyz"]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    begin, end = ("", " <cls>:2") if class_last else ("<cls>:0 ", "")
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{begin}$A:0 <sep>:0{end}",
+        pair=f"{begin}$A:0 <sep>:0 $B:1 <sep>:1{end}",
+        special_tokens=[("<cls>", 1), ("<sep>", 2)],
+    )
+    special = {"pad_token": "<pad>", "cls_token": "<cls>", "sep_token": "<sep>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side="left" if class_last else "right", **special
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("columns", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("family", ["BertConfig", "XLNetConfig", "DebertaV2Config", "GPT2Config"])
+def test_a_text_gets_the_inputs_that_its_own_tokenizer_makes(family: str, columns: list[str], tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder, max_length = saved(tmp_path / "model", family, pad_token_id=0), 24
+    tokenizer = with_tokenizer(folder, class_last=family == "XLNetConfig")
+    rows = [("abc", "xy"), ("hello", "world"), ("a", "bcd"), ("q" * 30, "r" * 20), ("abc", "zzz"), ("ab", "cyx")]
+    data_file = tmp_path / "pairs.csv"
+    data_file.write_text("a,b,label\n" + "".join(f"{a},{b},{i % 3}\n" for i, (a, b) in enumerate(rows)))
+    config = EvaluationConfig(
+        model=str(folder), dataset=str(data_file), backend="local", text_column=columns, max_length=max_length
+    )
+    target = full(folder)
+    (tmp_path / "data").mkdir()
+    write_dataset(tmp_path / "data", config.only(DataOptions), BaseModelSpec.of(config, target), target)
+    ids, lengths = map(torch.from_numpy, TokenizedDataset(tmp_path / "data").padded(np.arange(len(rows))))
+    logits = load_full_model(target, CPU).answer(ids, lengths)["logits"]
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for row, texts in enumerate(rows):
+        inputs = tokenizer(*texts[: len(columns)], truncation=True, max_length=max_length, return_tensors="pt")
+        assert inputs["input_ids"].shape[1] == lengths[row]
+        if hasattr(model, "score"):
+            model.config.pad_token_id = None
+        with torch.no_grad():
+            torch.testing.assert_close(logits[row], model(**inputs).logits[0])
+
+
+def test_a_tokenizer_with_more_token_types_than_the_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="token type 2, but the model knows only 2 types"):
+        with_types(np.array([5, 6]), np.array([0, 2]), 2)
+    assert full(saved(tmp_path / "a", "DistilBertConfig")).token_types == 0
+    assert full(saved(tmp_path / "b", "BertConfig")).token_types == 2
+    assert full(saved(tmp_path / "c", "XLNetConfig")).token_types > 2
 
 
 def test_a_head_that_is_missing_is_an_error(tmp_path: Path) -> None:
@@ -93,6 +181,26 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, safe_serialization=False)
     with pytest.raises(CheckpointError, match="safetensors"):
         load_full_model(full(tmp_path), CPU)
+
+
+def test_weights_need_no_metadata(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, ids, lengths = saved(tmp_path, "BertConfig"), torch.full((1, 4), 5), torch.tensor([4])
+    expected = load_full_model(full(folder), CPU).answer(ids, lengths)["logits"]
+    for metadata in (None, {"made by": "hand"}):
+        save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata=metadata)
+        assert torch.equal(load_full_model(full(folder), CPU).answer(ids, lengths)["logits"], expected)
+
+
+def test_a_head_of_another_width_than_the_config_says_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "BertConfig")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}, "label2id": {}}))
+    with pytest.raises(
+        CheckpointError, match=r"classifier\.\w+ has shape \[3.*\] in its file, but its config asks for \[2"
+    ):
+        load_full_model(full(folder), CPU)
 
 
 def test_a_model_without_a_classifier(tmp_path: Path) -> None:
@@ -133,7 +241,7 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
         return
     assert base.max_length == longest
     classifier.answer(torch.full((1, longest), 5), torch.tensor([longest]))
-    with pytest.raises(ModelOutputError, match=f"failed on 1 texts of {longest + 1} tokens"):
+    with pytest.raises(ModelOutputError, match=f"failed on 1 text of {longest + 1} tokens"):
         classifier.answer(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
         BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))

@@ -353,6 +353,8 @@ def test_a_value_of_the_wrong_type_in_the_file_names_file_and_option(tmp_path: P
         ("- dataset\n- checkpoint\n", "option: value"),
         ("just words", "option: value"),
         ("dataset: [a", "no valid YAML"),
+        ('dataset: "a\\udce9"', "dataset is not UTF-8"),
+        ("model: " + "[" * 5000, "it is nested too deeply"),
         ("dataset: !!python/object/apply:os.getcwd []", "no valid YAML"),
     ],
 )

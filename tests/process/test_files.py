@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples import watch
 
-from dist_eval.process.files import allow_many_files, write_atomically
+from dist_eval.process.files import BY_UMASK, allow_many_files, private_files, write_atomically
 
 
 def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -24,6 +26,33 @@ def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     assert len(seen) > 3
     assert set(seen) <= set(contents)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_files_are_private_unless_the_user_named_them(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "ours", b"")
+    write_atomically(tmp_path / "named", b"", BY_UMASK)
+    with private_files():
+        (tmp_path / "of a library").write_text("")
+        (tmp_path / "folder").mkdir()
+    (tmp_path / "later").write_text("")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"ours": 0o600, "named": 0o666, "of a library": 0o600, "folder": 0o700, "later": 0o666}
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("years of work")
+    (tmp_path / "file").symlink_to(tmp_path / "elsewhere")
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "elsewhere").read_text() == "years of work"
+    assert not (tmp_path / "file").is_symlink()
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(

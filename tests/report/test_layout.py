@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from report_runs import synthetic_run
+from samples import rewrite_results
 
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.slices import Slicing
@@ -75,7 +76,7 @@ def test_the_run_says_how_it_was_made(pages: dict[str, Path], visit: Open, tmp_p
     asked = {"max_length": 64, "confidence": 0.9, "group_column": "document", "slice_by": ["source", "length"]}
     results["config"] |= {**asked, "metric": ["/home/someone/own.py:worst", "package:best"], "compression": "float16"}
     results["data"]["truncated"] = 3
-    (folder / "results.json").write_text(json.dumps(results))
+    rewrite_results(folder, results)
     page = visit("grouped", PHONE)
     page.goto(write_report(folder).as_uri())
     names, values = (page.locator(f"#run {what}").all_inner_texts() for what in ("dt", "dd"))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from compare_runs import predictions, run_of
 from conftest import results_of
-from samples import FACTS, config_for, folder_of
+from samples import FACTS, config_for, folder_of, rewrite_results
 from task_runs import task_run
 
 from dist_eval.compare.compared_run import Run
@@ -39,7 +39,7 @@ def with_changes(folder: Path, **sections: dict[str, Any]) -> Path:
     results = results_of(folder)
     for name, changes in sections.items():
         results[name] |= changes
-    (folder / "results.json").write_text(json.dumps(results))
+    rewrite_results(folder, results)
     return folder
 
 

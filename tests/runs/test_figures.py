@@ -16,7 +16,7 @@ from dist_eval.runs.figures import draw_confusion_matrix, draw_figure, draw_reli
 from dist_eval.statistics import compute_calibration
 
 
-@pytest.mark.parametrize("classes", [2, 10, 60])
+@pytest.mark.parametrize("classes", [2, 10, 60, 300])
 def test_the_confusion_matrix_is_a_png(tmp_path: Path, classes: int) -> None:
     draw_confusion_matrix(tmp_path / "m.png", metrics_for([f"class {number}" for number in range(classes)]))
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -47,7 +47,9 @@ def test_a_fingerprint_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> 
         Fingerprint.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}', '{"dataset": "b", "digest": "0"}']
+)
 def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
     Fingerprint({"dataset": "a"}).save(tmp_path)
     (tmp_path / JOURNAL / FINGERPRINT).write_text(content)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
 from dist_eval.errors import RunError
-from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.files import JOURNAL, SESSIONS
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import (
     Journal,
@@ -316,3 +316,14 @@ def test_whether_a_run_has_sessions_is_decided_once(tmp_path: Path) -> None:
     require_recorded_plan(tmp_path, "another one")
     write(tmp_path, whole(0))
     assert recorded_session_tokens(tmp_path) == 0, "its batches were planned without"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"plan": "a digest"}'])
+def test_how_batches_were_planned_is_not_guessed(tmp_path: Path, content: str) -> None:
+    Fingerprint({"dataset": "a"}).save(tmp_path)
+    (tmp_path / JOURNAL / SESSIONS).write_text(content)
+    assert recorded_session_tokens(tmp_path) is None
+    write(tmp_path, whole(0))
+    with pytest.raises(RunError, match=r"sessions\.json, which says how .* is damaged .*--overwrite"):
+        recorded_session_tokens(tmp_path)
+    assert has_batches(tmp_path)

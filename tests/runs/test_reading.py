@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from compare_runs import predictions, run_of
 from conftest import results_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
+from task_runs import task_run
 
+from dist_eval.compare.compared_run import Run
 from dist_eval.errors import RunError
+from dist_eval.report.page import write_report
 from dist_eval.results.work import RankTimeline, TimelineBins
-from dist_eval.runs.reading import FinishedRun, read_results
+from dist_eval.runs.outcome import read_outcome
+from dist_eval.runs.reading import FinishedRun, read_results, read_run
+from dist_eval.runs.task_samples import TaskRun
 
 BINS = TimelineBins(began=8.0, bin_seconds=0.5, busy=[1.0, 0.25], done=[0, 5], failed=[0, 0])
 TIMELINE = RankTimeline(rank=0, host="here", batches=BINS, servers={"Qm": None})
@@ -26,6 +35,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def without_digests(folder: Path) -> dict[str, Any]:
+    """Makes a run like one of an earlier version, which wrote no digests."""
+    results = json.loads((folder / RESULTS).read_text())
+    del results["digests"]
+    (folder / RESULTS).write_text(json.dumps(results))
+    return results
+
+
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
     run = FinishedRun.load(folder)
     assert run.results.label_names == ["neg", "pos"]
@@ -35,14 +52,18 @@ def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
 
 def test_a_run_may_lack_a_timeline_but_not_have_a_broken_one(folder: Path) -> None:
     (folder / "timeline.json").write_text('{"ranks": [{"rank": 0}]}')
+    with pytest.raises(RunError, match=r"timeline\.json is not as the run wrote it"):
+        FinishedRun.load(folder)
+    without_digests(folder)
     with pytest.raises(RunError, match=r"timeline\.json cannot be read"):
         FinishedRun.load(folder)
     (folder / "timeline.json").unlink()
     assert FinishedRun.load(folder).timelines == []
+    (folder / RESULTS).unlink()  # or it would have to fit the schema
 
 
 def test_what_earlier_versions_did_not_write_is_unknown(folder: Path) -> None:
-    results = results_of(folder)
+    results = without_digests(folder)
     for part, name in ((results["data"], "is_path"), (results["model"], "base_is_path")):
         del part[name]
     for row in results["per_class"]:
@@ -55,9 +76,81 @@ def test_what_earlier_versions_did_not_write_is_unknown(folder: Path) -> None:
 
 
 def test_what_does_not_fit_is_named(folder: Path) -> None:
-    results = results_of(folder)
+    results = without_digests(folder)
     results["coverage"]["seen"] = -1
     (folder / RESULTS).write_text(json.dumps(results))
     with pytest.raises(RunError, match=r"another format than this version writes \(coverage\.seen: .*\): run it again"):
         read_results(folder)
     (folder / RESULTS).unlink()  # or it would have to fit the schema
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_changed_digit_in_the_results_is_noticed(folder: Path, data: st.DataObject) -> None:
+    text = (folder / RESULTS).read_text()
+    place = data.draw(st.sampled_from([place for place, letter in enumerate(text) if letter.isdigit()]))
+    digit = data.draw(st.sampled_from("0123456789"))
+    changed = text[:place] + digit + text[place + 1 :]
+    try:
+        (folder / RESULTS).write_text(changed)
+        if changed == text or json.loads(changed) == json.loads(text):
+            assert read_run(folder).status == read_outcome(folder).status == "complete"
+            return
+        with pytest.raises(RunError, match=r"results\.json "):
+            read_run(folder)
+        assert read_outcome(folder).results is None
+    except json.JSONDecodeError:  # such as 01
+        assert read_outcome(folder).status == "failed"
+    finally:
+        (folder / RESULTS).write_text(text)
+
+
+def test_what_a_person_only_formats_anew_is_still_the_run(folder: Path) -> None:
+    results = results_of(folder)
+    (folder / RESULTS).write_text(json.dumps(dict(reversed(results.items()))))
+    assert read_results(folder).to_json() == results
+
+
+def test_damage_is_named_with_what_to_do(folder: Path) -> None:
+    text = (folder / RESULTS).read_text()
+    (folder / RESULTS).write_text(text.replace('"accuracy": 0.8', '"accuracy": 0.9', 1))
+    with pytest.raises(RunError, match=r"results\.json is not as the run wrote it: .* Start the run's command again"):
+        write_report(folder)
+    outcome = read_outcome(folder)
+    assert (outcome.status, outcome.exit_status) == ("failed", 75)
+    assert "results.json is not as the run wrote it" in outcome.problem
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.integers(0), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(folder: Path, place: int, bit: int) -> None:
+    path = folder / "predictions.parquet"
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[place % len(content)] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        for read in (FinishedRun.load, Run.load, write_report):
+            with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
+                read(folder)
+    finally:
+        path.write_bytes(content)
+    assert FinishedRun.load(folder).sample(5)[0].shape == (5,)
+
+
+def test_the_samples_of_a_run_on_tasks_are_checked_as_well(tmp_path: Path) -> None:
+    run = task_run(tmp_path / "run", {"digits": {"acc": [1, 0, 1]}}, {})
+    assert len(list(TaskRun.load(run).samples("digits"))) == 3
+    samples = run / "samples_digits_now.jsonl"
+    samples.write_text(samples.read_text().replace('"acc": 0', '"acc": 1'))
+    with pytest.raises(RunError, match=r"samples_digits_now\.jsonl is not as the run wrote it"):
+        TaskRun.load(run)
+
+
+def test_a_run_without_digests_is_read_unchecked(tmp_path: Path) -> None:
+    run = run_of(tmp_path, predictions(2.0))
+    results = without_digests(run)
+    results["metrics"]["accuracy"] = 0.5
+    (run / RESULTS).write_text(json.dumps(results))
+    assert Run.load(run).metrics["accuracy"] == 0.5
+    (run / RESULTS).unlink()  # or it would have to fit the schema

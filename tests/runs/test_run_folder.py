@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,11 @@ from samples import (
 
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
+from dist_eval.report.page import report_on
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
-from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal import Journal, record_sessions
 from dist_eval.schema import SCHEMA_VERSION
 
 
@@ -70,7 +74,7 @@ def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     run = folder_of(config_for(folder, **options))
     run.open()
     assert run.claim(FINGERPRINT)
-    journal = Journal(folder, np.array([1]), logits_columns(2))
+    journal = Journal(folder, np.array([1]), logits_columns(2), run=FINGERPRINT.digest())
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     if complete:
@@ -228,13 +232,131 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     assert "coverage" not in results_of(tmp_path)
 
 
-def test_batches_without_a_fingerprint_are_not_believed(tmp_path: Path) -> None:
-    claimed_run(tmp_path, complete=False)
-    (tmp_path / "journal" / "fingerprint.json").unlink()
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "torn": lambda content: content[:-5],
+    "other JSON": lambda content: b"[]",
+    "no text": lambda content: b"\xff" + content,
+    "changed": lambda content: content.replace(b'"a"', b'"c"', 1).replace(b"0.8", b"0.9", 1),
+}
+
+
+def damage(path: Path, how: str) -> None:
+    content = DAMAGE[how](path.read_bytes())
+    if content is None:
+        path.unlink()
+    else:
+        assert content != path.read_bytes()
+        path.write_bytes(content)
+
+
+def batches_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "journal").glob("*.batches")}
+
+
+ANOTHER = Fingerprint({"dataset": "another", "tokenizer": "b"})
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_fingerprint_costs_no_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, complete: bool
+) -> None:
+    claimed_run(tmp_path, complete)
+    damage(tmp_path / "journal" / "fingerprint.json", how)
+    batches, before = batches_in(tmp_path), everything_below(tmp_path)
+    other = folder_of(config_for(tmp_path))
+    other.open()
+    with pytest.raises(RunError, match=r"fingerprint\.json is (damaged|missing).*--output.*--overwrite"):
+        other.claim(ANOTHER)
+    other.fail("holds a part of a run", rank=0, host="here")
+    other.close()
+    assert everything_below(tmp_path) == before
     run = folder_of(config_for(tmp_path))
     run.open()
+    assert run.claim(FINGERPRINT) is not complete, "a complete run is known again, and another one resumes"
+    assert batches_in(tmp_path) == batches
+    assert f"fingerprint.json is {'missing' if how == 'missing' else 'damaged'}" in capsys.readouterr().err
+    assert Fingerprint.load(tmp_path) is not None
+    run.close()
+
+
+def test_batches_that_were_planned_with_sessions_are_known_without_the_fingerprint(tmp_path: Path) -> None:
+    planned = Fingerprint({"dataset": "a", "plan": "plain"})
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    assert run.claim(planned)
+    run.close()
+    record_sessions(tmp_path, 1024, "with sessions")
+    journal = Journal(tmp_path, np.array([1]), logits_columns(2), run=planned.with_plan("with sessions").digest())
+    journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
+    journal.close()
+    damage(tmp_path / "journal" / "fingerprint.json", "torn")
+    again = folder_of(config_for(tmp_path))
+    again.open()
+    assert again.claim(planned)
+    assert again.is_resumable
+    again.close()
+
+
+@pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
+@pytest.mark.parametrize("how", ["empty", "torn", "other JSON", "no text", "changed"])
+def test_damaged_results_are_made_again_from_the_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, name: str
+) -> None:
+    claimed_run(tmp_path)
+    if (name, how) == ("predictions.parquet", "changed"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[::-1])
+    else:
+        damage(tmp_path / name, how)
+    batches, before = batches_in(tmp_path), everything_below(tmp_path)
+    other = folder_of(config_for(tmp_path))
+    other.open()
+    with pytest.raises(RunError, match="what differs is the dataset"):
+        other.claim(ANOTHER)
+    other.close()
+    assert everything_below(tmp_path) == before
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    assert not run.is_complete
     assert run.claim(FINGERPRINT)
-    assert not run.is_resumable
+    assert f"{tmp_path / name} is damaged" in capsys.readouterr().err
+    assert batches_in(tmp_path) == batches
+    run.complete(PREDICTIONS, METRICS, sections())
+    assert results_of(tmp_path)["status"] == "complete"
+    run.close()
+
+
+@pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
+def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path: Path, name: str) -> None:
+    claimed_run(tmp_path)
+    for path in (tmp_path / "journal").glob("*.batches"):
+        path.unlink()
+    damage(tmp_path / name, "torn")
+    before = everything_below(tmp_path)
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    with pytest.raises(RunError, match=rf"{name} is damaged.*--output.*--overwrite"):
+        run.claim(FINGERPRINT)
+    run.close()
+    assert everything_below(tmp_path) == before
+    again = folder_of(config_for(tmp_path, overwrite=True))
+    again.open()
+    assert again.claim(FINGERPRINT)
+    again.close()
+
+
+def test_names_of_batches_do_not_tell_what_was_made_of_the_answers(tmp_path: Path) -> None:
+    claimed_run(tmp_path)
+    damage(tmp_path / "journal" / "fingerprint.json", "torn")
+    batches = batches_in(tmp_path)
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    assert run.claim(Fingerprint({**FINGERPRINT.values, "definition of the tasks": "new"}), answers=FINGERPRINT)
+    assert results_of(tmp_path)["status"] == "running"
+    assert batches_in(tmp_path) == batches
+    run.close()
 
 
 def test_a_folder_that_a_live_run_uses_is_refused_and_free_once_that_is_dead(tmp_path: Path) -> None:
@@ -269,6 +391,35 @@ def test_starting_again_removes_an_old_stop_file_and_a_restart_by_torchrun_does_
 def test_a_new_folder_is_private(tmp_path: Path) -> None:
     folder_of(config_for(tmp_path / "new")).open()
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
+def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        run = tmp_path / "run"
+        run.mkdir()
+        victim = tmp_path / "victim"
+        victim.write_bytes(b"years of work")
+        (run / "reliability_diagram.png").symlink_to(victim)
+        claimed_run(run, complete=False)
+        journal = Journal(tmp_path / "of another host", np.array([1]), logits_columns(2))
+        journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
+        journal.exclude("Qm")
+        journal.close()
+        record_sessions(run, 1024, "plan")
+        again = folder_of(config_for(run))
+        again.open()
+        again.stop("this rank got SIGTERM", rank=0, host="here")
+        again.save_timelines([])
+        again.complete(PREDICTIONS, METRICS, sections())
+        report_on(run, "all")
+        again.close()
+    finally:
+        os.umask(before)
+    assert victim.read_bytes() == b"years of work"
+    found = {path for folder in (run, tmp_path / "of another host") for path in folder.rglob("*")}
+    assert {"results.json", "report.html", "confusion_matrix.png", "STOP", "lock"} <= {path.name for path in found}
+    assert [path for path in found | {tmp_path / "of another host"} if path.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.parametrize("content", ['{"status": "running"}', '{"status": "failed"}', "{", "[]", ""])
@@ -404,6 +555,16 @@ def test_a_peer_id_without_an_address_is_not_written(tmp_path: Path) -> None:
     assert "rpc_forward" in message
     assert "stream reset" in message
     assert_no_peer_is_named(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["/a" * 200_000, "/p2p/" * 100_000, "Qm" * 200_000, "/" * 400_000, "x/p2p/Qm-" * 50_000]
+)
+def test_a_long_message_is_searched_for_peers_in_time(tmp_path: Path, text: str) -> None:
+    started = time.monotonic()
+    message = error_after(tmp_path, f"{text} {PEER} x{PEER}")
+    assert time.monotonic() - started < 5.0
+    assert PEER_ID not in message and "31337" not in message
 
 
 def test_a_run_that_has_not_opened_its_folder_leaves_no_request_to_stop_there(tmp_path: Path) -> None:

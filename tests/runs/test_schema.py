@@ -102,7 +102,7 @@ def objects_in(value: Any) -> list[dict[str, Any]]:
 
 
 def test_nothing_can_be_added_or_left_out(complete: dict[str, Any]) -> None:
-    free = [complete["environment"]["packages"], complete["data"]["column_digests"]]
+    free = [complete["environment"]["packages"], complete["data"]["column_digests"], complete["digests"]["files"]]
     free += [complete[name] for name in ("metrics", "undefined", "intervals")]
     free += [part[name] for part in complete["slices"] for name in ("metrics", "undefined", "intervals")]
     count = 0

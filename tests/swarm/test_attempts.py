@@ -11,6 +11,7 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
 from dist_eval.swarm.attempts import (
     _MIN_STALL_SECONDS,
+    AskAnother,
     Attempts,
     GiveUp,
     Retry,
@@ -54,7 +55,7 @@ def fails(attempts: Attempts, error: Exception, online: list[Span], now: float =
     decision, server = sent(attempts, online, now), attempts.router
     failure = Failure.WRONG if isinstance(error, WrongAnswer) else Failure.NO_ANSWER
     server.stats(decision.segment.peer).failed(now, failure)
-    return attempts.after(decision, error)
+    return attempts.after(decision, error, now)
 
 
 def test_each_failed_attempt_is_followed_by_one_on_another_server_with_more_time_between_them() -> None:
@@ -82,7 +83,7 @@ def test_without_a_server_requests_wait_from_the_first_moment_on_and_no_attempt_
     attempts = attempts_of()
     first = attempts.next([Span("a", 1, BLOCKS)], 7.0)
     assert first == WaitForServers("block 0", "no server online holds it, or a block after it", 7.0)
-    unreachable = [attempts.after(sent(attempts, REPLICAS, 8.0), GONE) for _ in range(2 * LIMIT)]
+    unreachable = [attempts.after(sent(attempts, REPLICAS, 8.0), GONE, 8.0) for _ in range(2 * LIMIT)]
     for decision in unreachable:
         assert isinstance(decision, WaitForServers)
         assert (decision.why, decision.since) == ("gone", 7.0)
@@ -106,11 +107,66 @@ def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
     assert not attempts.has_route([], 0.0)
 
 
-def test_a_request_that_is_too_large_is_split_at_once() -> None:
+def refuses(attempts: Attempts, online: list[Span], now: float, limit: int | None = None) -> str:
+    """Has one of the servers refuse the size of the request; returns which."""
+    decision = sent(attempts, online, now)
+    words = "too large" if limit is None else f"Task size greater than max_batch_size ({limit}), it can't be processed"
+    assert attempts.after(decision, P2PHandlerError(words), now) == AskAnother()
+    return decision.segment.peer
+
+
+def test_a_request_is_split_only_if_all_servers_refuse_its_size() -> None:
     attempts = attempts_of()
-    decision = attempts.after(sent(attempts, REPLICAS), P2PHandlerError("12 is greater than max_batch_size (8)"))
+    assert {refuses(attempts, REPLICAS, 0.0, TOKENS - 1) for _ in REPLICAS} == {"a", "b", "c"}
+    decision = attempts.next(REPLICAS, 0.0)
     assert isinstance(decision, Split)
-    assert str(decision.error) == "12 is greater than max_batch_size (8)"
+    assert re.fullmatch(r"peer \w: .* max_batch_size \(99\), it can't be processed", str(decision.error))
+    assert not any(server.is_banned(0.0) for server in attempts.router.servers.values()), "it was too large"
+    again = Attempts(attempts.router, attempts.part, limit=LIMIT, timeout=TIMEOUT)
+    assert isinstance(again.next(REPLICAS, 0.0), Split), "nobody has to be asked twice"
+    smaller = Attempts(attempts.router, RoutePart(0, BLOCKS, TOKENS - 1), limit=LIMIT, timeout=TIMEOUT)
+    assert sent(smaller, REPLICAS)
+
+
+def test_who_refuses_the_size_that_another_one_takes_is_banned_and_never_asked_for_it_again() -> None:
+    attempts = attempts_of()
+    liar = refuses(attempts, REPLICAS, 5.0)
+    taken = sent(attempts, REPLICAS, 5.0)
+    assert taken.segment.peer != liar
+    attempts.answered(taken, 6.0)
+    assert {peer for peer, server in attempts.router.servers.items() if server.is_banned(6.5)} == {liar}
+    for later in range(1000):
+        assert sent(attempts_of(router=attempts.router), REPLICAS, 100.0 + later).segment.peer != liar
+    assert attempts.has_route(REPLICAS, 100.0)
+    [alone] = [span for span in REPLICAS if span.peer == liar]
+    assert not attempts.has_route([alone], 100.0)
+    assert isinstance(attempts_of(router=attempts.router).next([alone], 100.0), Split)
+
+
+@pytest.mark.parametrize("stated", [None, TOKENS])
+def test_who_refuses_what_it_says_it_takes_or_took_before_is_banned_for_longer_each_time(stated: int | None) -> None:
+    router, lengths, now = Router(), list[float](), 0.0
+    if stated is None:
+        took = attempts_of(router=router)
+        took.answered(sent(took, REPLICAS[:1]), now)
+    for size in (TOKENS, TOKENS - 10, TOKENS - 20):
+        attempts = Attempts(router, RoutePart(0, BLOCKS, size), limit=LIMIT, timeout=TIMEOUT)
+        refuses(attempts, REPLICAS[:1], now, stated)
+        lengths.append(next(seconds for seconds in range(100) if not router.stats("a").is_banned(now + seconds)))
+        now += 100.0
+    assert lengths == [1, 2, 4]
+
+
+def test_after_a_failure_a_server_that_has_answered_before_is_asked_whatever_others_announce() -> None:
+    silent = [Span(f"silent {number}", 0, BLOCKS, forward_rps=1e300) for number in range(6)]
+    router, online = Router(), [*silent, REPLICAS[0]]
+    answer(router, "a", 100.0)  # slowly
+    attempts = attempts_of(router=router)
+    assert sent(attempts, online).segment.peer != "a"
+    fails(attempts, LATE, online)
+    assert sent(attempts, online).segment.peer == "a"
+    fails(attempts, LATE, online)
+    assert sent(attempts, online).segment.peer != "a", "it is banned"
 
 
 @pytest.mark.parametrize(("error", "kind"), [(REFUSED, RefusedError), (WrongAnswer("nan"), ModelOutputError)])
@@ -136,8 +192,8 @@ def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
 def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
     attempts, wrong = attempts_of(), WrongAnswer("nan")
     one, other = (Send(span, TIMEOUT, REPLICAS, 0.0) for span in REPLICAS[:2])
-    assert [type(attempts.after(sent, wrong)) for sent in (one, one)] == [Retry, Retry]
-    decision = attempts.after(other, wrong)
+    assert [type(attempts.after(sent, wrong, 0.0)) for sent in (one, one)] == [Retry, Retry]
+    decision = attempts.after(other, wrong, 0.0)
     assert isinstance(decision, GiveUp)
     assert [*decision.exonerated] == [one.segment.peer, one.segment.peer, other.segment.peer]
 
@@ -145,7 +201,7 @@ def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
 def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> None:
     attempts = attempts_of()
     first = Send(REPLICAS[0], TIMEOUT, REPLICAS, 0.0)
-    assert [type(attempts.after(first, REFUSED)) for _ in range(LIMIT)] == [Retry, Retry, Retry, GiveUp]
+    assert [type(attempts.after(first, REFUSED, 0.0)) for _ in range(LIMIT)] == [Retry, Retry, Retry, GiveUp]
 
 
 @pytest.mark.parametrize("error", [LATE, GONE])
@@ -154,7 +210,7 @@ def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
     attempts = attempts_of(avoided)
     decision = sent(attempts, REPLICAS[:2])
     assert decision.segment.peer == "b"
-    after = attempts.after(decision, error)
+    after = attempts.after(decision, error, 0.0)
     assert isinstance(after, Skip)
     assert str(after.error) == "no second opinion for blocks 0:4 (peer b)"
     without_servers = attempts_of(avoided).next([], 0.0)
@@ -185,7 +241,7 @@ def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_wit
     assert sent(attempts, REPLICAS[:1]).stall_timeout == TIMEOUT, "nobody else could answer"
     waited = sent(attempts_of([RouteSegment("c", 0, BLOCKS)], router=router), REPLICAS[:1])
     assert waited.stall_timeout == _MIN_STALL_SECONDS, "optional"
-    attempts.after(sent(attempts, REPLICAS), LATE)
+    attempts.after(sent(attempts, REPLICAS), LATE, 0.0)
     assert sent(attempts, REPLICAS).stall_timeout == 2 * _MIN_STALL_SECONDS
     assert sent(attempts_of(router=router_with_latency(2.0)), REPLICAS).stall_timeout == 20.0
     assert sent(attempts_of(router=router_with_latency(30.0)), REPLICAS).stall_timeout == TIMEOUT
@@ -210,7 +266,7 @@ def test_the_server_with_the_caches_of_the_moment_is_asked_while_it_is_there() -
     attempts = Attempts(router_with_latency(1.0), part, limit=LIMIT, timeout=1000.0)
     first = sent(attempts, REPLICAS)
     assert first.segment is holding and first.has_cache
-    attempts.after(first, LATE)
+    attempts.after(first, LATE, 0.0)
     holding = None
     second = sent(attempts, REPLICAS)
     assert not second.has_cache

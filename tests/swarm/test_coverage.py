@@ -12,12 +12,12 @@ from dist_eval.results.work import ServerSpan
 from dist_eval.swarm.coverage import (
     SwarmCoverage,
     adapter_fault,
-    announced_models,
     format_ranges,
     look_up_coverage,
     unfit_message,
     wait_until_covered,
 )
+from dist_eval.swarm.dht_records import read_models
 from dist_eval.swarm.private import PrivateSwarm
 
 
@@ -110,7 +110,7 @@ def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: Sw
     ]
     assert coverage.replicas == [1, 1, 1, 1]
     assert [s.peer_id for s in coverage.servers] == [address.split("/")[-1] for address in demo_swarm.addresses]
-    assert announced_models(dht) == {demo_swarm.dht_prefix: 4}
+    assert read_models(dht, timeout=5.0) == ({demo_swarm.dht_prefix: 4}, 0)
 
 
 def test_waiting_for_a_model_that_is_not_served_times_out_and_names_those_that_are(

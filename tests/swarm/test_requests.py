@@ -268,6 +268,24 @@ def test_no_more_tokens_are_sent_in_a_second_than_allowed(
     assert time.monotonic() - start > 3 * 0.2
 
 
+def test_a_request_that_is_split_counts_once_for_the_limit(
+    three_replicas: ForkedSwarm,
+    swarm_client: SwarmClient,
+    make_tuned: Callable[..., TunedCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
+    counted, wait = list[int](), requests.rate_limiter.wait
+
+    async def counting(tokens: int) -> None:
+        counted.append(tokens)
+        await wait(tokens)
+
+    monkeypatch.setattr(requests.rate_limiter, "wait", counting)
+    requests.forward(hidden_states(swarm_client.backbones[-1], rows=30, length=100), None)
+    assert (requests.halved, counted) == (1, [3000])
+
+
 def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:

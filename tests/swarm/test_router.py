@@ -121,6 +121,38 @@ def test_before_their_first_answer_servers_are_as_fast_as_they_announce_beside_t
     assert chosen(router, [fast, silent]) == "?"  # as fast as the fastest, and idle
 
 
+def test_a_speed_that_is_announced_counts_up_to_thirty_times_that_of_the_slowest_and_of_the_fastest_measured() -> None:
+    honest = Span("honest", 0, 4, forward_rps=1000.0)
+    for rps in (1e5, 1e9, 1e300, float("inf")):
+        boaster = Span("boaster", 0, 4, forward_rps=rps)
+        for is_measured in (False, True):
+            router = Router()
+            if is_measured:
+                measure(router, "honest", 2.0, 4 * TOKENS)
+            assert chosen(router, [honest, boaster]) == "boaster"
+            router.stats("boaster").pacing.add_waiting(12 * 4 * TOKENS)
+            assert chosen(router, [honest, boaster]) == "boaster"
+            router.stats("boaster").pacing.add_waiting(24 * 4 * TOKENS)
+            assert chosen(router, [honest, boaster]) == "honest"
+
+
+def test_who_announces_more_than_it_does_does_not_make_the_others_look_slow() -> None:
+    router, honest = Router(), Span("honest", 0, 4, forward_rps=1000.0)
+    measure(router, "boaster", 2.0, 4 * TOKENS)  # no more than the other one announces
+    router.stats("boaster").pacing.add_waiting(36 * 4 * TOKENS)
+    assert chosen(router, [honest, Span("boaster", 0, 4, forward_rps=1e300)]) == "honest"
+
+
+@given(st.lists(st.floats() | st.none() | st.integers(-1, 1), min_size=1, max_size=4), st.booleans())
+def test_there_is_a_route_whatever_servers_announce(announced: list[float | None], is_measured: bool) -> None:
+    spans = [Span(str(number), 0, 4, forward_rps=rps) for number, rps in enumerate(announced)]
+    router = Router()
+    if is_measured:
+        measure(router, "0", 1.0)
+    for _ in range(3):
+        router.stats(chosen(router, spans)).pacing.add_waiting(1000 * TOKENS)
+
+
 def chosen(router: Router, spans: list[Span]) -> str:
     segment = router.next_segment(spans, 0, 4, TOKENS, 5.0)
     assert segment is not None

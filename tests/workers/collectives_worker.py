@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from dist_eval.distributed.collectives import (
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, RunError
 from dist_eval.metrics.computing import Totals
+from dist_eval.metrics.confusion import confusion_of
 from dist_eval.metrics.predictions import Predictions
 
 CLASSES, PATIENCE = 3, 400.0
@@ -62,6 +64,12 @@ def columns_of(predictions: Predictions) -> dict[str, list]:
     return {name: column.tolist() for name, column in vars(predictions).items()}
 
 
+def counts_of_many_classes(topology: Topology) -> Any:
+    """Counts of 2,000 classes: of each rank but the last, which has none, a cell that all have and one of its own."""
+    rows = np.array([0, 1 + topology.rank] if topology.rank < topology.world_size - 1 else [], dtype=np.int64)
+    return confusion_of(rows, np.full(len(rows), 1999), 2000, np.full(len(rows), 2**60 + 1))
+
+
 def main() -> None:
     folder, topology = Path(sys.argv[1]), Topology.from_environment()
     rank_store = RankStore(topology)
@@ -76,6 +84,7 @@ def main() -> None:
     local = share(topology)
     with process_group(topology, rank_store, PATIENCE):
         totals = Totals(**sum_arrays(vars(Totals.of(local))))
+        many_classes = sum_arrays({"confusion": counts_of_many_classes(topology)})["confusion"]
         gathered = gather_predictions(local)
         collectives._BYTES_IN_A_ROUND = collectives._BYTES_OF_A_RANK = 1  # one row of each rank at a time
         gathered_in_rounds = gather_predictions(local)
@@ -97,13 +106,14 @@ def main() -> None:
     known |= {
         "samples": totals.samples,
         "dtypes": [str(totals.counts.dtype), str(totals.confusion.dtype), str(totals.loss.dtype)],
-        "confusion": totals.confusion.tolist(),
+        "confusion": totals.confusion.toarray().tolist(),
+        "many_classes": {f"{row}, {column}": int(n) for (row, column), n in many_classes.todok().items()},
         "loss": float(totals.loss[0]),
         "gathered": columns_of(gathered),
         "gathered_in_rounds": columns_of(gathered_in_rounds),
         "gathered_at_home": columns_of(gathered_at_home),
         "expected": columns_of(everything(topology.world_size)),
-        "same_confusion": Totals.of(gathered).confusion.tolist(),
+        "same_confusion": Totals.of(gathered).confusion.toarray().tolist(),
         "same_loss": float(gathered.loss.sum()),
     }
     with process_group(topology, rank_store, PATIENCE):

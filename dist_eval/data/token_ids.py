@@ -1,0 +1,43 @@
+"""From texts to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
+"""What is said that texts have which begin with the token that the tokenizer puts before every text."""
+
+
+def encode_texts(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Tokenizes texts, each of which begins once.
+
+    A text may begin with the token that a tokenizer puts before every text (BOS), such as a prompt that was written for
+    another program. The model would read it twice, as in no text that it has learned from.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        *texts: the texts, or the parts of pairs.
+        **options: further arguments of the tokenizer.
+
+    Returns:
+        What the tokenizer returns of each token, by name; and which texts begin with BOS themselves, bool of shape
+        [texts].
+    """
+    encoded = dict(tokenizer(*texts, return_attention_mask=False, verbose=False, **options))
+    ids, begin = encoded["input_ids"], tokenizer.bos_token_id
+    if tokenizer("a")["input_ids"][:1] != [begin]:  # it puts none before a text
+        return encoded, np.zeros(len(ids), dtype=bool)
+    doubled = np.array([own[:2] == [begin, begin] for own in ids], dtype=bool)
+    for row in np.flatnonzero(doubled):
+        for of_tokens in encoded.values():
+            of_tokens[row] = of_tokens[row][1:]
+    return encoded, doubled
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str]) -> tuple[list[list[int]], np.ndarray]:
+    """Returns the token ids of texts, and which ones begin with BOS themselves (see `encode_texts`)."""
+    encoded, begun = encode_texts(tokenizer, texts)
+    return encoded["input_ids"], begun

@@ -1,0 +1,165 @@
+"""What the harness warns of, or says nothing of although it changes a metric: for the terminal and `results.json`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lm_eval import utils
+from lm_eval.api.task import ConfigurableTask
+
+from dist_eval.harness.metrics import figures_of
+
+_LONGEST, _OF_A_KIND = 300, 3
+
+_EXPECTED = re.compile(
+    r"metric \S+ is defined, but (aggregation|higher_is_better) is not"  # results.json says which ones are used
+    r"|Overwriting default num_fewshot"  # as --num-fewshot asks for
+    r"|Custom kwargs can be passed"
+)
+_INDEX = "lm_eval.tasks._index"
+_NO_TASK = "Unknown config shape"  # a file that others include
+
+
+class Notices(logging.Handler):
+    """Collects notices; of many of a kind the first ones, and how many there are.
+
+    Attributes:
+        skipped: for each file with tasks that the harness could not read, why.
+        error: the latest error that the harness has logged instead of raising it, if any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.skipped: dict[str, str] = {}
+        self.error = ""
+        self._texts: dict[object, list[str]] = {}
+        self._counts: Counter[object] = Counter()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Collects the warnings and errors that the harness logs within this context."""
+        logger, index = logging.getLogger("lm_eval"), logging.getLogger(_INDEX)
+        before = logger.level, logger.propagate
+        utils.warning_once.cache_clear()
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        logger.addHandler(self)
+        index.setLevel(logging.DEBUG)  # files that it cannot read are no more than a debug message
+        index.addFilter(self._note_skipped)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+            index.removeFilter(self._note_skipped)
+            index.setLevel(logging.NOTSET)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a message of the harness."""
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self.error = readable(text)
+        if not _EXPECTED.search(text):
+            self.say(text, kind=(record.pathname, record.lineno))
+
+    def say(self, text: str, kind: object = None) -> None:
+        """Adds a notice.
+
+        Args:
+            text: what to say.
+            kind: of many notices of an equal kind only the first ones are kept.
+        """
+        text = readable(text)
+        kind = kind or text
+        texts = self._texts.setdefault(kind, [])
+        if text not in texts:
+            self._counts[kind] += 1
+            if len(texts) < _OF_A_KIND:
+                texts.append(text)
+
+    def lines(self) -> list[str]:
+        """Returns the notices in order of their kinds' first appearance."""
+        found = []
+        for kind, texts in self._texts.items():
+            further = self._counts[kind] - len(texts)
+            found += [*texts[:-1], texts[-1] + (f" (and {further} more like this)" if further else "")]
+        return found
+
+    def _note_skipped(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.DEBUG and isinstance(record.args, tuple) and len(record.args) == 2:
+            path, error = record.args
+            if isinstance(error, Exception) and not str(error).startswith(_NO_TASK):
+                self.skipped[str(path)] = readable(str(error))
+        return record.levelno > logging.DEBUG
+
+
+def readable(text: str) -> str:
+    """Returns a text as a single line without control characters, and not too long."""
+    words = "".join(one if one.isprintable() else " " for one in text).split()
+    line = " ".join(words)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[str]:
+    """Yields what the harness ignores of a task's file and of the options.
+
+    Args:
+        name: the task.
+        task: the task itself.
+        num_fewshot: `--num-fewshot`.
+    """
+    if num_fewshot and task.get_config("num_fewshot") == 0:
+        yield f"Task {name} says num_fewshot: 0, so it has no examples: --num-fewshot {num_fewshot} is ignored."
+    if not isinstance(task, ConfigurableTask):
+        return
+    if task.fewshot_cfg.fewshot_indices:
+        yield f"Task {name}: the harness ignores the task's fewshot_indices, and draws from all examples."
+    metrics = [one for one in task.aggregation() if one != "exact_match"]
+    if task.multiple_target and task.OUTPUT_TYPE == "generate_until" and not task.config.process_results and metrics:
+        yield (
+            f"Task {name} has several targets for a text, of which the harness counts 1 if {' or '.join(metrics)} is "
+            "above 0 for any, else 0."
+        )
+
+
+def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> list[str]:
+    """Returns what the harness has left out of a task's metrics, or counted as wrong.
+
+    Args:
+        name: the task.
+        task: the task itself.
+        samples: its documents with the model's answers.
+        figures: its entry in the harness' results.
+    """
+    found = []
+    numbers = {metric for metric, _, _ in figures_of(figures)}
+    missing = [metric for metric in task.aggregation() if metric not in numbers]
+    if missing and (task.OUTPUT_TYPE != "generate_until" or task.get_config("process_results")):
+        found.append(
+            f"Task {name} names the metric {' and '.join(missing)}, for which the harness has no number (output_type: "
+            f"{task.OUTPUT_TYPE})."
+        )
+    targets = {one["doc_id"]: one["target"] for one in samples}
+    lists = sum(isinstance(target, list) for target in targets.values())
+    if 0 < lists < len(targets):
+        found.append(
+            f"Task {name}: {lists} of {len(targets)} documents have a list of targets, the others a single one; the "
+            "harness takes all for what the first one has."
+        )
+    unlabelled = sum(target is None or _is_negative(target) for target in targets.values())
+    if unlabelled and task.OUTPUT_TYPE == "multiple_choice" and not getattr(task, "multiple_input", 0):
+        found.append(
+            f"Task {name}: the target of {unlabelled} of {len(targets)} documents is missing or below 0, so it is none "
+            "of their choices; the harness counts them as wrong."
+        )
+    return found
+
+
+def _is_negative(target: Any) -> bool:
+    return isinstance(target, (int, float)) and not target >= 0  # or no number at all

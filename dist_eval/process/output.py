@@ -1,0 +1,98 @@
+"""What programs print, so that a terminal, a pipe or a disk that does not take it raises no error where it is printed.
+
+A character that the terminal's encoding lacks is printed as an escape. Where nothing can be written any more, the rest
+is dropped, and the program's end says so: a run is as complete as its folder says, but a program whose work is what it
+prints fails, unless who read it has read enough.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from dist_eval.errors import os_reason
+from dist_eval.process.exit_status import FAILED
+
+_LAST_STANDARD_DESCRIPTOR = 2
+
+
+class _Output(io.FileIO):
+    """A standard stream that remembers its first error instead of raising it."""
+
+    error: OSError | None = None
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.name = name
+
+    def write(self, data: Any) -> int:
+        try:
+            while (written := super().write(data)) is None:  # another process has made the terminal non-blocking
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            self.error = self.error or error
+            return memoryview(data).nbytes
+
+
+_outputs: dict[str, _Output] = {}
+
+
+def tolerate_broken_output() -> None:
+    """Makes this program's standard streams such outputs, unless something has redirected them; also closed ones.
+
+    Call it first: a file that is opened while a standard stream is closed would take its descriptor.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_DESCRIPTOR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _tolerant(stream, name))
+
+
+def _tolerant(stream: Any, name: str) -> io.TextIOWrapper:
+    descriptor = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()  # None: it was closed
+    _outputs[name] = raw = _Output(descriptor, f"<{name}>")
+    if stream is None:
+        return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
+    stream.flush()
+    return io.TextIOWrapper(
+        raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def lost_output() -> str:
+    """Writes what is buffered, and returns why standard output is not complete; empty if it is.
+
+    It is so for a pipe whose reader ended before, too, as `head` does.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    error = _outputs["stdout"].error if "stdout" in _outputs else None
+    return "" if error is None or error.errno == errno.EPIPE else os_reason(error)
+
+
+def status_after_output(status: int) -> int:
+    """Returns the exit status of a program whose work is what it prints."""
+    why = lost_output()
+    if not why:
+        return status
+    print(f"dist_eval: standard output cannot be written: {why}.", file=sys.stderr, flush=True)
+    return status or FAILED
+
+
+def run_program(main: Callable[[], int]) -> NoReturn:
+    """Runs a program whose work is what it prints, and exits with its status."""
+    tolerate_broken_output()
+    sys.exit(status_after_output(main()))

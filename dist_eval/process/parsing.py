@@ -1,0 +1,98 @@
+"""JSON and YAML from outside, within limits: what exceeds one is a `ValueError`, like what is malformed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dist_eval.errors import first_line
+
+DEEPEST = 200
+"""Levels of nesting; readers and writers have a stack to overflow."""
+
+_MOST_VALUES = 100_000
+
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_STEPS, _NO_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[]{}"))
+
+
+def nesting(content: bytes, before: int = 0) -> tuple[int, int]:
+    """Returns how deeply JSON is nested at most, and at its end.
+
+    Args:
+        content: JSON, or a part of it that begins and ends outside of texts.
+        before: how deeply its beginning is nested.
+    """
+    import numpy as np
+
+    outside = b"".join(_ESCAPED.sub(b"", content).split(b'"')[::2])
+    depths = before + np.cumsum(np.frombuffer(outside.translate(_STEPS, _NO_STEPS), np.int8), dtype=np.int64)
+    return (int(depths.max()), int(depths[-1])) if len(depths) else (before, before)
+
+
+def parse_json(content: bytes | str, **options: Any) -> Any:
+    """Parses JSON.
+
+    Args:
+        content: the JSON.
+        **options: for `json.loads`.
+
+    Raises:
+        ValueError: it is malformed, or nested too deeply.
+    """
+    if nesting(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))[0] > DEEPEST:
+        raise ValueError(f"it is nested over {DEEPEST} levels deep")
+    return json.loads(content, **options)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, malformed, or nested too deeply.
+    """
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_yaml(content: str) -> Any:
+    """Parses YAML of plain values.
+
+    Raises:
+        ValueError: it is malformed, or too large or too deeply nested once its aliases are written out.
+    """
+    import yaml
+
+    loader = yaml.SafeLoader(content)
+    try:
+        node = loader.get_single_node()
+        require_small(node)
+        return None if node is None else loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ValueError(first_line(error)) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def require_small(root: Any) -> None:
+    """Rejects YAML that aliases make large.
+
+    Args:
+        root: a node of PyYAML, or None.
+
+    Raises:
+        ValueError: it is larger than a file of options or a task can be.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_VALUES  # of one that is a part of itself
+            parts = node.value if isinstance(node.value, list) else []
+            sizes[id(node)] = 1 + sum(sum(map(size, part)) if isinstance(part, tuple) else size(part) for part in parts)
+        return sizes[id(node)]
+
+    if root is not None and size(root) > _MOST_VALUES:
+        raise ValueError(f"it has over {_MOST_VALUES} values, once its aliases are written out")

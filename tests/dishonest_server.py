@@ -1,0 +1,74 @@
+"""A Petals server that announces a high speed and lies in the way that a file says: `conftest.ForkedSwarm` starts it.
+
+The file is called `lie-N` and lies beside the server's identity. Without it, or if it is empty, the server is honest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SILENT, TOO_LARGE, NOT_FINITE_ONCE_CAST, REVERSED = "silent", "too large", "not finite once cast", "reversed"
+_ANNOUNCED = {"forward_rps": 1e9, "inference_rps": 1e9}
+
+
+def _lie(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def _make_dishonest(file: Path) -> None:
+    from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
+    from petals.server import block_functions, handler, server
+
+    declare = server.declare_active_modules
+
+    def declare_fast(dht: Any, uids: Any, info: Any, **options: Any) -> Any:
+        return declare(dht, uids, dataclasses.replace(info, **_ANNOUNCED), **options)
+
+    def serialize(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        """Of all answers: to forwards, backwards and steps of sessions."""
+        if _lie(file) == NOT_FINITE_ONCE_CAST:
+            return serialize_torch_tensor(torch.full(tensor.shape, 1e300, dtype=torch.float64))
+        return serialize_torch_tensor(tensor, *arguments, **options)
+
+    def lying(method: Any) -> Any:
+        @functools.wraps(method)
+        async def answer(self: Any, request: Any, context: Any) -> Any:
+            lie = _lie(file)
+            if lie == SILENT:
+                await asyncio.sleep(3600)
+            if lie == TOO_LARGE:
+                raise ValueError("Task size greater than max_batch_size (2048), it can't be processed")
+            honest = await method(self, request, context)
+            if lie == REVERSED and request.uid.split()[0].endswith(".0"):  # only what begins at the first block
+                numbers = deserialize_torch_tensor(honest.tensors[0]).flip(-1)
+                honest.tensors[0].CopyFrom(serialize_torch_tensor(numbers))
+            return honest
+
+        return answer
+
+    server.declare_active_modules = declare_fast
+    handler.serialize_torch_tensor = block_functions.serialize_torch_tensor = serialize
+    for name in ("rpc_forward", "rpc_backward"):
+        setattr(handler.TransformerConnectionHandler, name, lying(getattr(handler.TransformerConnectionHandler, name)))
+
+
+def main() -> None:
+    """Runs the server; the arguments are those of `dist_eval.swarm.server`."""
+    from dist_eval.swarm import server
+    from dist_eval.swarm.hivemind_compat import import_petals
+
+    identity = Path(sys.argv[sys.argv.index("--identity_path") + 1])
+    import_petals(sockets=Path(sys.argv[1]))
+    _make_dishonest(identity.with_name(identity.name.replace("identity", "lie")))
+    server.main()
+
+
+if __name__ == "__main__":
+    main()

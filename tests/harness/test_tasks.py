@@ -1,0 +1,220 @@
+"""Tasks as they are loaded: their examples, what the harness ignores of them, and what cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dist_eval.errors import ConfigError, DataError
+from dist_eval.options.harness import HarnessConfig
+
+pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+from dist_eval.harness.notices import after_metrics
+from dist_eval.harness.tasks import LoadedTasks
+
+Load = Callable[..., LoadedTasks]
+ROWS = [{"id": n, "question": f"q{n}", "answer": n % 2} for n in range(12)]
+TASK = {
+    "task": "strange",
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}?",
+    "doc_to_choice": ["no", "yes"],
+    "doc_to_target": "{{answer}}",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}
+
+
+def write(folder: Path, splits: dict[str, list[dict[str, Any]]], **changes: Any) -> Path:
+    """Writes a task, and the data of its splits."""
+    folder.mkdir(exist_ok=True)
+    for split, rows in splits.items():
+        (folder / f"{split}.json").write_text("\n".join(map(json.dumps, rows)))
+    files = {"data_files": {split: str(folder / f"{split}.json") for split in splits}}
+    task = {**TASK, "dataset_kwargs": files, **changes}
+    (folder / f"{task['task']}.yaml").write_text(json.dumps(task))
+    return folder
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads a task `strange`, and has the harness build its requests."""
+
+    def run(
+        splits: dict[str, list[dict[str, Any]]] | None = None, shots: int | None = None, **changes: Any
+    ) -> LoadedTasks:
+        folder = write(tmp_path / "tasks", splits or {"test": ROWS}, **changes)
+        options = {"model": "llama", "backend": "local", "include_path": [str(folder)], "num_fewshot": shots}
+        loaded = LoadedTasks.load(HarnessConfig(tasks=["strange"], **options))
+        task = loaded.tasks["strange"]
+        if shots is not None and task.get_config("num_fewshot") != 0:
+            task.set_config(key="num_fewshot", value=shots)
+        task.set_fewshot_seed(1234)
+        task.build_all_requests()
+        loaded.say_replaced()
+        return loaded
+
+    return run
+
+
+def turns(prompt: str) -> list[str]:
+    """Returns the examples of a prompt, and its question."""
+    *examples, question = prompt.split("\n\n")
+    return [*examples, question]
+
+
+def prompts(loaded: LoadedTasks) -> list[list[str]]:
+    return [turns(instance.args[0]) for instance in loaded.tasks["strange"].instances if instance.idx == 0]
+
+
+def own_examples(loaded: LoadedTasks) -> int:
+    """Returns how many prompts hold their own question with its answer."""
+    answers = [f"{row['question']}? {TASK['doc_to_choice'][row['answer']]}" for row in ROWS]
+    return sum(answer in examples for answer, (*examples, _) in zip(answers, prompts(loaded), strict=True))
+
+
+COPIES = [{**row, "id": row["id"] + 100} for row in ROWS]
+OTHERS = [{"id": 50 + n, "question": f"other{n}", "answer": 0} for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("splits", "changes"),
+    [
+        ({"test": ROWS}, {}),
+        ({"test": ROWS}, {"fewshot_config": {"sampler": "first_n"}}),
+        ({"test": ROWS}, {"test_split": None, "validation_split": "test", "fewshot_split": "test"}),
+        ({"test": ROWS, "copy": ROWS}, {"fewshot_split": "copy"}),
+        ({"test": ROWS, "train": [*COPIES, *OTHERS]}, {"training_split": "train"}),
+        ({"test": [*ROWS]}, {"doc_to_choice": None, "output_type": "generate_until", "doc_to_target": "{{answer}}"}),
+    ],
+    ids=["test only", "first", "validation", "same documents", "same texts", "texts"],
+)
+def test_no_example_is_the_question(
+    load: Load, splits: dict[str, list[dict[str, Any]]], changes: dict[str, Any]
+) -> None:
+    loaded = load(splits, shots=5, **changes)
+    assert own_examples(loaded) == 0
+    assert all(len(set(prompt)) == len(prompt) == 6 for prompt in prompts(loaded))
+    replaced = loaded.guards["strange"].prompts
+    assert 0 < replaced <= 12
+    [said] = [text for text in loaded.notices.lines() if "held the question itself" in text]
+    assert said.startswith(f"Task strange: the examples of {replaced} of 12 prompts held the question itself")
+
+
+def test_only_what_held_the_question_is_changed(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = load(shots=5)
+    monkeypatch.setattr("dist_eval.harness.examples.ExampleGuard._is_question", lambda *_: False)
+    theirs = load(shots=5)
+    differ = [ours != without for ours, without in zip(prompts(guarded), prompts(theirs), strict=True)]
+    assert sum(differ) == own_examples(theirs) == guarded.guards["strange"].prompts == 4
+
+
+def test_examples_of_a_split_of_their_own_are_those_of_the_harness(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits, changes = {"test": ROWS, "train": OTHERS}, {"fewshot_split": "train"}
+    ours = load(splits, shots=5, **changes)
+    assert not ours.notices.lines()
+    monkeypatch.setattr("dist_eval.harness.tasks.ExampleGuard", lambda task: ours.guards["strange"])
+    assert prompts(load(splits, shots=5, **changes)) == prompts(ours)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"), [(ROWS[:5], "besides the question there are only 4 to draw from"), (ROWS[:4], "only 4")]
+)
+def test_too_few_examples_are_refused(load: Load, rows: list[dict[str, Any]], found: str) -> None:
+    with pytest.raises(DataError, match=rf"Task strange: 5 examples are wanted in front of each .*{found}"):
+        load({"test": rows}, shots=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_fewshot": 0}, "says num_fewshot: 0, so it has no examples: --num-fewshot 2 is ignored."),
+        ({"fewshot_config": {"fewshot_indices": [1, 2, 3, 4]}}, "the harness ignores the task's fewshot_indices"),
+        ({"generation_kwargs": {"until": ["x"]}}, "passed `generation_kwargs`, but not using"),
+        (
+            {
+                "output_type": "generate_until",
+                "doc_to_choice": None,
+                "doc_to_target": "['{{question}}', 'b']",
+                "metric_list": [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}],
+            },
+            "of which the harness counts 1 if bleu is above 0 for any, else 0.",
+        ),
+    ],
+)
+def test_what_the_harness_ignores_is_said(load: Load, changes: dict[str, Any], said: str) -> None:
+    assert [text for text in load(shots=2, **changes).notices.lines() if said in text]
+
+
+BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 10)}]\n" for i in range(9))
+
+
+def test_a_task_file_that_cannot_be_read_is_named(load: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "bomb.yaml").write_text(f"task: bomb\n{BOMB}")
+    (folder / "broken.yaml").write_text("task: broken\nother: [")
+    (folder / "common.yaml").write_text("output_type: multiple_choice")  # to be included by others
+    [said] = load().notices.lines()
+    assert said.startswith(f"The task file {folder / 'broken.yaml'} cannot be read: while parsing")
+    with pytest.raises(ConfigError, match=r"no task 'broken'. .*broken.yaml cannot be read: while parsing"):
+        LoadedTasks.load(HarnessConfig(tasks=["broken"], model="m", backend="local", include_path=[str(folder)]))
+
+
+def test_two_different_tasks_of_a_name_are_refused(load: Load, tmp_path: Path) -> None:
+    load()
+    folder, options = tmp_path / "tasks", {"model": "m", "backend": "local", "include_path": [str(tmp_path / "tasks")]}
+    (folder / "all.yaml").write_text(json.dumps({"group": "all", "task": ["strange"]}))
+    assert [*LoadedTasks.load(HarnessConfig(tasks=["all,strange,strange"], **options)).tasks] == ["strange"]
+    (folder / "all.yaml").write_text(json.dumps({"group": "all", "task": [{"task": "strange", "num_fewshot": 3}]}))
+    with pytest.raises(ConfigError, match="there are two different tasks 'strange'"):
+        LoadedTasks.load(HarnessConfig(tasks=["all", "strange"], **options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doc_to_text": "question"}, "AssertionError: Context is not a string! : None"),
+        ({"doc_to_target": "{{question.nowhere}}", "doc_to_choice": None, "output_type": "loglikelihood"}, "Undefined"),
+        ({"doc_to_choice": "{{[question, question + 'x']}}"}, "TypeError"),
+    ],
+)
+def test_what_fails_on_a_document_names_it(load: Load, changes: dict[str, Any], message: str) -> None:
+    rows = [{**row, "question": {"nowhere": "x"} if "nowhere" in str(changes) else "x"} for row in ROWS]
+    rows[3]["question"] = None
+    with pytest.raises(DataError, match=rf"^Task strange, document 3: .*{message}"):
+        load({"test": rows}, **changes)
+
+
+def test_the_line_with_the_cause_is_shown(load: Load) -> None:
+    with pytest.raises(DataError, match=r"strange cannot be loaded: .*1 new columns \({'other'}\)"):
+        load({"test": ROWS}, dataset_kwargs={"data_files": {"test": [*_two_files(load)]}})
+    with pytest.raises(DataError, match=r"strange cannot be loaded: KeyError.*exactly not found in the evaluate"):
+        load(metric_list=[{"metric": "exactly"}])
+
+
+def _two_files(load: Load) -> list[str]:
+    folder = Path(load().tasks["strange"].config.dataset_kwargs["data_files"]["test"]).parent
+    (folder / "second.json").write_text(json.dumps({"id": 1, "question": "q", "other": "x"}))
+    return [str(folder / "test.json"), str(folder / "second.json")]
+
+
+def test_what_is_left_out_of_the_metrics_or_counted_as_wrong_is_said(load: Load) -> None:
+    names = ["acc", "perplexity"]
+    metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in names]
+    task = load(metric_list=metrics).tasks["strange"]
+    targets = [0, -1, None, [1], float("nan")]
+    samples = [{"doc_id": number, "target": target} for number, target in enumerate(targets)]
+    assert after_metrics("strange", task, samples, {"alias": "x", "acc,none": 0.5, "acc_stderr,none": "N/A"}) == [
+        "Task strange names the metric perplexity, for which the harness has no number (output_type: multiple_choice).",
+        "Task strange: 1 of 5 documents have a list of targets, the others a single one; the harness takes all for "
+        "what the first one has.",
+        "Task strange: the target of 3 of 5 documents is missing or below 0, so it is none of their choices; the "
+        "harness counts them as wrong.",
+    ]
+    assert not after_metrics("strange", task, samples[:1], {"acc,none": 0.5, "perplexity,none": 1})

@@ -1,0 +1,30 @@
+"""What the report shows of the sections of `results.json`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples import sections
+
+from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.data.problem_types import SINGLE_LABEL
+from dist_eval.evaluation import results as written
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.report.sections import confusion, top_confusions
+
+
+def test_a_sparse_matrix_is_shown_like_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = synthetic_predictions(SINGLE_LABEL, 60)
+    metrics = compute_metrics(predictions, [f"class {number}" for number in range(60)])
+    analysis = dict(analyse(predictions, metrics, AnalysisOptions()))
+    whole = sections(metrics, **analysis)
+    monkeypatch.setattr(written, "MOST_DENSE_CLASSES", 59)
+    sparse = sections(metrics, **analysis)
+    assert whole.confusion_matrix.labels == sparse.confusion_matrix.labels  # type: ignore[union-attr]
+    assert hasattr(sparse.confusion_matrix, "cells") and not hasattr(whole.confusion_matrix, "cells")
+    assert confusion(sparse) == confusion(whole)
+    assert top_confusions(sparse) == top_confusions(whole)
+    expected = metrics.confusion.copy()
+    np.fill_diagonal(expected, 0)
+    assert [one.count for one in top_confusions(sparse)] == np.sort(expected.ravel())[::-1][:20].tolist()

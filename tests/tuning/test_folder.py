@@ -1,0 +1,83 @@
+"""A tuning's folder: what is damaged in it costs no state and no checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dist_eval import demo
+from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.errors import RunError
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.tuning.folder import TuningFolder
+
+FINGERPRINT = Fingerprint({"dataset": "a"})
+
+
+def begun(path: Path) -> TuningFolder:
+    """A tuning with a state and a checkpoint."""
+    folder = TuningFolder(path, {"seed": 0})
+    folder.open()
+    assert folder.claim(FINGERPRINT)
+    folder.state.write_bytes(b"state")
+    (path / "last").mkdir()
+    (path / "last" / "model.safetensors").write_bytes(b"tensors")
+    folder.close()
+    return folder
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"dataset": "a", "digest": "0"}'])
+def test_a_state_of_unknown_origin_is_neither_used_nor_removed(tmp_path: Path, content: str | None) -> None:
+    begun(tmp_path)
+    path = tmp_path / "journal" / "fingerprint.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    before = files_below(tmp_path)
+    again = TuningFolder(tmp_path, {"seed": 0})
+    again.open()
+    with pytest.raises(RunError, match=r"fingerprint\.json is (missing|damaged).*--output.*--overwrite"):
+        again.claim(FINGERPRINT)
+    again.close()
+    assert files_below(tmp_path) == before
+    fresh = TuningFolder(tmp_path, {"seed": 0}, overwrite=True)
+    fresh.open()
+    assert fresh.claim(FINGERPRINT)
+    assert not fresh.state.exists()
+    assert not (tmp_path / "last").exists()
+    fresh.close()
+
+
+def test_a_checkpoint_is_private_and_never_behind_a_link(tmp_path: Path) -> None:
+    folder = TuningFolder(tmp_path, {"seed": 0})
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".last.new").symlink_to(tmp_path / "elsewhere")
+    tuned, tokenizer = TunedCheckpoint.load(demo.CHECKPOINT), load_tokenizer(str(demo.BASE_MODEL))
+    with pytest.raises(RunError, match=r"checkpoint .*last cannot be written: File exists"):
+        folder.save_checkpoint("last", tuned, tokenizer)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    before = os.umask(0)
+    try:
+        folder.save_checkpoint("best", tuned, tokenizer)
+    finally:
+        os.umask(before)
+    assert TunedCheckpoint.load(tmp_path / "best").label_names == tuned.label_names
+    assert [path for path in (tmp_path / "best").iterdir() if path.stat().st_mode & 0o077] == []
+
+
+def test_damaged_results_cost_no_state(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / "tuning.json").write_text((tmp_path / "tuning.json").read_text().replace('"seed": 0', '"seed": 1'))
+    again = TuningFolder(tmp_path, {"seed": 0})
+    again.open()
+    assert again.claim(FINGERPRINT)
+    assert again.state.read_bytes() == b"state"
+    assert (tmp_path / "last" / "model.safetensors").exists()
+    again.close()
