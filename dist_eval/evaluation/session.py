@@ -86,17 +86,15 @@ class Session(Generic[Config, Folder]):
             RunError: the folder cannot be written, or another run is using it; or ranks cannot talk to each other.
         """
         require_known_interfaces()
-        with ExitStack() as stack:
-            if self.topology.is_leader:
-                self.folder.open(self.topology.attempt)
-            self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
-            opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
-            self.found_results, self.folder.holder = json.loads(opened)
-            if self.topology.is_host_leader:
-                if not self.topology.is_leader:
-                    self.folder.open_on_host()
-                self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
-            self._closing = stack.pop_all()
+        if self.topology.is_leader:
+            self.folder.open(self.topology.attempt)
+        self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
+        opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
+        self.found_results, self.folder.holder = json.loads(opened)
+        if self.topology.is_host_leader:
+            if not self.topology.is_leader:
+                self.folder.open_on_host()
+            self.rank_store.publish(f"scratch/{self.topology.node}", str(self.scratch_dir))
         torch.set_num_threads(1)  # so that sums are added up in the same order on any number of ranks
         return self
 

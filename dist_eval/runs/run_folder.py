@@ -100,7 +100,8 @@ class RunFolder(ABC):
             RunError: the folder cannot be written.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
-            self._clear()
+            if last_holder(self.path) != self.holder:  # else it is the leader's, who has done so
+                self._clear()
 
     def _clear(self) -> None:
         """Removes what the first attempt of a start removes: whoever starts the run again wants it to go on."""

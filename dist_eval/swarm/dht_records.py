@@ -226,8 +226,11 @@ async def _values(keys: Sequence[str], timeout: float, node: Any) -> list[list[t
 
 
 def _entries(found: Any) -> list[tuple[Any, Any]]:
+    from hivemind.utils.timed_storage import ValueWithExpiration
+
     if found is None:
         return []
-    if not isinstance(found.value, dict):
-        return [(None, found.value)]  # somebody has stored a value without subkeys
-    return [(subkey, item.value) for subkey, item in found.value.items()]
+    values = found.value.items() if isinstance(found.value, dict) else []
+    if not values or not all(isinstance(item, ValueWithExpiration) for _, item in values):
+        return [(None, found.value)]  # somebody has stored a value without subkeys, which may be a dictionary, too
+    return [(subkey, item.value) for subkey, item in values]

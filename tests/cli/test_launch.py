@@ -67,6 +67,7 @@ def test_no_socket_of_a_run_on_one_host_can_be_reached_from_another(launcher: La
                 for connection in psutil.Process(number).net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
                         listening.setdefault(number, set()).add(connection.laddr.ip)
+        time.sleep(0.05)
     _, err = run.communicate(timeout=TIMEOUT)
     assert run.returncode == 0, err
     assert len(listening) == 3, "torchrun's store, and gloo's port in each rank"

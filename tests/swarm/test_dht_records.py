@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval import demo
-from dist_eval.swarm.dht_records import SafeSerializer, is_peer_id, plausible_models, plausible_servers
+from dist_eval.swarm.dht_records import SafeSerializer, _entries, is_peer_id, plausible_models, plausible_servers
 from dist_eval.swarm.private import PrivateSwarm
 
 A, B = peer_id(1), peer_id(2)
@@ -109,6 +109,13 @@ def test_any_bytes_are_decoded_or_dropped(packed: bytes) -> None:
     plausible_servers([[(A, SafeSerializer.loads(packed))]])
 
 
+@pytest.mark.parametrize("value", [5, {}, {"a": 1}])
+def test_a_value_without_subkeys_is_dropped(value: Any) -> None:
+    from hivemind.utils.timed_storage import ValueWithExpiration
+
+    assert plausible_models(_entries(ValueWithExpiration(value, 1.0))) == ({}, 1)
+
+
 @pytest.fixture(scope="module")
 def attacked_swarm(swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
     """A server of the demo's base model, beside whose records a stranger has stored others."""
@@ -125,7 +132,7 @@ def test_a_run_and_the_status_of_a_swarm_survive_foreign_records(
     peers = attacked_swarm.initial_peers
     status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
     assert (status.returncode, status.stderr) == (0, "")
-    assert "base: 4 blocks, 1 servers" in status.stdout
+    assert "base: 4 blocks, 1 server\n" in status.stdout
     assert "dropped records, which no honest server writes: 11" in status.stdout
     assert "dropped models, which no honest server announces: 3" in status.stdout
     assert "\x1b" not in status.stdout
