@@ -144,14 +144,14 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: i
 
 def _scatters(run: FinishedRun) -> dict[str, Any]:
     if run.results.problem_type != REGRESSION.name:
-        return {"scatters": [], "scatter_points": 0, "scatters_omitted": 0}
+        return {"scatters": [], "scatter_points": 0, "scatters_not_shown": 0}
     labels, predictions = run.sample(_SCATTER_POINTS)
     names = run.results.label_names
     shown = [
         {"name": name, **scatter(labels[:, number], predictions[:, number])}
         for number, name in enumerate(names[:_SCATTERS])
     ]
-    return {"scatters": shown, "scatter_points": len(labels), "scatters_omitted": len(names) - len(shown)}
+    return {"scatters": shown, "scatter_points": len(labels), "scatters_not_shown": len(names) - len(shown)}
 
 
 def _details(run: FinishedRun) -> list[tuple[str, str]]:
