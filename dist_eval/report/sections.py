@@ -30,10 +30,9 @@ from dist_eval.results.work import RankWork, ServerTraffic
 from dist_eval.tables import Footnotes
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
+# in print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
+# and characters that fit side by side in the header; longer names of columns are rotated
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
-"""In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
-and characters that fit side by side in the header; longer names of columns are rotated."""
-
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
@@ -98,12 +97,10 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
         return None
     names = results.confusion_matrix.labels
     shown, small = most_confused(_cells(results.confusion_matrix), _CLASSES_IN_MATRIX)
-    labels, others = [names[number] for number in shown], len(names) - len(shown)
-    if others:
-        labels.append(f"{others} others")
-    support = _support(results)
+    labels, others, support = [names[number] for number in shown], len(names) - len(shown), _support(results)
     totals = [support[number] for number in shown]
     if others:
+        labels.append(f"{others} others")
         totals.append(sum(support) - sum(totals))
     rows = [
         {
