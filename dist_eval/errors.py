@@ -117,7 +117,7 @@ class RunStopped(EvaluationError):
 
 def os_reason(error: Exception) -> str:
     """Returns why the operating system refused something, without the path, which messages name themselves."""
-    return getattr(error, "strerror", None) or first_line(error)
+    return getattr(error, "strerror", None) or one_line(error)
 
 
 @contextmanager
@@ -135,20 +135,20 @@ def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = 
         raise kind(f"{what}: {os_reason(error)}. {advice}".rstrip()) from error
 
 
-def first_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Returns what an error says, in one line of bounded length.
 
-    Libraries put the cause where the first line is not: after a colon or a headline, at the end of a traceback that
-    their text quotes, or into the error that this one was raised from. All of it is there, as far as it fits.
+    Libraries put the cause after a colon or a headline, at the end of a traceback that their text quotes, or into the
+    error that this one was raised from. All of it is there, as far as it fits.
     """
-    text, root = _one_line(error), _root(error)
-    cause = "" if root is error else _one_line(root)
+    text, root = _own_text(error), _root(error)
+    cause = "" if root is error else _own_text(root)
     return text if cause in text else f"{text} ({cause})"
 
 
 def error_summary(error: BaseException) -> str:
-    """Returns the type of an error and what it says, in one line of bounded length."""
-    name, text = type(error).__name__, first_line(error)
+    """Returns the type of an error and what it says: the text of errors of other people's code may be one word."""
+    name, text = type(error).__name__, one_line(error)
     return text if text.startswith(name) else f"{name}: {text}"
 
 
@@ -162,7 +162,7 @@ def _root(error: BaseException) -> BaseException:
     return seen[-1]
 
 
-def _one_line(error: BaseException) -> str:
+def _own_text(error: BaseException) -> str:
     if getattr(error, "problem", None) and getattr(error, "problem_mark", None):  # of YAML, which quotes its input
         return f"{error.problem}, line {error.problem_mark.line + 1}"  # type: ignore[attr-defined]
     text = ""

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.errors import DataError, error_summary, first_line
+from dist_eval.errors import DataError, error_summary, one_line
 
 
 def raised(action: Callable[[], Any]) -> BaseException:
@@ -40,14 +40,14 @@ class Broken(torch.utils.data.Dataset[int]):
 
 def test_a_head_of_another_size_is_named() -> None:
     of_three, of_two = torch.nn.Linear(4, 3), torch.nn.Linear(4, 2)
-    assert first_line(raised(lambda: of_two.load_state_dict(of_three.state_dict()))).startswith(
+    assert one_line(raised(lambda: of_two.load_state_dict(of_three.state_dict()))).startswith(
         "Error(s) in loading state_dict for Linear: size mismatch for weight: copying a param with shape "
         "torch.Size([3, 4]) from checkpoint, the shape in current model is torch.Size([2, 4]). size mismatch for bias: "
     )
 
 
 def test_files_with_different_columns_are_named(tmp_path: Path) -> None:
-    text = first_line(raised(lambda: load_json(tmp_path, [{"a": 1, "b": "x"}], [{"a": 1, "c": "x"}])))
+    text = one_line(raised(lambda: load_json(tmp_path, [{"a": 1, "b": "x"}], [{"a": 1, "c": "x"}])))
     assert text.startswith(
         "An error occurred while generating the dataset. All the data files must have the same columns, but at some "
         "point there are 1 new columns ({'c'}) and 1 missing columns ({'b'})."
@@ -71,17 +71,17 @@ def test_of_a_quoted_traceback_the_error_is_left() -> None:
 def test_a_stack_trace_is_left_out() -> None:
     trace = "Exception raised from recvBytes at /pytorch/TCPStore.hpp:7 (most recent call first):\nframe #0: c10::Error"
     error = RuntimeError(f"failed to recv, got 0 bytes\n{trace}")
-    assert first_line(error) == "failed to recv, got 0 bytes"
+    assert one_line(error) == "failed to recv, got 0 bytes"
 
 
 def test_of_yaml_the_problem_is_left() -> None:
     error = raised(lambda: yaml.safe_load("a: {\nb: ["))
-    assert first_line(error) == "expected the node content, but found '<stream end>', line 2"
+    assert one_line(error) == "expected the node content, but found '<stream end>', line 2"
 
 
 def test_a_field_of_pydantic_is_named() -> None:
     error = raised(lambda: pydantic.create_model("Record", size=int)(size="x"))
-    assert first_line(error).startswith("1 validation error for Record size. Input should be a valid integer, unable")
+    assert one_line(error).startswith("1 validation error for Record size. Input should be a valid integer, unable")
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_field_of_pydantic_is_named() -> None:
     ],
 )
 def test_every_error_says_something(error: Exception, text: str, summary: str) -> None:
-    assert (first_line(error), error_summary(error)) == (text, summary)
+    assert (one_line(error), error_summary(error)) == (text, summary)
 
 
 def test_errors_of_this_package_name_their_cause_themselves() -> None:
     error = DataError("row 7 is empty")
     error.__cause__ = ValueError("empty")
-    assert first_line(error) == "row 7 is empty"
+    assert one_line(error) == "row 7 is empty"
     outer = RuntimeError("a worker failed")
     outer.__cause__ = error
-    assert first_line(outer) == "a worker failed (row 7 is empty)"
+    assert one_line(outer) == "a worker failed (row 7 is empty)"
 
 
 @given(st.lists(st.text(), min_size=1, max_size=3), st.booleans())
@@ -111,10 +111,10 @@ def test_it_is_one_short_line(texts: list[str], is_cycle: bool) -> None:
     errors = [ValueError(text) for text in texts]
     for error, cause in zip(errors, errors[1:] + errors[:1] * is_cycle, strict=False):
         error.__cause__ = cause
-    text = first_line(errors[0])
+    text = one_line(errors[0])
     assert text and len(text.splitlines()) == 1 and len(text) <= 603 and text == text.strip()
 
 
 def test_a_huge_text_takes_no_time() -> None:
-    assert first_line(ValueError("x" * 10_000_000)) == "x" * 297 + "..."
-    assert len(first_line(ValueError("x\n" * 1_000_000))) == 300
+    assert one_line(ValueError("x" * 10_000_000)) == "x" * 297 + "..."
+    assert len(one_line(ValueError("x\n" * 1_000_000))) == 300

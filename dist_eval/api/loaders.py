@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dist_eval.data.plan import shard_batches
-from dist_eval.errors import ConfigError, ExactnessError, RunError, first_line
+from dist_eval.errors import ConfigError, ExactnessError, RunError, one_line
 from dist_eval.tables import format_count
 
 Gather = Callable[[Any], list[Any]]
@@ -90,7 +90,7 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
     # if the order is random, ranks may draw differently: rank 0's order is used on all
     is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
     kind = (batches is None, is_sharded, digest)
-    everybody = gather((failure and first_line(failure), kind, batches if is_shared else None))
+    everybody = gather((failure and one_line(failure), kind, batches if is_shared else None))
     if failure is not None:
         raise failure
     for other, (text, *_) in enumerate(everybody):

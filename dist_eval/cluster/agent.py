@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
-from dist_eval.errors import first_line
+from dist_eval.errors import error_summary, one_line
 from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
 from dist_eval.process.output import run_program
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 torchrun.config_from_args(options)
             except (ValueError, AssertionError, RuntimeError) as error:
-                print(f"dist_eval: an option of torchrun is wrong: {first_line(error)}", file=sys.stderr)
+                print(f"dist_eval: an option of torchrun is wrong: {one_line(error)}", file=sys.stderr)
                 return WRONG_OPTIONS
             _choose_addresses(options)
             with bound_stores():
@@ -77,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"dist_eval: ended by {error.sigval.name}", file=sys.stderr)
         return STOPPED
     except (DistError, RendezvousError, TimeoutError) as error:  # of the network
-        print(f"dist_eval: the rendezvous of the hosts failed: {first_line(error)}", file=sys.stderr)
+        print(f"dist_eval: the rendezvous of the hosts failed: {one_line(error)}", file=sys.stderr)
         return FAILED
     except Exception as error:  # such as a folder for logs that cannot be written
-        print(f"dist_eval: torchrun failed: {type(error).__name__}: {first_line(error)}", file=sys.stderr)
+        print(f"dist_eval: torchrun failed: {error_summary(error)}", file=sys.stderr)
         return FAILED
     return 0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dist_eval.errors import RunError, first_line
+from dist_eval.errors import RunError, one_line
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Run:
             columns = read_predictions(folder / PREDICTIONS)
             predictions = SavedPredictions.of_columns(columns)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{folder / PREDICTIONS} cannot be read: {first_line(error)}.") from error
+            raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
         group = columns.get(GROUP) if results.groups else None
         fraction = 0.0 if results.groups else results.data.sampling_fraction
         run = cls(folder, results, predictions, group, sampling_fraction=fraction)

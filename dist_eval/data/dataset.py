@@ -33,7 +33,6 @@ from dist_eval.tables import format_count
 _TOKENS_FILE, _LENGTHS_FILE, _LABELS_FILE, _FACTS_FILE = "tokens.arrow", "lengths.npy", "labels.npy", "facts.json"
 _ROWS_FILE, _CUT_FILE, _COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
 
-
 Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
 
 

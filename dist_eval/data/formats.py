@@ -28,7 +28,7 @@ from dist_eval.data.text_files import (
     require_whole_quotes,
     too_large,
 )
-from dist_eval.errors import DataError, first_line, translating_os_errors
+from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.parsing import parse_json
 
 ROWS_PER_BATCH = 2048
@@ -89,10 +89,10 @@ def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
         advice = ". Put texts with a comma, quote or line break in quotes." if _ROW_LENGTH.search(str(error)) else ""
-        raise DataError(f"{name} cannot be read: {first_line(error)}{advice}") from error
+        raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
-        raise DataError(f"{name} cannot be read: {first_line(error)}{advice}") from error
+        raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error
 
 
 def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
@@ -264,7 +264,7 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
             arrays.append(pa.array([row.get(column) for row in rows]))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise DataError(f"{path}: column {column!r} cannot be read ({first_line(error)}).") from error
+            raise DataError(f"{path}: column {column!r} cannot be read ({one_line(error)}).") from error
     yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 

@@ -32,7 +32,7 @@ from dist_eval.data.formats import (
     require_columns,
     translating_errors,
 )
-from dist_eval.errors import DataError, first_line, translating_os_errors
+from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.results.inputs import ShardSummary
 
 _PIECE = 1 << 20
@@ -154,7 +154,7 @@ def _open_saved(folder: str, columns: Sequence[str], split: str | None) -> RowSo
     try:
         loaded = datasets.load_from_disk(folder)
     except Exception as error:  # errors of file systems, of the library itself
-        raise DataError(f"{folder} cannot be read: {first_line(error)}") from error
+        raise DataError(f"{folder} cannot be read: {one_line(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _choose_split(folder, loaded, split)
     elif split:
@@ -177,7 +177,7 @@ def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str 
         raise
     except Exception as error:  # errors of the hub's client, of file systems, of the library itself
         raise DataError(
-            f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {first_line(error)}"
+            f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {one_line(error)}"
         ) from error
     return _rows_of(name, loaded, available, columns, is_path=False)
 
@@ -207,7 +207,7 @@ def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
     except DataError:
         raise
     except Exception as error:  # errors of the hub's client, while it streams
-        raise DataError(f"{name} cannot be read: {first_line(error)}") from error
+        raise DataError(f"{name} cannot be read: {one_line(error)}") from error
 
 
 def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -82,7 +82,7 @@ def too_large(path: Path, what: str) -> DataError:
 
 
 def require_whole_quotes(path: Path, delimiter: str) -> None:
-    r"""Rejects a CSV file in which a quoted field goes on behind its end: `"12/3" g`, `"a \"good\" film"`.
+    r"""Rejects a CSV file in which a quoted field goes on after its end: `"12/3" g`, `"a \"good\" film"`.
 
     Readers of CSV drop such quotes, which were meant as characters.
     """
@@ -101,7 +101,7 @@ def require_whole_quotes(path: Path, delimiter: str) -> None:
                 line += piece.count(b"\n", 0, match.start())
                 start = match[0][:40].decode(errors="replace")
                 raise DataError(
-                    f"{path}, line {line}: a field begins with a quote and goes on behind the next one ({start!r}), so "
+                    f"{path}, line {line}: a field begins with a quote and goes on after the next one ({start!r}), so "
                     'that both would be lost. Put such fields in quotes and double the quotes within ("" for "), or '
                     "convert the file to JSONL."
                 )
@@ -115,7 +115,7 @@ def require_flat_json(path: Path) -> None:
     """Rejects JSON lines with a row that is too large, or nested so deeply that reading it would end the process."""
     depth, rest = 0, b""
     for piece in itertools.chain(pieces_of(path), [b"\n"]):
-        lines, _, rest = (rest + piece).rpartition(b"\n")  # no text goes on behind a line break
+        lines, _, rest = (rest + piece).rpartition(b"\n")  # no text goes on after a line break
         deepest, depth = nesting(lines, depth)
         if deepest > DEEPEST:
             raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import parse_json
 from dist_eval.process.patching import patched
@@ -66,7 +66,7 @@ def load_tokenizer(place: str, hint: str = "") -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
-        raise CheckpointError(f"There is no readable tokenizer in {place}{hint}: {first_line(error)}") from error
+        raise CheckpointError(f"There is no readable tokenizer in {place}{hint}: {one_line(error)}") from error
 
 
 def _load(place: str) -> Any:
@@ -266,7 +266,7 @@ def _as_read(definition: Mapping[str, Any], name: str) -> dict[str, Any]:
     try:
         return dict(json.loads(Tokenizer.from_str(json.dumps({"version": "1.0", **definition})).to_str()))
     except Exception as error:  # the library raises nothing more special
-        raise _refusal(name, f"cannot read it ({first_line(error)})") from error
+        raise _refusal(name, f"cannot read it ({one_line(error)})") from error
 
 
 def _ignored(written: Any, read: Any) -> Iterator[str]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from dist_eval.data.collector import Collector, Columns, narrowed, row_bytes, rows_in
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.errors import ExactnessError, LostRankError, RunError, first_line
+from dist_eval.errors import ExactnessError, LostRankError, RunError, one_line
 from dist_eval.process.files import allow_many_files
 
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
@@ -164,7 +164,7 @@ def explaining_lost_ranks(
         while time.monotonic() < deadline and not suspicion() and not rank_store.failure():
             time.sleep(_POLL_SECONDS)
         raise LostRankError(
-            f"Rank {topology.rank} on {topology.host} lost contact with the other ranks ({first_line(error)}): "
+            f"Rank {topology.rank} on {topology.host} lost contact with the other ranks ({one_line(error)}): "
             f"{suspicion() or 'one of them may have ended.'}"
         ) from error
 

@@ -20,7 +20,7 @@ from dist_eval.distributed.display import Display, display_on
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.distributed.time_left import TimeLeft
-from dist_eval.errors import LostRankError, first_line
+from dist_eval.errors import LostRankError, one_line
 from dist_eval.tables import format_count
 
 _REPORT_SECONDS, _WAIT_SECONDS, _ANSWER_SECONDS = 0.5, 0.1, 60.0
@@ -248,7 +248,7 @@ class Progress:
         leader = self._leader or os.environ.get("MASTER_ADDR", "another host")
         self._cut_off = (
             f"Rank {self._topology.rank} on {self._topology.host} is cut off from rank 0 on {leader}, for "
-            f"{self._stall_timeout:g} s: {first_line(error)}{_LONGER}"
+            f"{self._stall_timeout:g} s: {one_line(error)}{_LONGER}"
         )
         self._stop.request(f"this rank is cut off from rank 0 on {leader}")
 

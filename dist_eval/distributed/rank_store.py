@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dist_eval.distributed.limited_store import LimitedStore
-from dist_eval.errors import LostRankError, RunError, first_line
+from dist_eval.errors import LostRankError, RunError, one_line
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 
@@ -286,4 +286,4 @@ def _torchrun_store(timeout: float) -> dist.Store:
     try:
         return dist.TCPStore(host, int(port), is_master=False, timeout=connecting, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
-        raise LostRankError(f"{_store_in_words()} does not answer: {first_line(error)}") from error
+        raise LostRankError(f"{_store_in_words()} does not answer: {one_line(error)}") from error

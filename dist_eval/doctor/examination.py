@@ -27,7 +27,7 @@ from dist_eval.doctor.host import collect_host, collect_versions, probe_rendezvo
 from dist_eval.doctor.inputs import collect_dataset, collect_models
 from dist_eval.doctor.shared_folder import Probe, collect_probes, collect_run, collect_space
 from dist_eval.doctor.swarm import collect_swarm
-from dist_eval.errors import RunError, first_line
+from dist_eval.errors import RunError, one_line
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.runs.files import RESULTS
 
@@ -181,7 +181,7 @@ class Examination:
             try:
                 answer.append(action())
             except Exception as error:  # any error: the other checks continue
-                faults.append(f"{error.strerror} ({error.filename})" if _is_plain(error) else first_line(error))  # type: ignore[attr-defined]
+                faults.append(f"{error.strerror} ({error.filename})" if _is_plain(error) else one_line(error))  # type: ignore[attr-defined]
 
         thread = threading.Thread(target=act, name=name, daemon=True)
         thread.start()

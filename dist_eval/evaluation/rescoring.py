@@ -11,7 +11,7 @@ import numpy as np
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.errors import RunError, first_line
+from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
@@ -198,5 +198,5 @@ def _predictions(folder: EvaluationFolder) -> SavedPredictions:
         return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
     except OSError as error:
         raise RunError(
-            f"{folder.path / PREDICTIONS} cannot be read: {first_line(error)}. --overwrite runs it again."
+            f"{folder.path / PREDICTIONS} cannot be read: {one_line(error)}. --overwrite runs it again."
         ) from error

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.tokenizer_files import require_decoding
-from dist_eval.errors import ConfigError, DataError, first_line
+from dist_eval.errors import ConfigError, DataError, one_line
 from dist_eval.results.inputs import Decoding
 
 Pair = tuple[list[int], list[int]]
@@ -276,7 +276,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             except TemplateError:
                 raise _bad_template(error) from error
             self._say(
-                f"The chat template takes no system message ({first_line(error)}): descriptions of tasks are left out, "
+                f"The chat template takes no system message ({one_line(error)}): descriptions of tasks are left out, "
                 "as with the harness' own backend."
             )
         if add_generation_prompt:
@@ -304,7 +304,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 
 def _bad_template(error: Exception) -> ConfigError:
-    return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {first_line(error)}")
+    return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
 
 
 def _text_of(instance: Instance, number: int) -> str:

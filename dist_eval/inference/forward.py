@@ -12,7 +12,7 @@ import torch
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, first_line
+from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.window import Window
@@ -192,4 +192,4 @@ def _answers(model: TextModel, dataset: Texts, number: int, rows: np.ndarray, ro
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind
-        raise SwarmError(f"{name} got no answer: {first_line(error)}") from error
+        raise SwarmError(f"{name} got no answer: {one_line(error)}") from error

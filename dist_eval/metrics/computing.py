@@ -57,18 +57,17 @@ class Totals:
         errors = np.zeros((outputs if problem is REGRESSION else 0, 2))
         confusion: Any = np.zeros((outputs, 2, 2) if problem is MULTI_LABEL else (0, 0), dtype=np.int64)
         if problem is SINGLE_LABEL:
-            confusion = confusion_of(np.empty(0, np.int64), np.empty(0, np.int64), outputs)
-        for piece in predictions.pieces():
-            if problem is SINGLE_LABEL:
-                confusion = confusion + confusion_of(piece.label, piece.prediction, outputs)
-            elif problem is MULTI_LABEL:
-                confusion += label_confusion(piece.label, piece.prediction)
-                correct += int((piece.label == piece.prediction).all(axis=1).sum())
-            else:
-                apart = np.abs(piece.prediction - piece.label)
-                errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
-        if problem is SINGLE_LABEL:
+            # at once: adding up sparse matrices of pieces would copy the sum for each piece
+            confusion = confusion_of(predictions.label, predictions.prediction, outputs)
             correct = confusion.diagonal().sum()
+        else:
+            for piece in predictions.pieces():
+                if problem is MULTI_LABEL:
+                    confusion += label_confusion(piece.label, piece.prediction)
+                    correct += int((piece.label == piece.prediction).all(axis=1).sum())
+                else:
+                    apart = np.abs(piece.prediction - piece.label)
+                    errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
         return cls(
             counts=np.asarray([len(predictions), correct], dtype=np.int64),
             confusion=confusion,

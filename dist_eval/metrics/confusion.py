@@ -24,7 +24,9 @@ def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count:
     """
     from scipy import sparse
 
-    count = np.ones(len(label), dtype=np.int64) if count is None else count
+    if count is None:
+        cells, count = np.unique(label * classes + prediction, return_counts=True)
+        label, prediction = np.divmod(cells, classes)
     return sparse.coo_array((count, (label, prediction)), shape=(classes, classes)).tocsr()
 
 

@@ -18,7 +18,7 @@ import torch
 
 from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.swarm.config_keys import require_same_base
@@ -254,7 +254,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
+        raise CheckpointError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
     require_plausible_width(config, str(path))
@@ -294,7 +294,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                     if short in _TUNED or "lora_" in name:
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file: {first_line(error)}") from error
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {one_line(error)}") from error
     return tensors
 
 
@@ -311,7 +311,7 @@ def weight_files(index: Path) -> list[str]:
         if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
             raise ValueError("'weight_map' should map the names of tensors to files in this folder")
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{index} cannot be read: {first_line(error)}") from error
+        raise CheckpointError(f"{index} cannot be read: {one_line(error)}") from error
     return sorted(set(names))
 
 

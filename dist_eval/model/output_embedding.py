@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import CheckpointError, ModelOutputError, first_line
+from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
 from dist_eval.process.parsing import read_json
 
@@ -48,7 +48,7 @@ class OutputEmbedding:
             self._weight: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
             self.vocab_size, self.hidden_size = self._weight.get_shape()
         except Exception as error:  # OSError and SafetensorError
-            raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {first_line(error)}") from error
+            raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {one_line(error)}") from error
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
         """Returns a copy of the rows of some tokens, float32 of shape [tokens, hidden]."""
@@ -148,7 +148,7 @@ def _find(model: str, *, tied: bool) -> tuple[Path, str]:
         try:
             found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
         except Exception as error:  # OSError and errors of the hub's client
-            raise CheckpointError(f"The weights of {model} cannot be read: {first_line(error)}") from error
+            raise CheckpointError(f"The weights of {model} cannot be read: {one_line(error)}") from error
         return Path(found) if found else None
 
     wanted = _EMBEDDINGS if tied else (_HEAD,)

@@ -27,7 +27,7 @@ from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
 from dist_eval.data.token_types import ANY_TYPE, ids_and_types
-from dist_eval.errors import CheckpointError, ModelOutputError, first_line
+from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.weights import load_pretrained
 from dist_eval.swarm.petals_version import require_local
@@ -195,7 +195,7 @@ class FullClassifier(HostedModel):
         except (RuntimeError, IndexError, ValueError, AssertionError) as error:
             raise ModelOutputError(
                 f"The model failed on {format_count(len(input_ids), 'text')} of "
-                f"{format_count(input_ids.shape[1], 'token')}: {first_line(error)}"
+                f"{format_count(input_ids.shape[1], 'token')}: {one_line(error)}"
             ) from error
         if tuple(logits.shape) != (len(input_ids), self.num_labels):
             raise ModelOutputError(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.head_config import class_names, problem_from
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.process.files import BY_UMASK, write_atomically
 
@@ -125,7 +125,7 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
             except FileNotFoundError as error:
                 raise CheckpointError(f"{folder} has no {path.name} for layer {layer} of the model.") from error
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {first_line(error)}") from error
+                raise CheckpointError(f"{path} is damaged, or lacks {name!r}: {one_line(error)}") from error
             if layer == blocks + 1 and made_for != str(blocks):
                 raise CheckpointError(f"{path} was made for a model of {made_for} blocks; this one has {blocks}.")
             if tensor.shape != view.shape:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.patching import patched
 
 
@@ -42,7 +42,7 @@ def load_pretrained(
     except Exception as error:
         raise CheckpointError(
             f"The weights of {what[0].lower() + what[1:]} cannot be loaded (only safetensors are read): "
-            f"{first_line(error)}"
+            f"{one_line(error)}"
         ) from error
     missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*optional}]
     for key, found, wanted in info["mismatched_keys"]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import first_line
+from dist_eval.errors import one_line
 
 DEEPEST = 200
 """Levels of nesting; readers and writers have a stack to overflow."""
@@ -71,7 +71,7 @@ def parse_yaml(content: str) -> Any:
         require_small(node)
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise ValueError(first_line(error)) from error
+        raise ValueError(one_line(error)) from error
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -157,12 +157,12 @@ def strips(ranks: Sequence[RankTimeline]) -> dict[str, Any] | None:
         width *= 2
     columns = last - first + 1
     x = Scale(0, columns * width, 130, 700)
-    found: dict[str, Any] = {"ticks": x.ticks(), "column_seconds": width, "omitted": {}}
+    found: dict[str, Any] = {"ticks": x.ticks(), "column_seconds": width, "not_shown": {}}
     for name, group in groups.items():
         rows = {who: _coarsened(several, width, first, columns) for who, several in group.items()}
         most = max((float(row[0].max()) for row in rows.values()), default=0.0)
         shown = list(rows.items())[:_MOST_STRIPS]
-        found["omitted"][name] = len(rows) - len(shown)
+        found["not_shown"][name] = len(rows) - len(shown)
         found[name] = [_strip(who, *row, most, x, width) for who, row in shown]
     return found
 

@@ -81,7 +81,9 @@ def _of_dataset(results: CompleteRun, name: str) -> str:
         lines += _table([classes.what, *classes.columns], rows)
         lines += [line for note in classes.notes for line in ("", code(note))]
         lines += (
-            ["", f"{format_count(classes.omitted, 'more is', 'more are')} in results.json."] if classes.omitted else []
+            ["", f"{format_count(classes.not_shown, 'more is', 'more are')} in results.json."]
+            if classes.not_shown
+            else []
         )
         lines += ["", "</details>"]
     for table in slices(results):

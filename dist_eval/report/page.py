@@ -13,7 +13,7 @@ from typing import Any
 
 from dist_eval.analysis.mistakes import Mistakes, worst_mistakes
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
-from dist_eval.errors import first_line, print_error
+from dist_eval.errors import one_line, print_error
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report import sections
 from dist_eval.report.charts import scatter, strips
@@ -71,7 +71,7 @@ def report_on(folder: Path, wanted: str) -> None:
         if wanted != "none":
             write_report(folder, Contents(texts=wanted == "texts"))
     except Exception as error:  # a full disk, a dataset that was moved meanwhile
-        print_error(f"{REPORT} could not be written ({first_line(error)}); all numbers are in {RESULTS}.")
+        print_error(f"{REPORT} could not be written ({one_line(error)}); all numbers are in {RESULTS}.")
 
 
 def render(run: FinishedRun, contents: Contents) -> str:
@@ -144,14 +144,14 @@ def _note(run: FinishedRun, found: Mistakes, contents: Contents, of_each_pair: i
 
 def _scatters(run: FinishedRun) -> dict[str, Any]:
     if run.results.problem_type != REGRESSION.name:
-        return {"scatters": [], "scatter_points": 0, "scatters_omitted": 0}
+        return {"scatters": [], "scatter_points": 0, "scatters_not_shown": 0}
     labels, predictions = run.sample(_SCATTER_POINTS)
     names = run.results.label_names
     shown = [
         {"name": name, **scatter(labels[:, number], predictions[:, number])}
         for number, name in enumerate(names[:_SCATTERS])
     ]
-    return {"scatters": shown, "scatter_points": len(labels), "scatters_omitted": len(names) - len(shown)}
+    return {"scatters": shown, "scatter_points": len(labels), "scatters_not_shown": len(names) - len(shown)}
 
 
 def _details(run: FinishedRun) -> list[tuple[str, str]]:

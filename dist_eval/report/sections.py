@@ -30,10 +30,9 @@ from dist_eval.results.work import RankWork, ServerTraffic
 from dist_eval.tables import Footnotes
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _ROWS, _DIAGRAMS, _LABELS_SHOWN = 24, 20, 200, 4, 10
+# in print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
+# and characters that fit side by side in the header; longer names of columns are rotated
 _FEW_COLUMNS, _COLUMNS_WITH_SHARES, _LETTERS = 6, 12, 80
-"""In print: columns up to which a confusion matrix has its natural width, columns up to which shares fit into cells,
-and characters that fit side by side in the header; longer names of columns are rotated."""
-
 _HEAT_LEVELS, _SLOW = 9, 1.2
 
 
@@ -98,14 +97,15 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
         return None
     names = results.confusion_matrix.labels
     shown, small = most_confused(_cells(results.confusion_matrix), _CLASSES_IN_MATRIX)
-    labels, others = [names[number] for number in shown], len(names) - len(shown)
+    labels, others, support = [names[number] for number in shown], len(names) - len(shown), _support(results)
+    totals = [support[number] for number in shown]
     if others:
         labels.append(f"{others} others")
-    totals = small.sum(axis=1)
+        totals.append(sum(support) - sum(totals))
     rows = [
         {
             "label": label,
-            "total": int(total),
+            "total": total,
             "cells": [
                 {
                     "count": int(count),
@@ -123,12 +123,17 @@ def confusion(results: EvaluationResults) -> dict[str, Any] | None:
         "labels": labels,
         "rows": rows,
         "classes": len(names),
-        "omitted": others,
-        "uncounted": getattr(results.confusion_matrix, "omitted", 0),
+        "others": others,
+        "omitted": getattr(results.confusion_matrix, "omitted", 0),
         "is_large": len(labels) > _FEW_COLUMNS,
         "is_crowded": len(labels) > _COLUMNS_WITH_SHARES,
         "is_turned": len(labels) > _FEW_COLUMNS and len(labels) * max(map(len, labels)) > _LETTERS,
     }
+
+
+def _support(results: EvaluationResults) -> list[int]:
+    """Returns the number of examples of each class, also of those whose cells the record omits."""
+    return [row.support for row in results.per_class if isinstance(row, ClassResults)]
 
 
 def _cells(matrix: ConfusionMatrix | SparseConfusionMatrix) -> Any:
@@ -167,7 +172,7 @@ def top_confusions(results: EvaluationResults) -> list[Confusion]:
     names, cells = results.confusion_matrix.labels, _cells(results.confusion_matrix).tocoo()
     wrong = np.flatnonzero(cells.row != cells.col)
     found = wrong[np.argsort(-cells.data[wrong], kind="stable")[:_CONFUSIONS]]
-    support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
+    support = _support(results)
     return [
         Confusion((label, prediction), names[label], names[prediction], count, count / support[label])
         for label, prediction, count in np.stack([cells.row, cells.col, cells.data], axis=1)[found].tolist()
@@ -184,7 +189,7 @@ def label_confusion(results: EvaluationResults) -> dict[str, Any] | None:
         yes, no = right_yes + wrong_no, right_no + wrong_yes
         cells = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
         rows.append({"label": name, "cells": [(count, count / of if of else None) for count, of in cells]})
-    return {"rows": rows, "omitted": len(names) - len(rows)}
+    return {"rows": rows, "not_shown": len(names) - len(rows)}
 
 
 @dataclass(frozen=True)
@@ -196,14 +201,14 @@ class ClassTable:
         columns: names of the columns.
         rows: the name of each, and its cells: a value, and its interval or the number of a footnote.
         notes: the footnotes.
-        omitted: number of those without a row.
+        not_shown: number of those without a row.
     """
 
     what: str
     columns: Sequence[str]
     rows: list[tuple[str, list[tuple[str, str]]]]
     notes: list[str]
-    omitted: int
+    not_shown: int
 
 
 def by_class(results: EvaluationResults, most: int = _ROWS) -> ClassTable | None:
@@ -235,7 +240,7 @@ def calibration(results: EvaluationResults) -> dict[str, Any] | None:
             for label, bins in diagrams
         ],
         "labels": rows[:_ROWS],
-        "omitted": max(0, len(rows) - _ROWS),
+        "not_shown": max(0, len(rows) - _ROWS),
     }
 
 
@@ -330,7 +335,7 @@ def ranks(ranks: Sequence[RankWork], *, with_hosts: bool) -> dict[str, Any]:
             servers.setdefault(server.peer, []).append(server)
     return {
         "rows": rows[:_ROWS],
-        "omitted": max(0, len(rows) - _ROWS),
+        "not_shown": max(0, len(rows) - _ROWS),
         "servers": [
             {
                 "peer": peer,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_eval.errors import first_line
+from dist_eval.errors import one_line
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 from dist_eval.process.parsing import parse_json
 from dist_eval.runs.digests import NOT_AS_WRITTEN, is_intact
@@ -80,7 +80,7 @@ def read_outcome(folder: Path) -> Outcome:
     except FileNotFoundError:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
-        return Outcome(folder, "failed", f"{path} cannot be read: {first_line(error)}", transient=False)
+        return Outcome(folder, "failed", f"{path} cannot be read: {one_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content:
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
     if content.get("schema_version") == SCHEMA_VERSION and not is_intact(content):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dist_eval.errors import DataError, RunError, first_line, translating_os_errors
+from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
 from dist_eval.options.groups import DataOptions
 from dist_eval.process.parsing import read_json
 from dist_eval.results.harness import LANGUAGE_MODELING
@@ -49,7 +49,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / RESULTS} cannot be read: {first_line(error)}.") from error
+        raise RunError(f"{folder / RESULTS} cannot be read: {one_line(error)}.") from error
     if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
         raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
     if results.get("status") != "complete":
@@ -87,7 +87,7 @@ def read_timelines(folder: Path) -> list[RankTimeline]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / TIMELINE} cannot be read: {first_line(error)}.") from error
+        raise RunError(f"{folder / TIMELINE} cannot be read: {one_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class FinishedRun:
         try:
             yield from read_pieces(self.folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {first_line(error)}.") from error
+            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads labels and predictions, of evenly spaced examples if there are more than `most`.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, first_line
+from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.swarm.failures import Failure, classify, stated_limit
 from dist_eval.swarm.router import Router, Span, without
 from dist_eval.tables import format_count
@@ -214,13 +214,13 @@ class Attempts:
         if failure is Failure.TOO_LARGE:
             self._peers.setdefault(failure, []).append(segment.peer)
             server = self.router.stats(segment.peer)
-            server.refused_size(self.part.size, stated_limit(error), first_line(error), now)
+            server.refused_size(self.part.size, stated_limit(error), one_line(error), now)
             return AskAnother()
         if failure is Failure.UNREACHABLE:
-            return self._unreachable(what, first_line(error), sent.at)
+            return self._unreachable(what, one_line(error), sent.at)
         if self.part.avoided and failure is Failure.NO_ANSWER:
             return self._no_second_opinion(what)
-        self._messages.append(f"{what}: {first_line(error)}")
+        self._messages.append(f"{what}: {one_line(error)}")
         peers = self._peers.setdefault(failure, [])
         peers.append(segment.peer)
         if failure in (Failure.WRONG, Failure.REFUSED):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dist_eval.errors import SwarmError, first_line
+from dist_eval.errors import SwarmError, one_line
 from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.process.logging_setup import forking_without_warnings
 from dist_eval.swarm.p2p_daemon import may_listen, probe_before_dialing
@@ -72,7 +72,7 @@ def join_swarm(
             dht.wait_until_ready(within)
             return dht
         except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
-            reason = first_line(error)
+            reason = one_line(error)
             if dht is not None:
                 _stop_node(dht)
         # a server that listens already may need a moment more to answer; and the node, being forked, can deadlock on a

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.data.head_config import require_plausible_width
-from dist_eval.errors import CheckpointError, first_line
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.swarm.config_keys import require_integers, require_keys_read
 from dist_eval.swarm.petals_version import reading_newer_configs, require_servable, unknown_type
 
@@ -93,7 +93,7 @@ def read_config(model: str, what: str) -> Any:
         raise unknown_type(model, what, str(error.args[0])) from error
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         where = "folder" if Path(model).exists() else "folder or hub model"
-        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {first_line(error)}") from error
+        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
     return config
 

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from typing import Protocol
 
-from dist_eval.swarm.pacing import Pacing, Ticket
+from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Pacing
 
 STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as

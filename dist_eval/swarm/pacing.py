@@ -15,13 +15,12 @@ so that all their requests to a server are paced as one. What a rank that hangs 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from dist_eval.process.shared_state import SharedStates
+from dist_eval.swarm.pace import Pace, Ticket, forget, settle
 
 _EARLY_SHARE = 0.1
 _EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
@@ -70,54 +69,6 @@ _LATE = 2.0
 
 _HALF_LIFE_SECONDS = 30.0
 """Half-life of the estimated time of an idle server: it may have become faster."""
-
-
-class Pace(ctypes.Structure):
-    """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
-
-    _fields_ = (
-        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
-        ("unanswered", ctypes.c_int64),  # requests
-        ("unanswered_work", ctypes.c_int64),
-        ("period", ctypes.c_int64),  # number of periods so far (see `Pacing`)
-        ("period_began", ctypes.c_double),
-        ("unanswered_before", ctypes.c_int64),  # of them, those sent in the period before
-        ("unanswered_work_before", ctypes.c_int64),
-        ("first_sent_at", ctypes.c_double),  # the first request since nothing was unanswered
-        ("done_at", ctypes.c_double),  # when the answer to the last request should be here
-        ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
-        ("answered_at", ctypes.c_double),  # when the latest answer came
-        ("answers_follow", ctypes.c_bool),  # whether an answer came while the server had more to do
-        ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for a request
-        ("busy_work", ctypes.c_double),  # moving sum of their work
-        ("least_latency", ctypes.c_double),  # for its work, since `latencies` was 0
-        ("least_latency_work", ctypes.c_double),  # of the request that had it
-        ("latencies", ctypes.c_uint64),
-        ("least_latency_before", ctypes.c_double),  # before that
-        ("least_latency_before_work", ctypes.c_double),
-        ("round_trip", ctypes.c_double),  # of a message without work
-    )
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A request that was let through.
-
-    Attributes:
-        work: tokens times blocks.
-        sent_at: in seconds of `time.monotonic()`.
-        expected_at: when its answer should be here, less the corrections until it was sent.
-        seconds: the server's time for it, as expected; 0 if unknown.
-        ahead: seconds of work that the server should still have when it arrives.
-        period: in which it was sent.
-    """
-
-    work: int
-    sent_at: float
-    expected_at: float
-    seconds: float = 0.0
-    ahead: float = 0.0
-    period: int = 0
 
 
 class Pacing:
@@ -196,7 +147,7 @@ class Pacing:
         """
         with self._locked(now):
             pace, is_first = self._pace, self.seconds_per_work is None
-            if not self._settle(ticket):
+            if not settle(pace, ticket):
                 return
             self._measure(ticket, now)
             if is_first or not pace.unanswered:
@@ -213,7 +164,7 @@ class Pacing:
             now: in seconds of `time.monotonic()`.
         """
         with self._locked(now):
-            if self._settle(ticket):
+            if settle(self._pace, ticket):
                 self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
     def latency(self, work: float, now: float, expected: float) -> float:
@@ -274,29 +225,6 @@ class Pacing:
         pace = self._pace
         next_at = pace.done_at - rate * pace.unanswered_work * (1 - 1 / pace.unanswered)
         return max(0.0, now - next_at)
-
-    def _settle(self, ticket: Ticket) -> bool:
-        """Removes a request from those that are unanswered, unless it has been forgotten."""
-        pace = self._pace
-        if ticket.period < pace.period - 1:
-            return False
-        if ticket.period < pace.period:
-            pace.unanswered_before -= 1
-            pace.unanswered_work_before -= ticket.work
-        pace.unanswered -= 1
-        pace.unanswered_work -= ticket.work
-        return True
-
-    def _forget(self, now: float) -> None:
-        """Begins a new period if it is time; after a long pause two of them, because all requests are older."""
-        pace = self._pace
-        pace.period_began = pace.period_began or now
-        over = min(2, int((now - pace.period_began) // self._period))
-        for _ in range(over):
-            pace.unanswered -= pace.unanswered_before
-            pace.unanswered_work -= pace.unanswered_work_before
-            pace.unanswered_before, pace.unanswered_work_before = pace.unanswered, pace.unanswered_work
-            pace.period, pace.period_began, pace.waiting = pace.period + 1, now, 0
 
     def _measure(self, ticket: Ticket, now: float) -> None:
         pace, latency = self._pace, now - ticket.sent_at
@@ -378,7 +306,7 @@ class Pacing:
     def _locked(self, now: float | None = None) -> Iterator[None]:
         with self._shared.locked() if self._shared else contextlib.nullcontext():
             if now is not None:
-                self._forget(now)
+                forget(self._pace, now, self._period)
             if self._seen != self._pace.period:
                 self._seen = self._pace.period
                 self._pace.waiting += self._waiting  # only ranks that do not hang get here

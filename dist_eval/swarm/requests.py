@@ -17,7 +17,7 @@ import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.errors import RefusedError, SwarmError, first_line
+from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
@@ -107,7 +107,7 @@ class SwarmRequests:
         try:
             self._manager.make_sequence(mode="max_throughput")  # Petals' public API for this
         except MissingBlocksError as error:
-            raise SwarmError(f"The swarm lost a server just now: {first_line(error)}") from error
+            raise SwarmError(f"The swarm lost a server just now: {one_line(error)}") from error
         config, spans = self._manager.config, self.spans()
         if not all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks)):
             raise SwarmError(
@@ -162,7 +162,7 @@ class SwarmRequests:
             return RemoteExpertWorker.run_coroutine(send())
         except Exception as error:  # any of the daemon, the connection or the server
             raise SwarmError(
-                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {first_line(error)}"
+                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
             ) from error
 
     def free_cache(self) -> dict[Span, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import first_line
+from dist_eval.errors import one_line
 from dist_eval.swarm.announcements import read_free_cache
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
@@ -286,7 +286,7 @@ def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[to
     try:
         outputs = [deserialize_torch_tensor(tensor).detach() for tensor in tensors]
     except Exception as error:  # of numpy and torch, whatever the server has sent
-        raise WrongAnswer(f"tensors that cannot be read ({first_line(error)})") from error
+        raise WrongAnswer(f"tensors that cannot be read ({one_line(error)})") from error
     found = [tensor.shape for tensor in outputs]
     if found != list(shapes):
         raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dist_eval.data.problem_types import default_problem
-from dist_eval.errors import CheckpointError, first_line, os_reason
+from dist_eval.errors import CheckpointError, one_line, os_reason
 from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.swarm.families import read_base_config
 
@@ -72,7 +72,7 @@ def _load(path: Path) -> Any:
     except Exception as error:  # a damaged file can make the unpickler raise anything
         refused = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
         if refused is None:
-            raise CheckpointError(f"{path} is no file of torch.save, or damaged: {first_line(error)}") from error
+            raise CheckpointError(f"{path} is no file of torch.save, or damaged: {one_line(error)}") from error
         raise CheckpointError(
             f"{path} holds an object of {refused[1]}, and to read that would run code of the file. Save its "
             "state_dict() with the program that made it, and convert that."

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.errors import RunError, first_line, translating_os_errors
+from dist_eval.errors import RunError, one_line, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import parse_json
 from dist_eval.results.tuning import EpochResults
@@ -95,4 +95,4 @@ def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict
         history = [EpochResults(**entry) for entry in header["progress"]["history"]]
         return TuningState(**{**header["progress"], "history": history}), tensors, header["learner"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({first_line(error)}). Start afresh with --overwrite.") from error
+        raise RunError(f"{path} is damaged ({one_line(error)}). Start afresh with --overwrite.") from error

@@ -217,12 +217,12 @@ KINDS = (
     Kind("a row that is too short", "Row #2: Expected 2 columns, got 1: good.", {"a.csv": csv("good", "bad,neg")}),
     Kind(
         "quotes behind backslashes",
-        "line 3: a field begins with a quote and goes on behind the next one",
+        "line 3: a field begins with a quote and goes on after the next one",
         {"a.csv": csv("bad,neg", '"a \\"good\\" film",pos')},
     ),
     Kind(
         "a text that begins with a word in quotes, in TSV",
-        "line 2: a field begins with a quote and goes on behind the next one",
+        "line 2: a field begins with a quote and goes on after the next one",
         {"a.tsv": 'text\tlabel\n"12/3" g\tpos\n'},
     ),
     Kind("doubled quotes", "read: 'a \"good\" film' is pos", {"a.csv": csv('"a ""good"" film",pos')}),

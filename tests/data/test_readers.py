@@ -368,7 +368,7 @@ def test_quotes_that_would_be_lost_are_named_by_their_line(
     rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
     content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
     message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
-    assert f", line {before + 2}: a field begins with a quote and goes on behind the next one (" in message
+    assert f", line {before + 2}: a field begins with a quote and goes on after the next one (" in message
 
 
 @settings(max_examples=200, deadline=None)

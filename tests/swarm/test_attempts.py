@@ -22,7 +22,7 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.failures import Failure, WrongAnswer
-from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.pace import Ticket
 from dist_eval.swarm.router import Router, Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4

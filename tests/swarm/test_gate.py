@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dist_eval.swarm.gate import AtMost, Gate, TurnedAway
-from dist_eval.swarm.pacing import Pacing, Ticket
+from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Pacing
 
 WORK = 100
 ALONE = 0.3

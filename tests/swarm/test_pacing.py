@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.process.shared_state import SharedStates
-from dist_eval.swarm.pacing import Pacing, Ticket
+from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Pacing
 from dist_eval.swarm.router import Router, Span
 
 WORK = 8000
