@@ -117,6 +117,7 @@ FACTS: dict[str, Any] = {
         "multiline": 0,
         "blank": 0,
         "unknown": 0,
+        "with_begin": 0,
         "max_length": 64,
         "digest": "d",
         "text_digest": "t",
