@@ -31,8 +31,9 @@ class Trackers:
     def log(self, values: Mapping[str, float | None], step: int) -> None:
         """Logs values by name; undefined ones are left out."""
         defined = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        for tracker in self._trackers:
-            tracker.log(defined, step=step)
+        with private_files():
+            for tracker in self._trackers:
+                tracker.log(defined, step=step)
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -77,15 +78,16 @@ def open_trackers(names: Sequence[str], folder: Path, options: Mapping[str, Any]
         for name in names:
             tracker_class = LOGGER_TYPE_TO_CLASS[name]
             where = {"logging_dir": str(folder / "logs")} if tracker_class.requires_logging_directory else {}
-            with private_files():  # their folders
+            with private_files():
                 tracker = tracker_class(project, **where)
                 if hasattr(tracker, "start"):  # before accelerate 1.8, trackers start by themselves
                     tracker.start()
-            opened.append(tracker)
-            tracker.store_init_configuration(
-                {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in options.items()}
-            )
+                opened.append(tracker)
+                tracker.store_init_configuration(
+                    {name: one if isinstance(one, (bool, int, float)) else str(one) for name, one in options.items()}
+                )
         yield Trackers(opened)
     finally:
-        for tracker in opened:
-            tracker.finish()
+        with private_files():
+            for tracker in opened:
+                tracker.finish()

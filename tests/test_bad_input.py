@@ -115,10 +115,11 @@ class Kind:
 def in_use(scene: Scene) -> Iterator[None]:
     """Another process holds the output folder."""
     (scene.output / "journal").mkdir(parents=True)
+    (scene.output / "journal" / "holder").write_text("process 1 on here")
     (scene.output / "results.json").write_text('{"status": "running"}')
     code = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('locked', flush=True); "
-        "f.write('process 1 on here'); f.flush(); sys.stdin.read()"
+        "sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(scene.output / "journal" / "lock")],

@@ -22,10 +22,9 @@ from types import FrameType
 
 from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
-from dist_eval.distributed.stop import SIGNALS, STOP_FILE
+from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
-from dist_eval.process.files import PRIVATE
 from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
@@ -175,7 +174,7 @@ class Job:
     def _request_stop(self) -> None:
         # repeatedly: a run that is just starting removes the file, which may be from an earlier one
         with suppress(OSError):
-            (self._folder / STOP_FILE).touch(PRIVATE)
+            leave_stop_file(self._folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

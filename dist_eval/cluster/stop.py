@@ -8,10 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dist_eval.distributed.stop import STOP_FILE
+from dist_eval.distributed.stop import leave_stop_file
 from dist_eval.errors import ConfigError, os_reason, print_error
 from dist_eval.options.commandline import EVALUATION, parse_args
-from dist_eval.process.files import PRIVATE
 from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import read_outcome
 
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(f"no run is under way in {folder}: its status is {outcome.status}{why}")
         return 1
     try:
-        (folder / STOP_FILE).touch(PRIVATE)
+        leave_stop_file(folder)
     except OSError as error:
         print_error(f"the run in {folder} cannot be asked to stop: {os_reason(error)}")
         return 1

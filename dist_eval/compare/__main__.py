@@ -106,9 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _on_tasks(folders: Sequence[Path]) -> bool:
     """Returns whether any of the runs is one on tasks of the lm-evaluation-harness."""
     from dist_eval.results.run import CompleteHarnessRun
-    from dist_eval.runs.reading import read_run
+    from dist_eval.runs.outcome import read_outcome
 
-    return any(isinstance(read_run(folder), CompleteHarnessRun) for folder in folders)
+    # of any other outcome, whoever loads the run says why
+    return any(isinstance(read_outcome(folder).results, CompleteHarnessRun) for folder in folders)
 
 
 def _compare_tasks(options: argparse.Namespace) -> int:

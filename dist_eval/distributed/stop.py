@@ -6,11 +6,15 @@ folder. The rank that notices it passes the request on to the others.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+from dist_eval.process.files import PRIVATE
 
 STOP_FILE = "STOP"
 _FILE_REASON = "there is a file"
@@ -18,6 +22,16 @@ _FILE_REASON = "there is a file"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SAME_REQUEST_SECONDS = 2.0
 """A terminal's Ctrl-C reaches a rank twice, the second time from torchrun."""
+
+
+def leave_stop_file(folder: Path) -> None:
+    """Asks the run in a folder to stop; whatever already has the file's name asks it, too, and is left as it is.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(folder / STOP_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
 
 
 def asked_by_a_person(reason: str) -> bool:
@@ -61,7 +75,7 @@ class Stop:
 
     def look_for_file(self, folder: Path) -> None:
         """Asks the run to stop if its folder holds a file named STOP."""
-        if not self.requested and (folder / STOP_FILE).exists():
+        if not self.requested and os.path.lexists(folder / STOP_FILE):
             self.request(f"{_FILE_REASON} {folder / STOP_FILE}")
 
     def handle_signals(self) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import JOURNAL
-from dist_eval.runs.folder_lock import LOCK_FILE
+from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
 
 _PREFIX, _POLL_SECONDS = ".doctor-", 0.1
 PATIENCE_SECONDS = 10.0
@@ -82,7 +82,7 @@ def collect_run(facts: RankFacts, output: Path, results_name: str) -> None:
         facts.run_status = read_json(output / results_name).get("status")
     lock = output / JOURNAL / LOCK_FILE
     if lock.exists() and not can_lock(lock):
-        facts.in_use = lock.read_text(encoding="utf-8", errors="replace").strip() or "an unknown process"
+        facts.in_use = last_holder(output) or "an unknown process"
 
 
 def collect_probes(facts: RankFacts, probes: Mapping[int, str], nodes: Mapping[int, int], folder: Path) -> None:

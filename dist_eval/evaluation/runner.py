@@ -31,7 +31,8 @@ from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results, selection_words
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.journal import Journal, recorded_session_tokens
+from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal_folder import recorded_session_tokens
 from dist_eval.statistics.custom import statistics_of_functions
 
 EvalSession = Session[EvaluationConfig, EvaluationFolder]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,14 +20,16 @@ from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
+from dist_eval.errors import RunStopped
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import Swarm
-from dist_eval.runs.journal import record_sessions, recorded_session_tokens, require_recorded_plan
+from dist_eval.runs.journal_folder import record_sessions, recorded_session_tokens, require_recorded_plan
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.swarm.families import session_tokens
 from dist_eval.swarm.session_room import NO_ROOM
@@ -245,6 +247,19 @@ class Session(Generic[Config, Folder]):
         with (
             explaining_lost_ranks(topology, self.rank_store, lambda: self.stop.reason),
             process_group(topology, self.rank_store, self.config.collective_timeout),
-            self.folder.recording_stop(rank=topology.rank, host=topology.host, is_leader=topology.is_leader),
+            _recording_stop(self.folder, topology),
         ):
             yield
+
+
+@contextmanager
+def _recording_stop(folder: RunFolder, topology: Topology) -> Iterator[None]:
+    """Marks the run as incomplete as soon as it stops: leaving a swarm may take longer than torchrun waits."""
+    try:
+        yield
+    except RunStopped as error:
+        if topology.is_leader:
+            coverage = error.coverage.model_dump() if isinstance(error.coverage, Coverage) else None
+            with suppress(OSError):  # a full disk: finished batches are in the journal
+                folder.stop(str(error), rank=topology.rank, host=topology.host, coverage=coverage)
+        raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import resource
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from typing import BinaryIO
 _PIECES, _PIECE_BYTES = 64, 4096
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 1 << 16
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
+"""What opening one that is missing, a link, or a socket gives."""
 
 
 PRIVATE, BY_UMASK = 0o600, 0o666
@@ -62,13 +66,26 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
+def file_digest(path: Path) -> str | None:
+    """Returns the SHA-256 of a file, as hexadecimal digits; None if there is no regular file of that name itself.
+
+    So it follows no link, and waits for nobody at the other end of a pipe.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return None
+        digest = hashlib.sha256()
+        while chunk := os.read(file, _CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()
+        return digest.hexdigest()
+    finally:
+        os.close(file)
 
 
 def samples_of(path: Path) -> Iterator[bytes]:

@@ -31,13 +31,16 @@ class _Output(io.FileIO):
         self.name = name
 
     def write(self, data: Any) -> int:
+        whole = rest = memoryview(data).cast("B")
         try:
-            while (written := super().write(data)) is None:  # another process has made the terminal non-blocking
-                select.select([], [self], [])
-            return written
+            while rest:  # all of it: unbuffered streams do not ask how much was written
+                if (written := super().write(rest)) is None:  # another process has made the terminal non-blocking
+                    select.select([], [self], [])
+                else:
+                    rest = rest[written:]
         except OSError as error:
             self.error = self.error or error
-            return memoryview(data).nbytes
+        return whole.nbytes
 
 
 _outputs: dict[str, _Output] = {}

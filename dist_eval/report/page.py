@@ -25,7 +25,7 @@ from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.results.work import Audit, RankResults
 from dist_eval.runs.files import REPORT, RESULTS
-from dist_eval.runs.reading import FinishedRun, read_run
+from dist_eval.runs.reading import FinishedRun, read_run, read_timelines
 from dist_eval.runs.task_samples import TaskRun
 from dist_eval.tables import Footnotes, format_count
 
@@ -51,10 +51,11 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
     """
     contents, mode = contents or Contents(), BY_UMASK if path else PRIVATE
     path = path or folder / REPORT
-    if isinstance(read_run(folder), CompleteHarnessRun):
-        page = render_tasks(TaskRun.load(folder), contents)
+    results = read_run(folder)
+    if isinstance(results, CompleteHarnessRun):
+        page = render_tasks(TaskRun(folder, results), contents)
     else:
-        page = render(FinishedRun.load(folder), contents)
+        page = render(FinishedRun(folder, results, read_timelines(folder, results)), contents)
     write_atomically(path, page.encode(), mode)
     return path
 

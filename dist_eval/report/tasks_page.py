@@ -65,7 +65,7 @@ def render_tasks(run: TaskRun, contents: Contents) -> str:
             for one in group.metrics
         ],
         ranks=ranks(results.ranks, with_hosts=contents.texts),
-        strips=strips(read_timelines(run.folder)),
+        strips=strips(read_timelines(run.folder, run.results)),
         mistakes_title="Missed documents",
         mistakes_note=_note(len(missed), contents, "predictions.parquet" if results.dataset else "samples_*.jsonl"),
         what_is_right="target",

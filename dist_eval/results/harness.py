@@ -73,8 +73,8 @@ class GroupResults(Record):
     """Aggregated metrics."""
 
 
-ResultsName = Annotated[str, Field(pattern=r"^results_[^/]*\.json$")]
-SamplesName = Annotated[str, Field(pattern=r"^(samples_[^/]*\.jsonl|predictions\.parquet)$")]
+ResultsName = Annotated[str, Field(pattern=r"^results_[^/\x00]*\.json$")]
+SamplesName = Annotated[str, Field(pattern=r"^(samples_[^/\x00]*\.jsonl|predictions\.parquet)$")]
 """Names in the run's folder, whatever `results.json` says: these files are removed when the run is replaced."""
 
 
@@ -85,6 +85,11 @@ class HarnessFiles(Record):
     """The harness' own results; null for a run on prompts."""
     samples: dict[str, SamplesName]
     """Documents with the model's answers, by task."""
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [*([self.results] if self.results else []), *self.samples.values()]
 
 
 class PromptedDataset(Record):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.process.files import file_digest
+from dist_eval.runs.files import PREDICTIONS, TIMELINE
 
 if TYPE_CHECKING:
     from dist_eval.results.run import RunHeader
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 NOT_AS_WRITTEN = "is not as the run wrote it: it was damaged, or changed by hand"
 
 
-def with_digests(results: RunHeader, folder: Path, tables: Iterable[str]) -> dict[str, Any]:
+def tables_of(results: RunHeader) -> list[str]:
+    """Returns the names of the tables without which a run with these results is not complete."""
+    from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+
+    if isinstance(results, CompleteHarnessRun):
+        return results.files.names
+    return [PREDICTIONS] if isinstance(results, CompleteRun) else []
+
+
+def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
     """Returns results as JSON values, with the digests of the tables that exist in the run's folder.
 
     Raises:
@@ -29,7 +38,9 @@ def with_digests(results: RunHeader, folder: Path, tables: Iterable[str]) -> dic
     """
     from dist_eval.results.run import Digests
 
-    files = {name: file_digest(folder / name) for name in tables if (folder / name).exists()}
+    tables = tables_of(results)
+    found = {name: file_digest(folder / name) for name in (*tables, TIMELINE) if tables}
+    files = {name: digest for name, digest in found.items() if digest is not None}
     content = results.model_copy(update={"digests": Digests(content="", files=files)}).to_json()
     content["digests"]["content"] = _digest(content)
     return content
@@ -42,16 +53,22 @@ def is_intact(content: Any) -> bool:
 
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
-    """Returns the name of a table that is not what the run wrote; None if all that exist are.
+    """Returns the name of a table that is missing or not what the run wrote; None if the run is whole.
 
     Raises:
         OSError: a table cannot be read.
     """
-    for name, digest in results.digests.files.items() if results.digests else ():
-        path = folder / name
-        if path.exists() and file_digest(path) != digest:
-            return name
-    return None
+    return next((name for name in tables_of(results) if not is_as_written(results, folder, name)), None)
+
+
+def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
+    """Returns whether a file in the run's folder is what the run wrote, as far as its results have a digest of it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = results.digests.files.get(name) if results.digests else None
+    return digest is None or digest == file_digest(folder / name)
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ batches, servers}: when its batches, and its requests to each server, were in fl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,6 @@ class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
     derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
-
-    def _tables(self, results: RunHeader) -> Sequence[str]:
-        return (PREDICTIONS, TIMELINE) if isinstance(results, CompleteRun) else ()
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""

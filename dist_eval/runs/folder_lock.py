@@ -6,15 +6,18 @@ import errno
 import fcntl
 import os
 import platform
+import stat
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from dist_eval.errors import RunError
+from dist_eval.process.files import PRIVATE, write_atomically
 from dist_eval.runs.files import JOURNAL
 
-LOCK_FILE = "lock"
-"""In the folder of the journal."""
+LOCK_FILE, HOLDER_FILE = "lock", "holder"
+"""In the folder of the journal: what is locked, and never written to, because a copy of the folder may be made of links
+to the same files; and which process took the lock last, in words."""
 
 _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 
@@ -24,7 +27,7 @@ class FolderLock(NamedTuple):
 
     Attributes:
         descriptor: of the file; the lock is held until it is closed, or any other one of the same file.
-        holder: this process, in words; they stay in the file.
+        holder: this process, in words.
         previous: the process that held the lock before, in words; empty if none did.
     """
 
@@ -39,15 +42,36 @@ class FolderLock(NamedTuple):
 
 
 def last_holder(output: Path) -> str:
-    """Returns which process took the lock last, in words; not for a process that holds it, which would lose it.
+    """Returns which process took the lock last, in words; empty if none has.
 
     Args:
         output: the run's folder.
     """
     try:
-        return (output / JOURNAL / LOCK_FILE).read_text(errors="replace").strip()
+        return (output / JOURNAL / HOLDER_FILE).read_text(errors="replace").strip()
     except FileNotFoundError:
         return ""
+
+
+def require_journal_of_ours(output: Path) -> None:
+    """Requires that the journal is no link to another folder, unless only this user can have put it there.
+
+    Args:
+        output: the run's folder.
+
+    Raises:
+        RunError: somebody else may have.
+        OSError: the folder cannot be read.
+    """
+    journal = output / JOURNAL
+    if not journal.is_symlink():
+        return
+    folder = output.stat()
+    if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RunError(
+            f"{journal} is a link to something else, in a folder that others may write to. Remove it, choose another "
+            f"--output, or make {output} a folder of your own (chmod go-w)."
+        )
 
 
 def take_lock(output: Path) -> FolderLock:
@@ -65,7 +89,10 @@ def take_lock(output: Path) -> FolderLock:
         RunError: another run holds the lock, or its file is a link to another file.
         OSError: the folder cannot be written.
     """
-    lock = _open(output / JOURNAL)
+    path = output / JOURNAL / LOCK_FILE
+    if path.is_symlink():
+        raise RunError(f"{path} is a link to something else. Remove it, or choose another --output.")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
@@ -75,28 +102,14 @@ def take_lock(output: Path) -> FolderLock:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             if time.monotonic() > deadline:
-                holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "an unknown process"
                 os.close(lock)
+                holder = last_holder(output) or "an unknown process"
                 raise RunError(
                     f"The output folder {output} is in use by another run ({holder}). Choose another --output, or wait "
                     "for its end."
                 ) from None
         time.sleep(_LOCK_POLL_SECONDS)
-    previous = os.pread(lock, 200, 0).decode(errors="replace").strip()
+    previous = last_holder(output)
     holder = f"process {os.getpid()} on {platform.node()}, started by process {os.getppid()}"
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{holder}\n".encode(), 0)
-    os.fsync(lock)  # ranks on other hosts compare it
+    write_atomically(output / JOURNAL / HOLDER_FILE, f"{holder}\n".encode())  # ranks on other hosts compare it
     return FolderLock(lock, holder, previous)
-
-
-def _open(journal: Path) -> int:
-    """Opens the file of the lock, which is written to: never another one that somebody has put behind its name."""
-    path = journal / LOCK_FILE
-    linked = next((one for one in (journal, path) if one.is_symlink()), None)
-    if linked is None:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        if os.fstat(lock).st_nlink <= 1:
-            return lock
-        os.close(lock)
-    raise RunError(f"{linked or path} is a link to something else. Remove it, or choose another --output.")

@@ -30,7 +30,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,13 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
-from dist_eval.process.parsing import read_json
-from dist_eval.runs.files import FINGERPRINT, JOURNAL, SESSIONS
-from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.journal_folder import FAULTY_SUFFIX, SUFFIX, name_of_run
 
-_SUFFIX, _FAULTY_SUFFIX = ".batches", ".odd"
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
 _WIDTH_BYTES = 4
-_DAMAGE = (ValueError, KeyError, TypeError)
-"""What reading a damaged JSON file raises."""
 
 _WHOLE, _AUDITED = 2, 1
 """What a record with a prediction for every example, and one with an audit, is worth more than another one."""
@@ -114,8 +110,8 @@ class Journal:
         self, folder: Path, sizes: np.ndarray, columns: AnswerColumns, *, rank: int = 0, run: str = ""
     ) -> None:
         self._folder, self._sizes, self._columns = folder / JOURNAL, sizes, columns.newbyteorder("<")
-        self._run = _name_of_run(run)
-        self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
+        self._run = name_of_run(run)
+        self._path = self._folder / f"{self._run}-rank-{rank:05d}-{uuid.uuid4().hex[:12]}{SUFFIX}"
         self._file: int | None = None
         self._index = _Index(len(sizes))
         self._faulty: frozenset[str] = frozenset()
@@ -127,7 +123,7 @@ class Journal:
             RunError: the folder cannot be read.
         """
         with _readable(self._folder):
-            found = self._folder.glob(f"{self._run}-odd-*{_FAULTY_SUFFIX}")
+            found = self._folder.glob(f"{self._run}-odd-*{FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def exclude(self, server: str) -> None:
@@ -136,7 +132,7 @@ class Journal:
         Raises:
             RunError: the folder cannot be written.
         """
-        path = self._folder / f"{self._run}-odd-{server}{_FAULTY_SUFFIX}"
+        path = self._folder / f"{self._run}-odd-{server}{FAULTY_SUFFIX}"
         with _writable(path):
             self._make_folder()
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
@@ -155,7 +151,7 @@ class Journal:
         """
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
-            for path in sorted(self._folder.glob(f"{self._run}-*{_SUFFIX}")):
+            for path in sorted(self._folder.glob(f"{self._run}-*{SUFFIX}")):
                 for offset, outcome in _records(path, self._columns):
                     self._add(path, offset, outcome)
         finished = self._index.worth > _WHOLE
@@ -286,84 +282,3 @@ def _records(path: Path, columns: AnswerColumns) -> Iterator[tuple[int, BatchOut
                     continue
                 yield position, outcome
                 position = content.find(_MAGIC, position + len(_packed(outcome, columns)))
-
-
-def has_batches(folder: Path) -> bool:
-    """Returns whether a run's folder holds finished batches."""
-    return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{_SUFFIX}"))
-
-
-def has_batches_of(folder: Path, run: Fingerprint) -> bool:
-    """Returns whether a run's folder holds finished batches that depend on just this, by the names of their files."""
-    with suppress(FileNotFoundError, *_DAMAGE):
-        run_with_sessions = run.with_plan(_recorded_sessions(folder)["plan"])
-        if _has_files_of(folder, run_with_sessions):
-            return True
-    return _has_files_of(folder, run)
-
-
-def _has_files_of(folder: Path, run: Fingerprint) -> bool:
-    pattern = f"{_name_of_run(run.digest())}-*{_SUFFIX}"
-    return any(path.stat().st_size for path in (folder / JOURNAL).glob(pattern))
-
-
-def _name_of_run(digest: str) -> str:
-    return f"run-{digest[:12]}"
-
-
-def _recorded_sessions(folder: Path) -> dict[str, Any]:
-    return dict(read_json(folder / JOURNAL / SESSIONS))
-
-
-def recorded_session_tokens(folder: Path) -> int | None:
-    """Returns the size of sessions that a run's batches were planned with; None if that is still to be decided.
-
-    Raises:
-        RunError: there are batches, and what says how they were planned cannot be read.
-    """
-    try:
-        return int(_recorded_sessions(folder)["session_tokens"])
-    except FileNotFoundError:
-        return 0 if has_batches(folder) else None
-    except (OSError, *_DAMAGE) as error:
-        if not has_batches(folder):
-            return None
-        raise RunError(
-            f"{folder / JOURNAL / SESSIONS}, which says how the finished batches were planned, is damaged "
-            f"({error!r}). Restore it, choose another --output, or start afresh with --overwrite."
-        ) from error
-
-
-def record_sessions(folder: Path, session_tokens: int, plan: str) -> None:
-    """Records the size of sessions that a run's batches are planned with, and the digest of that plan.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    path, content = folder / JOURNAL / SESSIONS, {"session_tokens": session_tokens, "plan": plan}
-    with translating_os_errors(RunError, f"{path} cannot be written"):
-        write_atomically(path, json.dumps(content).encode())
-
-
-def require_recorded_plan(folder: Path, plan: str) -> None:
-    """Requires that a run's batches are still planned as they were.
-
-    Raises:
-        RunError: they are not: another version of dist_eval began the run.
-    """
-    try:
-        recorded = _recorded_sessions(folder)["plan"]
-    except (OSError, *_DAMAGE):
-        return
-    if recorded != plan:
-        raise RunError(
-            f"{folder} holds a part of a run whose sessions another version of dist_eval planned. Finish it with that "
-            "version, choose another --output, or start afresh with --overwrite."
-        )
-
-
-def forget_journal(folder: Path) -> None:
-    """Removes the finished batches of a run's folder."""
-    for pattern in (f"*{_SUFFIX}", f"*{_FAULTY_SUFFIX}", FINGERPRINT, SESSIONS):
-        for path in (folder / JOURNAL).glob(pattern):
-            path.unlink(missing_ok=True)

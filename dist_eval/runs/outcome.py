@@ -81,7 +81,7 @@ def read_outcome(folder: Path) -> Outcome:
         return Outcome(folder, "missing", f"there is no {path}")
     except (OSError, ValueError) as error:
         return Outcome(folder, "failed", f"{path} cannot be read: {one_line(error)}", transient=False)
-    if not isinstance(content, dict) or "status" not in content:
+    if not isinstance(content, dict) or "status" not in content or not isinstance(content.get("error") or {}, dict):
         return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
     if content.get("schema_version") == SCHEMA_VERSION and not is_intact(content):
         return Outcome(folder, "failed", f"{path} {NOT_AS_WRITTEN}", progress=_progress(folder))

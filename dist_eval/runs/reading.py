@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,9 @@ from dist_eval.errors import DataError, RunError, one_line, translating_os_error
 from dist_eval.options.groups import DataOptions
 from dist_eval.process.parsing import read_json
 from dist_eval.results.harness import LANGUAGE_MODELING
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunHeader
 from dist_eval.results.work import RankTimeline, Timelines
-from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
+from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_as_written, is_intact
 from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -73,21 +74,29 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
 
 
 def _damage(path: Path) -> RunError:
-    return RunError(f"{path} {NOT_AS_WRITTEN}. Start the run's command again: it makes it anew from the journal.")
+    what = NOT_AS_WRITTEN if os.path.lexists(path) else "is missing"
+    return RunError(f"{path} {what}. Start the run's command again: it makes it anew from the journal.")
 
 
-def read_timelines(folder: Path) -> list[RankTimeline]:
+def read_timelines(folder: Path, results: RunHeader) -> list[RankTimeline]:
     """Reads the entries of a run's `timeline.json`; there are none if there is no such file.
 
+    Args:
+        folder: the run's folder.
+        results: content of its `results.json`.
+
     Raises:
-        RunError: it cannot be read.
+        RunError: it cannot be read, or is damaged.
     """
+    path = folder / TIMELINE
     try:
-        return Timelines.model_validate_json((folder / TIMELINE).read_bytes()).ranks
-    except FileNotFoundError:
-        return []
+        if not os.path.lexists(path):
+            return []
+        if not is_as_written(results, folder, TIMELINE):
+            raise RunError(f"{path} {NOT_AS_WRITTEN}. Remove it: the run is complete without it.")
+        return Timelines.model_validate_json(path.read_bytes()).ranks
     except (OSError, ValueError) as error:
-        raise RunError(f"{folder / TIMELINE} cannot be read: {one_line(error)}.") from error
+        raise RunError(f"{path} cannot be read: {one_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class FinishedRun:
         Raises:
             RunError: the folder holds no complete run, or its files cannot be read.
         """
-        return cls(folder, read_results(folder), read_timelines(folder))
+        return cls(folder, results := read_results(folder), read_timelines(folder, results))
 
     def predictions(self) -> Iterator[SavedPredictions]:
         """Yields the predictions, in pieces of bounded size and in dataset order.

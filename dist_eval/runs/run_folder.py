@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person
-from dist_eval.errors import RunError, RunStopped, print_error, translating_os_errors
-from dist_eval.process.files import PRIVATE, write_atomically
+from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person, leave_stop_file
+from dist_eval.errors import RunError, print_error, translating_os_errors
+from dist_eval.process.files import write_atomically
+from dist_eval.process.parsing import parse_json
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
 from dist_eval.runs.digests import damaged_table, is_intact, with_digests
 from dist_eval.runs.environment import environment, now
 from dist_eval.runs.files import FINGERPRINT, JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.folder_lock import last_holder, take_lock
-from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
+from dist_eval.runs.folder_lock import last_holder, require_journal_of_ours, take_lock
+from dist_eval.runs.found_results import FoundResults, what_is_wrong
+from dist_eval.runs.journal_folder import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
+from dist_eval.runs.redaction import without_peers
 from dist_eval.schema import SCHEMA_VERSION
-
-# begins only where a path does: from each of its parts, a long path without a peer would be searched to its end
-_PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
-"""A peer's address, or its ID alone."""
 
 
 class RunFolder(ABC):
@@ -64,13 +61,13 @@ class RunFolder(ABC):
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
-        self._before: RunHeader | None = None
         self.holder = ""
-        self._found: bytes | None = None
-        self._damaged = ""
+        self._found = FoundResults()
 
     def open(self, attempt: int = 0) -> None:
-        """Takes the folder's lock, and writes its results with status "running" unless they are complete.
+        """Takes the folder's lock, and writes its results with status "running".
+
+        Results that are complete or damaged stay until `claim` has agreed to replace them.
 
         Args:
             attempt: how often torchrun has restarted the group.
@@ -81,6 +78,7 @@ class RunFolder(ABC):
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_no_foreign_files()
+            require_journal_of_ours(self.path)
             (self.path / JOURNAL).mkdir(exist_ok=True, mode=0o700)
             lock = take_lock(self.path)
             self._lock, self.holder = lock.descriptor, lock.holder
@@ -89,8 +87,8 @@ class RunFolder(ABC):
             if is_first:
                 self._clear()
             if not (is_first and self._overwrite):
-                self._look()
-            if not self._was_complete:
+                self._found = self._look()
+            if not self._found.are_kept:
                 self._write(self._started())
 
     def open_on_host(self) -> None:
@@ -100,6 +98,7 @@ class RunFolder(ABC):
             RunError: the folder cannot be written.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
+            require_journal_of_ours(self.path)
             if last_holder(self.path) != self.holder:  # else it is the leader's, who has done so
                 self._clear()
 
@@ -122,20 +121,21 @@ class RunFolder(ABC):
                 f"The output folder {self.path} holds {', '.join(found)} of something else. Choose another --output."
             )
 
-    def _look(self) -> None:
+    def _look(self) -> FoundResults:
         """Reads the results that the folder holds, and finds out which of its files is damaged."""
-        with suppress(FileNotFoundError):
-            self._found = (self.path / self.results_name).read_bytes()
-        self._before = None if self._found is None else self._parse(self._found)
-        if self._before is not None:
-            self._damaged = damaged_table(self._before, self.path) or ""
-        elif self._found is not None:
-            self._damaged = self.results_name
-            if read_outcome(self.path).status == "complete":
-                raise RunError(
-                    f"{self.path / self.results_name} is that of a complete run, but has another format than this "
-                    "version writes. Choose another --output, or replace it with --overwrite."
-                )
+        path = self.path / self.results_name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return FoundResults()
+        results = self._parse(content)
+        if results is None and read_outcome(self.path).status == "complete":
+            raise RunError(
+                f"{path} is that of a complete run, but has another format than this version writes. Choose another "
+                "--output, or replace it with --overwrite."
+            )
+        damaged = self.results_name if results is None else damaged_table(results, self.path)
+        return FoundResults(content, results, self.path / damaged if damaged else None)
 
     def claim(self, fingerprint: Fingerprint, answers: Fingerprint | None = None) -> bool:
         """Compares this run with the one in the folder, and prepares the journal.
@@ -157,7 +157,8 @@ class RunFolder(ABC):
             earlier, by_name = Fingerprint.load(self.path), has_batches_of(self.path, answers or fingerprint)
             objection = self._objection(fingerprint, earlier, by_name)
             if objection:
-                self._leave_as_found()
+                self.holder = ""  # it is left to whose it is
+                self._found.restore(self.path / self.results_name)
                 raise RunError(
                     f"{self.path} holds {objection}. Choose another --output, or start afresh with --overwrite."
                 )
@@ -167,10 +168,10 @@ class RunFolder(ABC):
                 forget_journal(self.path)
             has_work = not self.is_complete or (earlier is None and answers is not None)  # names only tell of answers
             if has_work:
-                if self._damaged and self.is_resumable:
-                    print_error(f"{self.path / self._damaged} is damaged: it is made again from {self.resume_source}.")
+                if self._found.damaged and self.is_resumable:
+                    print_error(f"{what_is_wrong(self._found.damaged)}: it is made again from {self.resume_source}.")
                 self._remove_derived()
-                if self._was_complete:
+                if self._found.are_kept:
                     self._write(self._started())
             if has_work or earlier is None:
                 fingerprint.save(self.path)
@@ -180,28 +181,19 @@ class RunFolder(ABC):
         """Returns what the folder holds that this run may neither continue nor replace; empty if there is nothing."""
         changed = fingerprint.changed(earlier) if earlier else []
         if changed:
-            part = "the results" if self._was_complete else "a part"
+            part = "the results" if self._found.was_complete else "a part"
             return f"{part} of another run: what differs is the {' and the '.join(changed)}"
         if earlier is None and not by_name and self.is_resumable:
             return f"a part of a run, but it is not known of which: {self._why_unknown()}"
-        if earlier is None and not by_name and self._was_complete:
+        if earlier is None and not by_name and self._found.was_complete:
             return f"the results of a complete run, but no {JOURNAL} that identifies it"
-        if self._damaged and not self.is_resumable and any((self.path / name).exists() for name in self.derived_files):
-            return f"a run of which {self._damaged} is damaged, and nothing that it could be made again from"
+        damaged, has_results = self._found.damaged, any(map(os.path.lexists, self._derived()))
+        if damaged and (has_results or self._found.was_complete) and not self.is_resumable:
+            return f"a run of which {what_is_wrong(damaged)}, and nothing that it could be made again from"
         return ""
 
     def _why_unknown(self) -> str:
-        path = self.path / JOURNAL / FINGERPRINT
-        return f"{path} is {'damaged' if path.exists() else 'missing'}"
-
-    def _leave_as_found(self) -> None:
-        """Restores the results, and leaves the folder to whose it is."""
-        self.holder = ""
-        path = self.path / self.results_name
-        if self._found is None:
-            path.unlink(missing_ok=True)
-        elif path.read_bytes() != self._found:
-            write_atomically(path, self._found)
+        return what_is_wrong(self.path / JOURNAL / FINGERPRINT)
 
     def close(self) -> None:
         """Releases the lock, so that other runs may use the folder."""
@@ -212,12 +204,9 @@ class RunFolder(ABC):
     @property
     def is_complete(self) -> bool:
         """Whether the folder, when it was opened, held an intact complete run of which nothing is to be tried again."""
-        before = self._before if self._was_complete and not self._damaged else None
+        found = self._found
+        before = found.results if found.was_complete and not found.damaged else None
         return before is not None and not self._has_failed_examples(before)
-
-    @property
-    def _was_complete(self) -> bool:
-        return self._before is not None and self._before.status == "complete"
 
     @property
     def is_resumable(self) -> bool:
@@ -236,8 +225,12 @@ class RunFolder(ABC):
 
     def _remove_derived(self) -> None:
         """Removes what is made at the end of a run."""
-        for name in self.derived_files:
-            (self.path / name).unlink(missing_ok=True)
+        for path in self._derived():
+            path.unlink(missing_ok=True)
+
+    def _derived(self) -> list[Path]:
+        """Returns what is made at the end of a run, whether it exists or not."""
+        return [self.path / name for name in self.derived_files]
 
     def _started(self) -> RunHeader:
         """Returns the results of a run that begins now."""
@@ -268,10 +261,6 @@ class RunFolder(ABC):
             ValueError: they have another format.
         """
 
-    def _tables(self, results: RunHeader) -> Sequence[str]:
-        """Returns the names of the files that results with this content are read with."""
-        return ()
-
     def _has_failed_examples(self, results: RunHeader) -> bool:
         """Returns whether a complete run has examples that a new start would try again."""
         return False
@@ -300,7 +289,7 @@ class RunFolder(ABC):
         Raises:
             OSError: the folder cannot be written any more.
         """
-        failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
+        failure = RunFailure(message=without_peers(message, self._peers), rank=rank, host=host, transient=transient)
         return self._end("failed", failure, coverage)
 
     def stop(
@@ -328,15 +317,10 @@ class RunFolder(ABC):
         if not self.is_ours:
             return False
         if not may_restart:
-            (self.path / STOP_FILE).touch(PRIVATE)
+            leave_stop_file(self.path)
         transient = transient and not asked_by_a_person(message)
-        failure = RunFailure(message=self._without_peers(message), rank=rank, host=host, transient=transient)
+        failure = RunFailure(message=without_peers(message, self._peers), rank=rank, host=host, transient=transient)
         return self._end("incomplete", failure, coverage)
-
-    def _without_peers(self, message: str) -> str:
-        for address in self._peers:
-            message = message.replace(address, "(peer, not recorded)")
-        return _PEER.sub("(peer, not recorded)", message)
 
     def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
         if not self.is_ours or (results := self._read()) is None or results.status != "running":
@@ -344,18 +328,6 @@ class RunFolder(ABC):
         counts = {} if coverage is None else {"coverage": Coverage.model_validate(coverage)}
         self._write(self._ended(results, status=status, error=error, finished=now(), **counts))
         return True
-
-    @contextmanager
-    def recording_stop(self, *, rank: int, host: str, is_leader: bool) -> Iterator[None]:
-        """Marks the run as incomplete as soon as it stops: leaving a swarm may take longer than torchrun waits."""
-        try:
-            yield
-        except RunStopped as error:
-            if is_leader:
-                coverage = error.coverage.model_dump() if isinstance(error.coverage, Coverage) else None
-                with suppress(OSError):  # a full disk: finished batches are in the journal
-                    self.stop(str(error), rank=rank, host=host, coverage=coverage)
-            raise
 
     def _read(self) -> RunHeader | None:
         """Returns the results; None if they are missing or damaged.
@@ -370,12 +342,12 @@ class RunFolder(ABC):
 
     def _parse(self, content: bytes) -> RunHeader | None:
         try:
-            parsed = json.loads(content)
+            parsed = parse_json(content)
             return self._validate(parsed) if is_intact(parsed) else None
         except ValueError:
             return None
 
     def _write(self, results: RunHeader) -> None:
-        content = with_digests(results, self.path, self._tables(results))
+        content = with_digests(results, self.path)
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())

@@ -60,7 +60,7 @@ class TaskRun:
                 key = sample["doc_hash"], sample["filter"]
                 yield (key[0], seen[key]), sample
                 seen[key] += 1
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {error!r}.") from error
 
     def values(self, task: str) -> dict[tuple[str, str], dict[DocumentKey, Any]]:

@@ -213,7 +213,7 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
     with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
         Run.load(broken)
     (broken / "predictions.parquet").unlink()
-    with pytest.raises(RunError, match=r"predictions\.parquet cannot be read"):
+    with pytest.raises(RunError, match=r"predictions\.parquet is missing"):
         Run.load(broken)
     (broken / "results.json").write_text("{")
     with pytest.raises(RunError, match=r"results\.json cannot be read"):

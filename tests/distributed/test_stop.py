@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dist_eval.distributed import stop as stop_module
-from dist_eval.distributed.stop import SIGNALS, STOP_FILE, Stop, asked_by_a_person, common_reason
+from dist_eval.distributed.stop import SIGNALS, STOP_FILE, Stop, asked_by_a_person, common_reason, leave_stop_file
 
 
 @pytest.fixture
@@ -47,6 +47,21 @@ def test_the_same_request_may_come_twice_and_a_further_one_interrupts(
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)  # ignored: the end is under way
+
+
+def test_asking_by_a_file_follows_no_link(stop: Stop, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        leave_stop_file(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o600
+    (tmp_path / STOP_FILE).unlink()
+    (tmp_path / STOP_FILE).symlink_to(tmp_path / "elsewhere")
+    leave_stop_file(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    stop.look_for_file(tmp_path)
+    assert stop.requested
 
 
 def test_a_file_asks_too_and_the_first_reason_counts(stop: Stop, tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
 
 from dist_eval.doctor import shared_folder
 from dist_eval.doctor.facts import RankFacts
 from dist_eval.doctor.shared_folder import Probe, can_lock, collect_probes, collect_run, collect_space
 from dist_eval.runs.files import JOURNAL
-from dist_eval.runs.folder_lock import LOCK_FILE
+from dist_eval.runs.folder_lock import HOLDER_FILE, LOCK_FILE
 
 HOLD = """
 import sys
@@ -78,12 +77,14 @@ def test_what_the_folder_holds_and_who_uses_it(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"status": "incomplete"}')
     lock = tmp_path / JOURNAL / LOCK_FILE
     lock.parent.mkdir()
+    lock.with_name(HOLDER_FILE).write_text("me")
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import fcntl,sys;f=open(sys.argv[1],'w');fcntl.lockf(f,fcntl.LOCK_EX);f.write('me');"
-         "f.flush();sys.stdin.read()", str(lock)],
+        [sys.executable, "-c", "import fcntl,sys;f=open(sys.argv[1],'w');fcntl.lockf(f,fcntl.LOCK_EX);"
+         "print(flush=True);sys.stdin.read()", str(lock)],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert wait_for(lambda: lock.exists() and lock.read_text() == "me")
+    assert holder.stdout and holder.stdout.readline() == b"\n"
     collect_run(facts, tmp_path, "results.json")
     assert (facts.run_status, facts.in_use) == ("incomplete", "me")
     holder.communicate()

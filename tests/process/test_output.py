@@ -52,6 +52,20 @@ def test_what_a_terminal_cannot_show_is_escaped(tmp_path: Path, encoding: str, u
     assert found.stderr.count("零" if encoding == "utf-8" else "\\u96f6") == 3
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_does_not_block_is_given_everything(tmp_path: Path, unbuffered: str) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "file"), "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(command, env=environment, stdout=writer, stderr=subprocess.DEVNULL) as process:
+        os.close(writer)
+        with open(reader, encoding="utf-8") as shown:
+            assert shown.read() == ("零 ± → \\udcff" * 5000 + "\n") * 3 + "buffered"
+    assert process.returncode == 0
+
+
 @pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(

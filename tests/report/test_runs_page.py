@@ -186,7 +186,7 @@ def test_a_pair_that_cannot_be_compared_says_why(runs: Path, tmp_path: Path) -> 
     (tmp_path / "a" / "predictions.parquet").unlink()
     source = write_runs([tmp_path / name for name in ("a", "c", HOSTILE)], tmp_path / "page.html").read_text()
     found = pairs_of(source)
-    assert "not compared a/predictions.parquet cannot be read" in words(found["a", "c"])
+    assert "not compared a/predictions.parquet is missing" in words(found["a", "c"])
     assert "accuracy" in words(found["c", HOSTILE])
     assert str(tmp_path) not in source
 

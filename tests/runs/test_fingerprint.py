@@ -48,7 +48,8 @@ def test_a_fingerprint_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "3", '{"parts": 3}', '{"parts": {"dataset": 3}}', '{"dataset": "b", "digest": "0"}']
+    "content",
+    ["", "{", "[]", "[" * 200_000, "3", '{"parts": 3}', '{"parts": {"dataset": 3}}', '{"dataset": "b", "digest": "0"}'],
 )
 def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> None:
     Fingerprint({"dataset": "a"}).save(tmp_path)

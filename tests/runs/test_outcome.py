@@ -41,7 +41,9 @@ def test_each_end_has_its_status(tmp_path: Path) -> None:
     assert read_outcome(tmp_path / "nothing").results is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"metrics": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[" * 200_000, '{"metrics": {}}', '{"status": "failed", "error": "?"}']
+)
 def test_an_unreadable_file_is_a_failure_with_a_reason(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(content)
     outcome = read_outcome(tmp_path)

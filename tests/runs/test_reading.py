@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +55,9 @@ def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
 
 def test_a_run_may_lack_a_timeline_but_not_have_a_broken_one(folder: Path) -> None:
     (folder / "timeline.json").write_text('{"ranks": [{"rank": 0}]}')
-    with pytest.raises(RunError, match=r"timeline\.json is not as the run wrote it"):
+    with pytest.raises(RunError, match=r"timeline\.json is not as the run wrote it: .*Remove it"):
         FinishedRun.load(folder)
+    assert read_run(folder).status == "complete", "nothing else depends on it"
     without_digests(folder)
     with pytest.raises(RunError, match=r"timeline\.json cannot be read"):
         FinishedRun.load(folder)
@@ -145,6 +149,34 @@ def test_the_samples_of_a_run_on_tasks_are_checked_as_well(tmp_path: Path) -> No
     samples.write_text(samples.read_text().replace('"acc": 0', '"acc": 1'))
     with pytest.raises(RunError, match=r"samples_digits_now\.jsonl is not as the run wrote it"):
         TaskRun.load(run)
+
+
+@pytest.mark.parametrize("make", [Path.unlink, os.mkfifo, os.symlink, os.mkdir])
+def test_what_is_no_table_is_not_read(folder: Path, make: Callable[[Path], None]) -> None:
+    path = folder / "predictions.parquet"
+    path.rename(folder / "moved")
+    if make is os.symlink:
+        path.symlink_to("moved")
+    elif make is not Path.unlink:
+        make(path)
+    what = "is missing" if make is Path.unlink else "is not as the run wrote it"
+    with pytest.raises(RunError, match=rf"predictions\.parquet {what}.*Start the run's command again"):
+        FinishedRun.load(folder)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../secret", "pipe", "\0"])
+def test_only_a_runs_own_tables_are_looked_up_whatever_its_results_name(folder: Path, name: str) -> None:
+    os.mkfifo(folder / "pipe")
+    results = results_of(folder)
+    results["digests"] = {"content": "", "files": {name: "0" * 64}}
+    text = json.dumps(results, sort_keys=True, separators=(",", ":"))
+    results["digests"]["content"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / RESULTS).write_text(json.dumps(results))
+    assert read_run(folder).status == "complete"
+    again = folder_of(config_for(folder))
+    again.open()
+    assert again.is_complete
+    again.close()
 
 
 def test_a_run_without_digests_is_read_unchecked(tmp_path: Path) -> None:

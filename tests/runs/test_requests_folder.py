@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import results_of
 from hypothesis import given
@@ -12,13 +13,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from task_runs import task_run
 
+from dist_eval.data.answers import BatchOutcome, logits_columns
+from dist_eval.errors import RunError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.harness import HarnessFiles
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
 from dist_eval.runs.requests_folder import RequestsFolder
 
 
-def opened(folder: Path) -> RequestsFolder:
-    run = RequestsFolder(folder, HarnessConfig(tasks=["a"], model="base", backend="local").recorded(), overwrite=True)
+def opened(folder: Path, overwrite: bool = True) -> RequestsFolder:
+    options = HarnessConfig(tasks=["a"], model="base", backend="local").recorded()
+    run = RequestsFolder(folder, options, overwrite=overwrite)
     run.open()
     return run
 
@@ -46,8 +52,45 @@ def test_results_from_elsewhere_remove_nothing_else(tmp_path: Path, name: str) -
         assert (folder / "thesis.jsonl").read_text() == "years of work"
 
 
-@given(st.text(), st.text())
-def test_the_names_of_files_are_plain(before: str, after: str) -> None:
-    for results, samples in ((f"{before}/{after}", "samples_a.jsonl"), (None, f"{before}/{after}")):
+@given(st.text(), st.sampled_from("/\0"), st.text())
+def test_the_names_of_files_are_plain(before: str, separator: str, after: str) -> None:
+    name = f"{before}{separator}{after}"
+    for results, samples in ((f"results_{name}.json", "samples_a.jsonl"), (None, f"samples_{name}.jsonl")):
         with pytest.raises(ValidationError):
             HarnessFiles(results=results, samples={"a": samples})
+
+
+DATE = "2026-11-23T02-48-59.398099"
+
+
+def damaged_run(folder: Path) -> RequestsFolder:
+    """A run on tasks, opened, of which `results.json` is damaged; files of other origin are beside it."""
+    task_run(folder, {"a": {"acc": [1, 0]}}, {})
+    for name in (f"results_{DATE}.json", f"samples_a_{DATE}.jsonl", "results_thesis.json", "samples_of_rock.jsonl"):
+        (folder / name).write_text("{}")
+    for name in ("results_now.json", "samples_a_now.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "results.json").write_text("{")
+    return opened(folder, overwrite=False)
+
+
+def test_damaged_results_of_a_run_on_tasks_are_no_reason_to_keep_its_files(tmp_path: Path) -> None:
+    run = damaged_run(tmp_path)
+    fingerprint = Fingerprint({"tasks": "a"})
+    fingerprint.save(tmp_path)
+    journal = Journal(tmp_path, np.array([1]), logits_columns(2), run=fingerprint.digest())
+    journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
+    journal.close()
+    assert run.claim(fingerprint)
+    run.close()
+    left = {"results.json", "journal", "results_thesis.json", "samples_of_rock.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
+def test_they_are_kept_if_nothing_can_be_made_of_a_journal(tmp_path: Path) -> None:
+    run = damaged_run(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(RunError, match=r"results\.json is damaged, and nothing that it could be made again from"):
+        run.claim(Fingerprint({"tasks": "a"}))
+    run.close()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,8 +34,9 @@ from dist_eval.errors import RunError
 from dist_eval.report.page import report_on
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
-from dist_eval.runs.journal import Journal, record_sessions
+from dist_eval.runs.folder_lock import HOLDER_FILE, last_holder
+from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal_folder import record_sessions
 from dist_eval.schema import SCHEMA_VERSION
 
 
@@ -166,7 +168,7 @@ def test_a_run_that_torchrun_restarts_is_replaced_only_once(tmp_path: Path) -> N
 
 
 def lock_taken_by_another_start(folder: Path) -> None:
-    (folder / "journal" / LOCK_FILE).write_text("process 12 on elsewhere, started by process 7\n")
+    (folder / "journal" / HOLDER_FILE).write_text("process 12 on elsewhere, started by process 7\n")
 
 
 def test_it_is_replaced_by_a_restart_if_the_first_attempt_did_not_get_there(tmp_path: Path) -> None:
@@ -238,6 +240,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
     "torn": lambda content: content[:-5],
     "other JSON": lambda content: b"[]",
     "no text": lambda content: b"\xff" + content,
+    "deep": lambda content: b"[" * 200_000,
     "changed": lambda content: content.replace(b'"a"', b'"c"', 1).replace(b"0.8", b"0.9", 1),
 }
 
@@ -301,10 +304,12 @@ def test_batches_that_were_planned_with_sessions_are_known_without_the_fingerpri
 
 
 @pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
-@pytest.mark.parametrize("how", ["empty", "torn", "other JSON", "no text", "changed"])
+@pytest.mark.parametrize("how", ["empty", "torn", "other JSON", "no text", "changed", "deep", "missing"])
 def test_damaged_results_are_made_again_from_the_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, name: str
 ) -> None:
+    if (name, how) == (RESULTS, "missing"):
+        return  # nothing tells that there was a run
     claimed_run(tmp_path)
     if (name, how) == ("predictions.parquet", "changed"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[::-1])
@@ -321,7 +326,7 @@ def test_damaged_results_are_made_again_from_the_journal(
     run.open()
     assert not run.is_complete
     assert run.claim(FINGERPRINT)
-    assert f"{tmp_path / name} is damaged" in capsys.readouterr().err
+    assert f"{tmp_path / name} is {'missing' if how == 'missing' else 'damaged'}" in capsys.readouterr().err
     assert batches_in(tmp_path) == batches
     run.complete(PREDICTIONS, METRICS, sections())
     assert results_of(tmp_path)["status"] == "complete"
@@ -329,15 +334,24 @@ def test_damaged_results_are_made_again_from_the_journal(
 
 
 @pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
-def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("how", ["torn", "missing"])
+def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path: Path, name: str, how: str) -> None:
+    if (name, how) == (RESULTS, "missing"):
+        return  # nothing tells that there was a run
     claimed_run(tmp_path)
     for path in (tmp_path / "journal").glob("*.batches"):
         path.unlink()
-    damage(tmp_path / name, "torn")
+    damage(tmp_path / name, how)
     before = everything_below(tmp_path)
+    failing = folder_of(config_for(tmp_path))
+    failing.open()
+    failing.fail("None of the swarm's peers answered.", rank=0, host="here")
+    failing.close()
+    assert everything_below(tmp_path) == before, "a start that ends before it is known whose the results are"
     run = folder_of(config_for(tmp_path))
     run.open()
-    with pytest.raises(RunError, match=rf"{name} is damaged.*--output.*--overwrite"):
+    what = "missing" if how == "missing" else "damaged"
+    with pytest.raises(RunError, match=rf"{name} is {what}.*--output.*--overwrite"):
         run.claim(FINGERPRINT)
     run.close()
     assert everything_below(tmp_path) == before
@@ -345,6 +359,60 @@ def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path
     again.open()
     assert again.claim(FINGERPRINT)
     again.close()
+
+
+def test_a_run_is_complete_whatever_became_of_its_timeline(tmp_path: Path) -> None:
+    claimed_run(tmp_path, complete=False)
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    run.save_timelines([])
+    run.complete(PREDICTIONS, METRICS, sections())
+    run.close()
+    for change in (lambda path: path.write_text("{}"), Path.unlink):
+        change(tmp_path / "timeline.json")
+        before = everything_below(tmp_path)
+        again = folder_of(config_for(tmp_path))
+        again.open()
+        assert again.is_complete
+        assert not again.claim(FINGERPRINT)
+        again.close()
+        assert everything_below(tmp_path) == before
+
+
+def test_a_copy_of_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
+    claimed_run(tmp_path / "run", complete=False)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=os.link)
+    before = everything_below(tmp_path / "copy")
+    run = folder_of(config_for(tmp_path / "run"))
+    run.open()
+    assert run.is_ours
+    assert run.claim(FINGERPRINT)
+    run.complete(PREDICTIONS, METRICS, sections())
+    run.close()
+    assert everything_below(tmp_path / "copy") == before
+    copy = folder_of(config_for(tmp_path / "copy"))
+    copy.open()
+    assert copy.claim(FINGERPRINT)
+    assert copy.is_resumable
+    copy.close()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o775, 0o777])
+def test_a_journal_elsewhere_is_used_only_if_nobody_else_can_have_put_it_there(tmp_path: Path, mode: int) -> None:
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    for folder in (run, disk):
+        folder.mkdir()
+    (run / "journal").symlink_to(disk)
+    run.chmod(mode)
+    if mode & 0o022:
+        for open_folder in (EvaluationFolder.open, EvaluationFolder.open_on_host):
+            with pytest.raises(RunError, match=r"journal is a link .*others may write to.*--output.*chmod go-w"):
+                open_folder(folder_of(config_for(run, overwrite=True)))
+        assert list(disk.iterdir()) == []
+    else:
+        folder_of(config_for(run)).open_on_host()
+        claimed_run(run)
+        assert len(list(disk.glob("*.batches"))) == 1
 
 
 def test_names_of_batches_do_not_tell_what_was_made_of_the_answers(tmp_path: Path) -> None:
@@ -425,7 +493,9 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
 @pytest.mark.parametrize("content", ['{"status": "running"}', '{"status": "failed"}', "{", "[]", ""])
 def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULTS).write_text(content)
-    folder_of(config_for(tmp_path)).open()
+    run = folder_of(config_for(tmp_path))
+    run.open()
+    assert run.claim(FINGERPRINT)
     assert results_of(tmp_path)["status"] == "running"
 
 
