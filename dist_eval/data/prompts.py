@@ -7,7 +7,6 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dist_eval.data.token_ids import token_ids
 from dist_eval.errors import ConfigError, DataError
 
 _END = re.compile(r"\s*\S{1,64}\s*\Z")
@@ -120,6 +119,8 @@ class PromptedWords:
 
     def tokens_before(self) -> int:
         """Returns the number of tokens of `before`."""
+        from dist_eval.data.token_ids import token_ids
+
         return len(token_ids(self._tokenizer, [self.before])[0][0])
 
     def put_before(self, texts: Sequence[str], between: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import read_peers
-from dist_eval.process.files import private_files
+from dist_eval.process.files import PRIVATE, private_files
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
 PEERS = "peers.txt"
@@ -154,6 +154,7 @@ def make_identities(arguments: argparse.Namespace) -> None:
             if not key.exists():
                 with private_files():
                     P2P.generate_identity(str(key))
+                key.chmod(PRIVATE)  # hivemind leaves it read-only
             addresses.append(f"{arguments.address.replace('{}', str(number))}/p2p/{peer_name(key)}")
         (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
     except OSError as error:

@@ -192,7 +192,7 @@ def test_any_corruption_is_found_counted_and_named(
 ) -> None:
     rows, expected, dropped, repeated, outside = corruption
 
-    with pytest.raises(CoverageError, match=f"do not cover the dataset's {expected} rows") as caught:
+    with pytest.raises(CoverageError, match=f"do not cover the dataset's {expected} rows?") as caught:
         prove_coverage(rows, expected)
 
     coverage = caught.value.coverage
