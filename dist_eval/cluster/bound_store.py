@@ -67,10 +67,13 @@ def own_address(host: str) -> str | None:
 
     Returns:
         The address; None if it cannot be told: the name leads to loopback here, as Debian and Ubuntu configure a host's
-        own name, or to an address that this host does not have, such as that of a router.
+        own name, to an address that this host does not have, such as that of a router, or to several that it has, of
+        which others may know any.
     """
     candidates = resolve(host)
     if host != "localhost" and host not in candidates:
         candidates = [address for address in candidates if not is_loopback(address)]
     local = interfaces()
-    return next((address for address in candidates if is_loopback(address) or interface_of(address, local)), None)
+    own = [address for address in candidates if is_loopback(address) or interface_of(address, local)]
+    is_known = len(own) == 1 or all(map(is_loopback, own))  # who comes by loopback resolves the name as it is here
+    return own[0] if own and is_known else None

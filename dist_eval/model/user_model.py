@@ -122,15 +122,15 @@ def _values_of(value: Any) -> Iterator[bytes]:
 def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
     """Returns a function that says whether a model's `forward` takes an entry of a batch, given by name and value.
 
-    One that takes any name, as PEFT's do, passes it on to the model that it wraps. If that takes any name, too, or
-    cannot be told, all tensors are for it, and nothing else, such as texts.
+    One of PEFT's takes any name, and passes it on to the model that it wraps. What any other one that takes any name
+    does with it cannot be told: all tensors are for it, and nothing else, such as texts.
     """
     parameters = inspect.signature(model.forward).parameters
     names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
     if len(names) == len(parameters):
         return lambda name, value: name in names
-    children = [*model.children()]
-    inner = names_taken(children[0]) if len(children) == 1 else lambda name, value: isinstance(value, torch.Tensor)
+    wraps = any(kind.__module__.startswith("peft.") for kind in type(model).__mro__) and len([*model.children()]) == 1
+    inner = names_taken(next(model.children())) if wraps else lambda name, value: isinstance(value, torch.Tensor)
     return lambda name, value: name in names or inner(name, value)
 
 

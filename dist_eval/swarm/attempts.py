@@ -6,7 +6,7 @@
 - `WaitForServers`, as none can be reached: this costs no attempt;
 - `Retry` after a delay, with another server if there is one;
 - `AskAnother` server at once: this one takes smaller requests only;
-- `Split` the request in halves: all servers take smaller ones only;
+- `Split` the request in halves: all servers, or all that did not fail recently, take smaller ones only;
 - `Skip` it: it was optional;
 - `GiveUp`.
 """
@@ -50,6 +50,7 @@ class RoutePart:
         cached: returns the segment to ask, whose server holds attention caches of the texts at the moment, if any.
         messages: in which any other server is sent the texts from their beginning, one after the other.
         largest_message: tokens of the largest of these, if there are several.
+        rows: texts of the request, if it can be split between them.
     """
 
     block: int
@@ -60,6 +61,7 @@ class RoutePart:
     cached: Callable[[], Span | None] = lambda: None
     messages: int = 1
     largest_message: int | None = None
+    rows: int = 1
 
     @property
     def size(self) -> int:
@@ -115,7 +117,7 @@ class AskAnother:
 
 @dataclass(frozen=True)
 class Split:
-    """Split the request in halves: it is too large for all servers."""
+    """Split the request in halves: it is too large for the servers that can be asked."""
 
     error: TooLarge
 
@@ -173,15 +175,16 @@ class Attempts:
         """
         wanted = without(online, self.part.avoided)
         spans: Sequence[Span] = self._taking_it(wanted)
+        is_for_halves = self._is_for_halves(wanted, spans, now)
         if self.part.prefer_whole:
             spans = self._holding_all(spans, now)
         cached = self.part.cached()
         has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
         segment = cached if has_cache else self._route_again(spans, now)
+        if is_for_halves or (segment is None and self._route(wanted, now) is not None):
+            refusing = next(span.peer for span in wanted if not self._takes_it(span))
+            return Split(TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}"))
         if segment is None:
-            refusing = self._route(wanted, now)
-            if refusing is not None:
-                return Split(TooLarge(f"peer {refusing.peer}: {self.router.stats(refusing.peer).refusal}"))
             why = "no server online holds it, or a block after it"
             return self._unreachable(f"block {self.part.block}", why, now)
         messages = 1 if has_cache else self.part.messages
@@ -240,8 +243,15 @@ class Attempts:
         return Retry(0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY))
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:
-        """Whether there is a route of servers that are not banned."""
-        return self._route(self._not_banned(self._taking_it(online), now), now) is not None
+        """Whether there is a route of servers that are not banned, and take the request or, if it is split, a part."""
+        takers = online if self.part.rows > 1 else self._taking_it(online)
+        return self._route(self._not_banned(takers, now), now) is not None
+
+    def _is_for_halves(self, wanted: Sequence[Span], taking: Sequence[Span], now: float) -> bool:
+        """Whether all servers that take the request at once have failed recently, and others would take its halves."""
+        if self.part.rows == 1 or len(taking) == len(wanted) or not self.has_route(wanted, now):
+            return False
+        return self._route(self._not_banned(taking, now), now) is None
 
     def _unreachable(self, what: str, why: str, now: float) -> WaitForServers | Skip:
         if self.part.avoided:
@@ -275,7 +285,10 @@ class Attempts:
         return self._not_banned(whole, now) or spans
 
     def _taking_it(self, spans: Sequence[Span]) -> list[Span]:
-        return [span for span in spans if self.part.size <= self.router.stats(span.peer).limit]
+        return [span for span in spans if self._takes_it(span)]
+
+    def _takes_it(self, span: Span) -> bool:
+        return self.part.size <= self.router.stats(span.peer).limit
 
     def _not_banned(self, spans: Sequence[Span], now: float) -> list[Span]:
         return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError
@@ -54,6 +56,10 @@ _LEFT_TO_SERVERS = ("mlp_bias",)
 
 _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
 """Later keys of a model type, and the value that stands for what was computed before there was a choice."""
+
+
+_READ_BY_MODULES = re.compile(r"\bconfig\.([a-z_]\w*)|\bgetattr\(\s*(?:self\.)?config,\s*[\"'](\w+)[\"']")
+"""Where the code of modules reads a key of their config."""
 
 
 def require_integers(raw: Mapping[str, Any], where: str) -> None:
@@ -134,7 +140,7 @@ def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> 
             yield key
 
 
-def _refusal(what: str, config: Any, advice: str = "If it changes nothing, remove it.") -> CheckpointError:
+def _refusal(what: str, config: Any, advice: str = "A version that reads it is needed.") -> CheckpointError:
     return CheckpointError(
         f"{what} is not read by transformers {version('transformers')} for models of type {config.model_type!r}, and "
         f"may change what they compute. {advice}".rstrip()
@@ -156,7 +162,17 @@ def _known_keys(kind: Any) -> set[str]:
                 known.update(code.co_names, (text for text in code.co_consts if isinstance(text, str)))
     with suppress(Exception):  # some classes cannot do without arguments
         known.update(kind().to_dict())
-    return known
+    return known | _keys_of_modeling(kind)
+
+
+def _keys_of_modeling(kind: Any) -> set[str]:
+    """Returns the keys that the code of a model type's modules reads: some are no arguments of its config."""
+    source = str(kind.__module__).replace(".configuration_", ".modeling_")
+    found = find_spec(source) if source.startswith("transformers.models.") and source != kind.__module__ else None
+    if found is None or found.origin is None:
+        return set()
+    text = Path(found.origin).read_text(encoding="utf-8")
+    return {attribute or argument for attribute, argument in _READ_BY_MODULES.findall(text)}
 
 
 def _rotary(values: Mapping[str, Any]) -> dict[str, str]:

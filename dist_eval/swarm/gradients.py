@@ -103,7 +103,7 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
         return requests.transport.send(segment, inputs), work
 
     try:
-        whole = RoutePart(start, end, tokens, prefer_whole=True)
+        whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))
         segment, answer = await requests.send_with_retries(make_request, whole)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)

@@ -272,7 +272,7 @@ class SwarmRequests:
         tokens = tokens_in(hidden)
         return await self.send_with_retries(
             lambda segment: (self.transport.send(segment, hidden), tokens * (segment.end - segment.start)),
-            RoutePart(block, self.num_blocks, tokens, avoided),
+            RoutePart(block, self.num_blocks, tokens, avoided, rows=len(hidden)),
         )
 
     async def send_with_retries(self, make_request: RequestFactory, part: RoutePart) -> tuple[Span, Any]:

@@ -316,26 +316,29 @@ def with_a_lora_adapter(model: nn.Module, tmp_path: Path) -> nn.Module:
     return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False))
 
 
-def wrapped(model: nn.Module, tmp_path: Path) -> nn.Module:
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, **batch: Any) -> Any:
-            return self.inner(**batch)
-
-    return Wrapper()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("changed", [quantized, with_extra_state, offloaded, with_a_lora_adapter, wrapped])
+@pytest.mark.parametrize("changed", [quantized, with_extra_state, offloaded, with_a_lora_adapter])
 def test_a_model_that_the_familiar_loop_takes_is_taken(changed: Any, tmp_path: Path) -> None:
     model = changed(small_classifier(), tmp_path)
     rows = [{**text, "text": "a text", "idx": torch.tensor(row)} for row, text in enumerate(texts())]
     result = evaluate(model, DataLoader(rows, 4), return_predictions=True)
     assert result["predictions"].tolist() == the_familiar_loop(model)
     assert len(set(the_familiar_loop(model))) > 1
+
+
+def test_a_module_around_another_one_is_given_all_tensors() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Table(torch.eye(2))
+
+        def forward(self, **inputs: Any) -> Mapping[str, torch.Tensor]:
+            assert inputs.keys() == {"input_ids", "attention_mask"}
+            return self.inner(inputs["input_ids"] * inputs["attention_mask"])  # type: ignore[no-any-return]
+
+    mask = torch.zeros(1, 1, dtype=torch.int64)
+    batches = [{**batch, "attention_mask": mask} for batch in batches_of(torch.tensor([0, 0]), 1)]
+    assert evaluate(Pooled(), batches)["accuracy"] == 1.0
 
 
 def test_a_forward_that_takes_any_name_is_given_tensors_only() -> None:

@@ -9,14 +9,19 @@ import pytest
 
 from dist_eval.cluster import bound_store
 from dist_eval.cluster.bound_store import open_store, own_address
+from dist_eval.cluster.hosts import resolve
 
-LOCAL = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"]}
+LOCAL = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth0": ["10.9.0.2", "fd00::2"]}
 NAMES = {
     "head": ["10.9.0.2"],
-    "head6": ["fd00::2", "10.9.0.2"],
+    "head6": ["fd00::2"],
+    "dual-stack": ["fd00::2", "10.9.0.2"],
+    "docker": ["172.17.0.1", "10.9.0.2"],
+    "one-here": ["10.7.0.1", "10.9.0.2"],
     "debian": ["127.0.1.1"],
     "both": ["127.0.1.1", "10.9.0.2"],
     "behind-a-router": ["10.7.0.1"],
+    "unknown": [],
     "localhost": ["::1", "127.0.0.1"],
 }
 
@@ -30,6 +35,10 @@ NAMES = {
         ("10.9.0.2", "10.9.0.2"),
         ("127.0.0.1", "127.0.0.1"),
         ("localhost", "::1"),
+        ("one-here", "10.9.0.2"),
+        ("fd00:0::2", "fd00::2"),
+        ("dual-stack", None),
+        ("docker", None),
         ("debian", None),
         ("behind-a-router", None),
         ("10.7.0.1", None),
@@ -40,7 +49,7 @@ def test_the_address_is_the_one_that_the_others_know(
     host: str, address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bound_store, "interfaces", lambda: LOCAL)
-    monkeypatch.setattr(bound_store, "resolve", lambda name: NAMES.get(name, [name] if name[0].isdigit() else []))
+    monkeypatch.setattr(bound_store, "resolve", lambda name: NAMES[name] if name in NAMES else resolve(name))
     assert own_address(host) == address
 
 

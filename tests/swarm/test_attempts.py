@@ -21,8 +21,9 @@ from dist_eval.swarm.attempts import (
     Split,
     WaitForServers,
 )
-from dist_eval.swarm.failures import Failure, WrongAnswer
+from dist_eval.swarm.failures import Failure, WrongAnswer, classify
 from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router, Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
@@ -126,6 +127,48 @@ def test_a_request_is_split_only_if_all_servers_refuse_its_size() -> None:
     assert isinstance(again.next(REPLICAS, 0.0), Split), "nobody has to be asked twice"
     smaller = Attempts(attempts.router, RoutePart(0, BLOCKS, TOKENS - 1), limit=LIMIT, timeout=TIMEOUT)
     assert sent(smaller, REPLICAS)
+
+
+@pytest.mark.parametrize("error", [LATE, GONE])
+def test_while_all_that_did_not_refuse_a_request_fail_it_is_sent_in_halves(error: Exception) -> None:
+    router, asked, now = Router(), {"a": 0, "b": 0}, 0.0
+    online = [Span("a", 0, BLOCKS), Span("b", 0, BLOCKS, forward_rps=1e9)]  # b is announced, but does not answer
+
+    def rows_answered(rows: int) -> int:
+        nonlocal now
+        attempts = Attempts(router, RoutePart(0, BLOCKS, rows * 64, rows=rows), limit=LIMIT, timeout=TIMEOUT)
+        while True:
+            decision = attempts.next(online, now)
+            if isinstance(decision, Split):
+                assert re.fullmatch(r"peer a: .* max_batch_size \(1024\), .*", str(decision.error))
+                return rows_answered(rows // 2) + rows_answered(rows - rows // 2)
+            assert isinstance(decision, Send)
+            peer = decision.segment.peer
+            asked[peer] += 1
+            assert asked["b"] <= 20, "it is tried again now and then, after longer and longer bans"
+            now += decision.stall_timeout if (peer, error) == ("b", LATE) else 0.01
+            if peer == "a" and rows <= 16:
+                router.stats("a").answered(rows, now - 0.01, now)
+                attempts.answered(decision, now)
+                return rows
+            reason = P2PHandlerError("Task size greater than max_batch_size (1024), it") if peer == "a" else error
+            router.stats(peer).failed(now, classify(reason))
+            after = attempts.after(decision, reason, now)
+            if isinstance(after, WaitForServers):
+                assert attempts.has_route(online, now), "it would wait, although halves are taken"
+            else:
+                assert isinstance(after, AskAnother | Retry)
+
+    assert sum(rows_answered(32) for _ in range(100)) == 3200
+    assert asked["a"] >= 200
+
+
+def test_a_single_text_waits_for_the_servers_that_did_not_refuse_it() -> None:
+    online, attempts = REPLICAS[:2], attempts_of()
+    refusing = refuses(attempts, online, 0.0)
+    assert isinstance(fails(attempts, GONE, online), WaitForServers)
+    assert not attempts.has_route(online, 0.0)
+    assert sent(attempts, online).segment.peer != refusing
 
 
 def test_who_refuses_the_size_that_another_one_takes_is_banned_and_never_asked_for_it_again() -> None:

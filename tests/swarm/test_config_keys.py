@@ -111,6 +111,20 @@ def test_an_unknown_key_that_cannot_matter_passes(model: dict[str, Any], keys: d
     read_config(written(tmp_path, model | keys), "model")
 
 
+@pytest.mark.parametrize("of_another_type", [False, True])
+def test_keys_that_only_the_code_of_a_models_modules_reads_pass(of_another_type: bool, tmp_path: Path) -> None:
+    keys = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True, "conv_kernel_size": 3}
+    keys |= {"conv_act": "tanh", "conv_groups": 1, "embedding_size": 16, "attention_head_size": 8, "cls_dropout": 0.1}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "pos_att_type": "p2c|c2p"}
+    model = written(tmp_path, sizes | keys | {"model_type": "roberta" if of_another_type else "deberta-v2"})
+    if of_another_type:
+        with pytest.raises(CheckpointError, match=r"pos_att_type .* is not read by transformers"):
+            read_config(model, "model")
+    else:
+        config = read_config(model, "model")
+        assert {key: getattr(config, key) for key in keys} == keys
+
+
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_a_kernel_from_the_hub_is_refused(key: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"{key} 'org/kernel' is code from a hub"):
