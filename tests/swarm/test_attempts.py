@@ -23,7 +23,6 @@ from dist_eval.swarm.attempts import (
 )
 from dist_eval.swarm.failures import Failure, WrongAnswer, classify
 from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router, Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
