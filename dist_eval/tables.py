@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from dist_eval.printable import printable
 
 _RULES = {"<": "---", ">": "---:"}
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -58,9 +60,9 @@ def csv_text(text: str) -> str:
 
     Examples:
         >>> csv_text("=1+1"), csv_text("-3"), csv_text("a=b")
-        ("'=1+1", "'-3", 'a=b')
+        ("'=1+1", '-3', 'a=b')
     """
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:

@@ -124,6 +124,7 @@ def tokenize_dataset(
     max_length: int,
     vocab_size: int | None = None,
     token_types: int = 0,
+    begin_once: bool = True,
     labels: str = "auto",
     problem: Problem = SINGLE_LABEL,
     strict: bool = False,
@@ -145,6 +146,7 @@ def tokenize_dataset(
         max_length: maximum number of tokens of a text.
         vocab_size: vocabulary size of the base model; None skips this check.
         token_types: number of token types that the model knows; 0 if it takes none.
+        begin_once: whether a text that begins with BOS gets no second one (see `encode_texts`).
         labels: how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`).
         problem: the problem type.
         strict: raise an error for a longer text instead of truncating it.
@@ -185,7 +187,7 @@ def tokenize_dataset(
             if render is not None:
                 texts = [render(texts, row, source.where)]
             # without truncation, because the full length is reported; the longer text of a pair is truncated below
-            encoded, begun = encode_texts(tokenizer, *texts, truncation=False)
+            encoded, begun = encode_texts(tokenizer, *texts, begin_once=begin_once, truncation=False)
             ids, types = encoded["input_ids"], encoded.get("token_type_ids") if token_types else None
             full = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
             _check_lengths(source, row, full, max_length, strict)
@@ -195,7 +197,8 @@ def tokenize_dataset(
                 rows = too_long[keeps_both == more]
                 if len(rows):
                     cut = [[column[i] for i in rows] for column in texts]
-                    again, _ = encode_texts(tokenizer, *cut, truncation=True, max_length=max_length + more)
+                    longest_kept = {"truncation": True, "max_length": max_length + more}
+                    again, _ = encode_texts(tokenizer, *cut, begin_once=begin_once, **longest_kept)
                     for number, i in enumerate(rows):
                         ids[i] = again["input_ids"][number]
                         if types is not None:

@@ -11,7 +11,9 @@ ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
 """What is said that texts have which begin with the token that the tokenizer puts before every text."""
 
 
-def encode_texts(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple[dict[str, Any], np.ndarray]:
+def encode_texts(
+    tokenizer: Any, *texts: Sequence[str], begin_once: bool = True, **options: Any
+) -> tuple[dict[str, Any], np.ndarray]:
     """Tokenizes texts, each of which begins once.
 
     A text may begin with the token that a tokenizer puts before every text (BOS), such as a prompt that was written for
@@ -20,6 +22,7 @@ def encode_texts(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple
     Args:
         tokenizer: a Hugging Face tokenizer.
         *texts: the texts, or the parts of pairs.
+        begin_once: False to leave all to the tokenizer.
         **options: further arguments of the tokenizer.
 
     Returns:
@@ -28,9 +31,11 @@ def encode_texts(tokenizer: Any, *texts: Sequence[str], **options: Any) -> tuple
     """
     encoded = dict(tokenizer(*texts, return_attention_mask=False, verbose=False, **options))
     ids, begin = encoded["input_ids"], tokenizer.bos_token_id
-    if tokenizer("a")["input_ids"][:1] != [begin]:  # it puts none before a text
+    if not begin_once or tokenizer("a")["input_ids"][:1] != [begin]:  # it puts none before a text
         return encoded, np.zeros(len(ids), dtype=bool)
-    doubled = np.array([own[:2] == [begin, begin] for own in ids], dtype=bool)
+    # another text may give the token, too, such as an unknown word
+    written = [text.lstrip().startswith(tokenizer.bos_token) for text in texts[0]]
+    doubled = np.array([own[:2] == [begin, begin] for own in ids], dtype=bool) & np.array(written, dtype=bool)
     for row in np.flatnonzero(doubled):
         for of_tokens in encoded.values():
             of_tokens[row] = of_tokens[row][1:]

@@ -119,7 +119,8 @@ def _set_chat_template(tokenizer: Any, place: str) -> None:
     """Sets the chat template as transformers does since it has had a file, and several templates, for it."""
     template = _text_of(place, _CHAT_TEMPLATE) or getattr(tokenizer, "chat_template", None)
     if isinstance(template, list):
-        template = {one["name"]: one["template"] for one in template}.get("default")
+        by_name = {one["name"]: one["template"] for one in template}
+        template = by_name.get("default", "{{ raise_exception('none of its chat templates is the default') }}")
     tokenizer.chat_template = template
 
 

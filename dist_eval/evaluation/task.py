@@ -213,6 +213,7 @@ def write_dataset(
             max_length=base.max_length,
             vocab_size=getattr(base.config, "vocab_size", None),
             token_types=target.token_types if isinstance(target, PretrainedClassifier) else 0,
+            begin_once=not isinstance(target, PretrainedClassifier),  # it was trained on what its tokenizer makes
             problem=target.problem,
             strict=options.strict,
             extra_columns=extra_columns,

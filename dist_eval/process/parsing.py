@@ -65,8 +65,8 @@ def parse_yaml(content: str) -> Any:
     """
     import yaml
 
-    loader = yaml.SafeLoader(content)
     try:
+        loader = yaml.SafeLoader(content)  # looks for characters that YAML does not allow
         node = loader.get_single_node()
         require_small(node)
         return None if node is None else loader.construct_document(node)

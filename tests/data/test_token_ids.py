@@ -7,7 +7,8 @@ from typing import Any
 from harness_tasks import WORDS, make_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from dist_eval.data.token_ids import encode_texts, token_ids
 
@@ -41,6 +42,19 @@ def test_other_tokens_that_the_tokenizer_adds_stay() -> None:
     [pair] = encoded["input_ids"]
     assert [len(one) for one in encoded["token_type_ids"]] == [len(pair)]
     assert pieces(ENDS_TEXTS, pair) == ["<s>", "</s>", "<s>", "</s>"] and begun.tolist() == [True]
+
+
+def test_only_what_is_written_as_the_first_token_counts_as_it() -> None:
+    words = Tokenizer(models.WordLevel({"<s>": 0, "b": 1}, unk_token="<s>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", unk_token="<s>")
+    assert token_ids(tokenizer, ["zzz b", "<s> b"])[0] == [[0, 0, 1], [0, 1]]
+
+
+def test_all_can_be_left_to_the_tokenizer() -> None:
+    encoded, begun = encode_texts(TOKENIZER, ["<s>river"], begin_once=False)
+    assert pieces(TOKENIZER, encoded["input_ids"][0]) == ["<s>", "<s>"] and not begun.any()
 
 
 def test_a_tokenizer_that_adds_no_first_token_is_believed() -> None:

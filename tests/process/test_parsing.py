@@ -71,7 +71,9 @@ def test_yaml_that_aliases_make_large_is_refused(kind: str) -> None:
         parse_yaml("\n".join(BOMBS[kind]))
 
 
-@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, "- " * 5000 + "x", "a: [b", "!!python/name:os.system x"])
+@pytest.mark.parametrize(
+    "text", ["[" * 5000 + "]" * 5000, "- " * 5000 + "x", "a: [b", "a: \x0c", "!!python/name:os.system x"]
+)
 def test_yaml_that_cannot_be_read_is_an_error_in_one_line(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_yaml(text)
