@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,20 @@ import jsonschema
 import pytest
 import torch
 from forkserver import NAME, SERVER, fork_server
+from packaging.version import Version
 from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
 from dist_eval.errors import SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, load_petals_classifier, load_swarm_backbone, with_tuned_head
+from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
 from dist_eval.swarm import private
-from dist_eval.swarm.petals_version import installed_version, is_main
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Span
@@ -51,7 +52,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that is sta
 torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0
-FAMILIES = ("llama", "bloom", "mixtral" if is_main(installed_version()) else "falcon")
+FAMILIES = ("llama", "bloom", "falcon")
 
 SHARED_SWARMS = {name: name for name in ("family_swarms", "demo_swarm")} | {"petals_classifier": "family_swarms"}
 """What serves each of these fixtures."""
@@ -149,7 +150,7 @@ class SwarmClient:
         """Makes a classifier for which every server has answered already: on a busy host the first contact may fail."""
         classifier = self.classifier(swarm, tuned, **options)
         requests = requests_of(classifier)
-        assert wait_for(lambda: len(requests.spans()) == len(swarm.spans) or requests._manager.update(wait=True))
+        assert wait_for(lambda: len(requests.spans()) == len(swarm.spans) or requests._directory.update())
         for span in requests.spans():
             assert wait_for(lambda span=span: _answers(classifier, span))
         assert wait_for(
@@ -177,11 +178,11 @@ CLIENTS: list[SwarmClient] = []
 
 @pytest.fixture(scope="session")
 def swarm_client() -> Iterator[SwarmClient]:
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     with workspace() as sockets:
         with gc_paused():  # DHT nodes are forked from here, and would copy all that they scan
-            import_petals(sockets=sockets)
+            prepare_hivemind(sockets=sockets)
         client = SwarmClient(sockets)
         CLIENTS.append(client)
         yield client
@@ -191,11 +192,11 @@ def swarm_client() -> Iterator[SwarmClient]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     for client in CLIENTS:  # a program that a test ran in this process had its sockets in a folder of its own
         if "swarm_client" in getattr(item, "fixturenames", ()):
-            import_petals(sockets=client.sockets)
+            prepare_hivemind(sockets=client.sockets)
 
 
 @dataclass
@@ -248,6 +249,10 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
 @pytest.fixture(scope="module")
 def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient) -> Any:
     """A deep_ptune classifier as Petals' users load it, with random prompts and head."""
+    from dist_eval.api.petals_classifier import load_petals_classifier
+
+    if Version(version("transformers")) >= Version("4.35"):
+        pytest.skip("Petals' own classes of models need its packages of 2023 (launch/petals-2.2)")
     swarm = family_swarms["llama"]
     torch.manual_seed(3)
     settings = {"tuning_mode": "deep_ptune", "pre_seq_len": 3, "num_labels": 3}

@@ -153,9 +153,12 @@ def serve(address: str) -> list[str]:
     adopt_orphans()
     silence_libraries()
     with gc_paused():
-        from dist_eval.swarm.hivemind_compat import import_petals
+        from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-        import_petals(sockets=Path(address).parent)
+        prepare_hivemind(sockets=Path(address).parent)
+        from dist_eval.swarm.petals_server import import_server
+
+        import_server()
         for name in MODULES:
             __import__(name)
         from dist_eval.swarm import private

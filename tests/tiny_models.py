@@ -11,44 +11,94 @@ import torch
 from dist_eval.model.checkpoint import TunedCheckpoint
 
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
-_COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_attention_heads": 4}
-_LLAMA: dict[str, Any] = {**_COMMON, "max_position_embeddings": 2048}
-_BLOCKS: dict[str, Any] = {"intermediate_size": 96, "num_hidden_layers": LAYERS}
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GROUPED: dict[str, Any] = {**_COMMON, "intermediate_size": 96, "num_key_value_heads": 2}
+_EXPERTS: dict[str, Any] = {
+    **_GROUPED,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_MLA = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+_LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
+_BLOOM = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": 4}
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**_GROUPED, "num_key_value_heads": 4}),
+    "grouped": ("llama", _GROUPED),
+    "llama31": (
+        "llama",
+        {**_GROUPED, "rope_parameters": {**_LLAMA31, "rope_theta": 5e5, "original_max_position_embeddings": 32}},
+    ),
+    "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
+    "bloom": ("bloom", _BLOOM),
+    "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),
+    "mixtral": ("mixtral", _EXPERTS),
+    "qwen2": ("qwen2", _GROUPED),
+    "qwen3": ("qwen3", {**_GROUPED, "head_dim": 24}),
+    "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 24}),
+    "mistral": ("mistral", {**_GROUPED, "sliding_window": 16}),
+    "phi3": ("phi3", _GROUPED),
+    "granite": ("granite", {**_GROUPED, "embedding_multiplier": 12.0, "logits_scaling": 8.0}),
+    "gemma": ("gemma", {**_GROUPED, "head_dim": 16}),
+    "gemma2": ("gemma2", {**_GROUPED, "head_dim": 24, "sliding_window": 16, "query_pre_attn_scalar": 24}),
+    "gemma3": ("gemma3_text", {**_GROUPED, "head_dim": 24, "sliding_window": 16, "sliding_window_pattern": 2}),
+    "olmo2": ("olmo2", _GROUPED),
+    "olmo3": ("olmo3", {**_GROUPED, "sliding_window": 16}),
+    "smollm3": ("smollm3", _GROUPED),
+    "glm4": ("glm4", {**_GROUPED, "head_dim": 16}),
+    "gpt_oss": ("gpt_oss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16}),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_EXPERTS,
+            **_MLA,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 2,
+        },
+    ),
+    "cohere2": ("cohere2", {**_GROUPED, "sliding_window": 16}),
+    "phi": ("phi", {**_COMMON, "intermediate_size": 96}),
+    "qwen3_next": (
+        "qwen3_next",
+        {**_EXPERTS, **_LINEAR, "head_dim": 16, "linear_value_head_dim": 16, "shared_expert_intermediate_size": 32},
+    ),
+}
+"""Type and settings of each model. "grouped" has grouped-query attention; "llama31" the rotary embeddings of Llama 3.1,
+but for texts of 32 tokens; the requests of "wide" take Petals' streaming path."""
 
 
 def make_tiny_model(name: str) -> Any:
-    """Makes a random model.
-
-    Args:
-        name: "llama", "bloom", "falcon" or "mixtral"; "grouped", a Llama with grouped-query attention; "llama31",
-            which also has the `rope_scaling` of Llama 3.1, but for texts of 32 tokens; "wide", a Llama whose requests
-            take Petals' streaming path.
-    """
-    import transformers as hf
+    """Makes a random language model, one of `DECODERS`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    if name == "bloom":
-        return hf.BloomModel(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=HIDDEN, n_layer=LAYERS, n_head=4))
-    if name == "falcon":
-        options = {"num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False, "num_hidden_layers": LAYERS}
-        return hf.FalconForCausalLM(hf.FalconConfig(**_COMMON, **options))
-    if name == "mixtral":
-        experts = {"num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 2048}
-        return hf.MixtralForCausalLM(hf.MixtralConfig(**_COMMON, **_BLOCKS, **experts))
-    if name == "wide":
-        wide = {"hidden_size": 512, "intermediate_size": 64, "num_hidden_layers": 1}
-        return hf.LlamaForCausalLM(hf.LlamaConfig(**{**_LLAMA, **wide}))
-    grouped: dict[str, Any] = {"num_key_value_heads": 4 if name == "llama" else 2}
-    if name == "llama31":
-        scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        grouped["rope_scaling"] = {**scaling, "original_max_position_embeddings": 32}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**_LLAMA, **_BLOCKS, **grouped))
+    model_type, settings = DECODERS[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+    for parameter in model.parameters():  # norms and biases are constant at first, and would hide a mistake
+        if parameter.ndim == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
 
 
 def save_tiny_models(folder: Path, *names: str) -> dict[str, Path]:
     """Writes models to subfolders of a folder; returns these."""
     for name in names:
-        make_tiny_model(name).save_pretrained(folder / name, safe_serialization=True)
+        make_tiny_model(name).save_pretrained(folder / name)
     return {name: folder / name for name in names}
 
 

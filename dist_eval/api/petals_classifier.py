@@ -1,16 +1,23 @@
-"""Opens and gracefully closes Petals' own classifier, for scripts with their own tuning or evaluation loop."""
+"""Opens and gracefully closes Petals' own classifier, for scripts with their own tuning or evaluation loop.
+
+Petals' classes of models need the packages that it pins, of 2023: an environment such as `launch/petals-2.2`.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dist_eval.errors import ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
+from dist_eval.model.weights import load_pretrained
 from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
 from dist_eval.process.logging_setup import silence_petals
+from dist_eval.process.patching import patched
 from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
 
@@ -45,8 +52,10 @@ def open_petals_classifier(
 
     Raises:
         CheckpointError: base model or checkpoint cannot be read, or do not fit together.
+        ConfigError: Petals' classes of models cannot be used with the installed transformers.
         SwarmError: the swarm does not answer or lacks blocks.
     """
+    _require_petals()
     base = read_base_config(str(model))
     tuned = None if checkpoint is None else TunedCheckpoint.load(str(checkpoint))
     if tuned is not None:
@@ -55,10 +64,10 @@ def open_petals_classifier(
     prefix = dht_prefix or default_dht_prefix(str(model), base)
     silence_petals()
     with workspace() as scratch_dir, multiprocessing_files_in(scratch_dir):
-        from dist_eval.swarm.hivemind_compat import import_petals
+        from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-        import_petals(sockets=scratch_dir)
-        from dist_eval.model.classifier import base_fingerprint, load_petals_classifier
+        prepare_hivemind(sockets=scratch_dir)
+        from dist_eval.model.classifier import base_fingerprint
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import wait_until_covered
 
@@ -78,4 +87,51 @@ def open_petals_classifier(
                 put_tuned_tensors(tuned, classifier)
             yield classifier.eval()
         finally:
-            leave_swarm(dht, classifier.transformer.h.sequence_manager)
+            manager = classifier.transformer.h.sequence_manager
+            leave_swarm(dht, manager.state.p2p, manager.shutdown)
+
+
+def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
+    """Loads Petals' classifier with random prompts and a random head, for tuning.
+
+    Args:
+        model: folder or hub name of the base model.
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the swarm announces the blocks.
+        **settings: other fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
+
+    Returns:
+        A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
+
+    Raises:
+        CheckpointError: weights are missing or pickled.
+        ConfigError: Petals' classes of models cannot be used with the installed transformers.
+    """
+    _require_petals()
+    import petals
+    from petals.utils.auto_config import _CLASS_MAPPING
+
+    settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
+    config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
+    classes = _CLASS_MAPPING[config.model_type]
+    # the classifiers have no argument to pass an existing DHT node on to their base model
+    with patched(classes.model, "__init__", functools.partialmethod(classes.model.__init__, dht=dht)):
+        return load_pretrained(
+            classes.model_for_sequence_classification,
+            model,
+            what=f"The base model {model}",
+            optional=("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings"),
+            config=config,
+        )
+
+
+def _require_petals() -> None:
+    import transformers
+    from packaging.version import Version
+
+    if Version(transformers.__version__) >= Version("4.35"):
+        raise ConfigError(
+            f"Petals' own classes of models need its pinned packages of 2023, not transformers "
+            f"{transformers.__version__}: use the environment of launch/petals-2.2. Without these classes, "
+            "`dist-eval run` and `dist-eval tune` evaluate and tune any model."
+        )

@@ -16,7 +16,6 @@ from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_de
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.process.parsing import parse_json
-from dist_eval.swarm.petals_version import require_local
 
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20
@@ -35,8 +34,6 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
     target = target_of(config)
     facts.digests["prompt and label words" if config.prompt else "tuned checkpoint"] = target.digest()
     base = BaseModelSpec.of(config.only(ModelOptions), target)
-    if config.starts_swarm or config.backend == "local" or config.compare_backends:
-        require_local(base.name, base.config)
     facts.digests["base model"] = base.digest()
     collect_needs(facts, config, base, target)
     return base

@@ -25,9 +25,9 @@ def collect_swarm(facts: RankFacts, peers: list[str], base: BaseModelSpec, timeo
     Raises:
         SwarmError: no peer answered in time, or blocks are held only by servers whose version of Petals is unfit.
     """
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=sockets)
+    prepare_hivemind(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
     from dist_eval.swarm.coverage import adapter_fault, look_up_coverage, measure_distances, unfit_message
     from dist_eval.swarm.p2p_daemon import CONTACT_SECONDS

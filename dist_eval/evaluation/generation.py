@@ -17,7 +17,7 @@ from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
 from dist_eval.data.texts import texts_in
 from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
-from dist_eval.data.tokenizer_files import load_tokenizer, require_decoding, tokenizer_digest
+from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
 from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
@@ -67,7 +67,6 @@ class _Leader:
     def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target, config = session, base, target, session.config
         self._tokenizer = load_tokenizer(base.name)
-        require_decoding(self._tokenizer, base.name)
         if self._tokenizer("a")["input_ids"][-1] == self._tokenizer.eos_token_id:
             raise ConfigError(
                 "The tokenizer ends every prompt with its token for the end, behind which no text can follow: set "

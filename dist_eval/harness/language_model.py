@@ -16,7 +16,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pydantic import ValidationError
 
 from dist_eval.data.generated_text import text_of
-from dist_eval.data.tokenizer_files import require_decoding
 from dist_eval.errors import ConfigError, DataError, one_line
 from dist_eval.results.inputs import Decoding
 
@@ -101,8 +100,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             scored = [instance for instance in instances if instance.request_type != _GENERATION]
             generated = [instance for instance in instances if instance.request_type == _GENERATION]
             decodings = [self._decoding_of(instance) for instance in generated]
-            if generated:
-                require_decoding(self.tokenizer, self.tokenizer.name_or_path)
             counts: list[int] = []  # of the texts of each instance
             found = self._answer(self._pairs(scored, counts), self._prompts(generated, decodings))
             ends = np.cumsum(counts, dtype=np.int64)

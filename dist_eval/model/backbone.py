@@ -51,11 +51,11 @@ class Backbone(HostedModel, ABC):
     """A base model without a head.
 
     Attributes:
-        model: the base model of Petals or Hugging Face.
+        config: its `transformers` config.
         sessions: where texts that begin alike are sent; None for plain forwards.
     """
 
-    model: Any
+    config: Any
     sessions: SessionPool | None = None
 
     @property
@@ -212,20 +212,3 @@ class ModelOnBackbone(HostedModel, ABC):
     def close(self) -> None:
         """See `HostedModel.close`."""
         self.backbone.close()
-
-
-def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-    """Embeds token ids after soft prompts.
-
-    Args:
-        words: the embeddings of the vocabulary.
-        input_ids: int64 of shape [batch, length].
-        prompts: of shape [pre_seq_len, hidden], or None.
-
-    Returns:
-        Shape [batch, pre_seq_len + length, hidden], in the dtype and on the device of `words`.
-    """
-    embeddings = words(input_ids.to(words.weight.device))
-    if prompts is None:
-        return embeddings
-    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)

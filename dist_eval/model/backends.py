@@ -20,7 +20,6 @@ from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClas
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
-from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Router
 
 _PATIENCE = 2.0
@@ -60,7 +59,6 @@ def open_swarm(
     if options.swarm == "public" or options.initial_peers:
         yield SwarmPeers(options.initial_peers)
         return
-    require_local(base.name, base.config)
     if topology.hosts > 1:
         raise ConfigError(
             "--swarm embedded starts servers on loopback, which the other hosts of this run cannot reach. Start a "
@@ -124,9 +122,9 @@ def load_model(
     """
     if options is None or isinstance(target, PretrainedClassifier):
         return load_on_host(base, target, topology), None
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=sockets)
+    prepare_hivemind(sockets=sockets)
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 
@@ -176,7 +174,6 @@ def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):
         return load_full_model(target, device)
-    require_local(base.name, base.config)
     return with_head(load_local_backbone(base.name, device), base, target)
 
 

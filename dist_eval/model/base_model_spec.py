@@ -17,7 +17,13 @@ from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.results.inputs import ModelSummary
-from dist_eval.swarm.families import default_dht_prefix, max_request_tokens, read_base_config, read_config
+from dist_eval.swarm.families import (
+    default_dht_prefix,
+    max_request_tokens,
+    read_base_config,
+    read_config,
+    read_config_file,
+)
 
 _LONGEST_TEXT = 1 << 20
 _POSITIONS_AFTER_PAD = (
@@ -108,8 +114,8 @@ class BaseModelSpec:
         It covers its config, without its path and the version that wrote it, and evenly spaced samples of its weights
         if it is a folder.
         """
-        values = self.config.to_dict()
-        for name in ("_name_or_path", "transformers_version", "torch_dtype"):
+        values = read_config_file(self.name)
+        for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
             values.pop(name, None)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):

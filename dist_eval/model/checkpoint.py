@@ -22,7 +22,6 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.swarm.config_keys import require_same_base
-from dist_eval.swarm.families import BASE_PREFIX
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -43,6 +42,8 @@ _FIELD_TYPES = {
     "base_model_fingerprint": str,
     "active_adapter": str,
 }
+_PREFIXES = {"bloom": "transformer.", "falcon": "transformer."}
+"""What the names of the prompts begin with in Petals' models, unless it is "model."."""
 _ADAPTER = "active_adapter"
 """The field of a Petals model's config that names the LoRA adapter in use."""
 ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
@@ -191,7 +192,7 @@ class TunedCheckpoint:
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = BASE_PREFIX.get(self.architecture["model_type"], "model.")
+        prefix = _PREFIXES.get(self.architecture["model_type"], "model.")
         tensors = {HEAD: self.head}
         if self.prompts is not None:
             tensors[prefix + PROMPTS] = self.prompts

@@ -9,7 +9,6 @@ Both backends share everything but the transformer blocks. Two things differ fro
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,24 +18,17 @@ from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.local_backbone import LocalBackbone
+from dist_eval.model.shell import Shell, load_base_model, prompted
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
-from dist_eval.model.weights import load_pretrained
-from dist_eval.process.patching import patched
-from dist_eval.swarm.petals_version import local_model_settings, reading_newer_configs, require_servable
+from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.router import Router, Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
 
 _FINGERPRINT_ROWS = 64
-_PETALS_CLASS = {
-    "llama": "DistributedLlamaModel",
-    "bloom": "DistributedBloomModel",
-    "falcon": "DistributedFalconModel",
-    "mixtral": "DistributedMixtralModel",
-}
-_NOT_IN_BASE = ("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings")
 
 
 class Classifier(ModelOnBackbone):
@@ -128,31 +120,16 @@ def load_swarm_backbone(
         CheckpointError: weights are missing or pickled.
         SwarmError: a block has no server any more.
     """
-    import petals
-
+    from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
-    settings = {
-        "initial_peers": [],  # the node has joined already; the default is the public swarm
-        "dht_prefix": dht_prefix,
-        "request_timeout": request_timeout,
-        "max_retries": max_retries,
-        "active_adapter": adapter,
-        "update_period": 15,
-        "max_backoff": 5,
-        "show_route": False,
-    }
-    with reading_newer_configs():
-        config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
-    config.tuning_mode = None  # we add the prompts: as a part of the model they would be random if not loaded
-    # the class by name: Petals' auto class tries to copy the DHT node
-    remote_class = getattr(petals, _PETALS_CLASS[config.model_type])
-    remote = _load_base(remote_class, model, config=config, dht=dht)
+    shell = Shell(model, read_base_config(model))
+    directory = ServerDirectory(dht, dht_prefix, shell.config.num_hidden_layers, adapter)
     requests = SwarmRequests(
-        remote.h.sequence_manager, request_timeout=request_timeout, max_retries=max_retries, **options
+        directory, shell.config, request_timeout=request_timeout, max_retries=max_retries, **options
     )
     requests.start()
-    return SwarmBackbone(remote, dht, requests)
+    return SwarmBackbone(shell, dht, requests)
 
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
@@ -165,10 +142,11 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
     Raises:
         CheckpointError: weights are missing or pickled.
     """
-    from transformers import AutoModel
-
-    base = _load_base(AutoModel, model, trust_remote_code=False, **local_model_settings())
-    return LocalBackbone(base.to(device or torch.device("cpu")))
+    architecture = Architecture(read_base_config(model), model)
+    base = load_base_model(architecture.base_class, model, architecture)
+    backbone = LocalBackbone(base, architecture, model)
+    backbone.move(device or torch.device("cpu"))
+    return backbone
 
 
 def load_on_swarm(model: str, tuned: TunedCheckpoint, dht: Any, **settings: Any) -> Classifier:
@@ -219,7 +197,7 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
         CheckpointError: the checkpoint was tuned on other weights.
     """
     found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
-    tuned.require_base(model, backbone.model.config, found)
+    tuned.require_base(model, backbone.config, found)
     return Classifier(backbone, tuned)
 
 
@@ -239,48 +217,37 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
         SwarmError: a block has no server.
     """
     from dist_eval.options.groups import SwarmOptions
+    from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
     base, config = model.transformer, model.config
-    require_servable(config._name_or_path or "this model", config)
+    manager = base.h.sequence_manager
     if requests is None:
         requests = SwarmRequests(
-            base.h.sequence_manager,
+            ServerDirectory(manager.dht, config.dht_prefix, config.num_hidden_layers, config.active_adapter),
+            config,
             request_timeout=config.request_timeout,
             max_retries=config.max_retries or SwarmOptions.max_retries,
             router=Router(seed),
         )
         requests.start()
-    return Classifier(SwarmBackbone(base, base.h.sequence_manager.dht, requests), tuned_tensors_of(model))
+    return Classifier(SwarmBackbone(PetalsShell(base), manager.dht, requests), tuned_tensors_of(model))
 
 
-def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
-    """Loads Petals' classifier with random prompts and a random head, for tuning.
+class PetalsShell:
+    """What a model of Petals' own classes computes in its process; as `dist_eval.model.shell.Shell`.
 
     Args:
-        model: folder or hub name of the base model.
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the swarm announces the blocks.
-        **settings: other fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
-
-    Returns:
-        A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
-
-    Raises:
-        CheckpointError: weights are missing or pickled.
+        model: a Petals `Distributed*Model`.
     """
-    import petals
 
-    settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
-    with reading_newer_configs():
-        config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
-    name = _PETALS_CLASS[config.model_type]
-    base_class = getattr(petals, name)
-    # the classifiers have no argument to pass an existing DHT node on to their base model
-    with patched(base_class, "__init__", functools.partialmethod(base_class.__init__, dht=dht)):
-        kind = getattr(petals, name.replace("Model", "ForSequenceClassification"))
-        what = f"The base model {model}"
-        return load_pretrained(kind, model, what=what, optional=_NOT_IN_BASE, random_init=True, config=config)
+    def __init__(self, model: Any) -> None:
+        self.config, self.word_embeddings, self.final_norm = model.config, model.word_embeddings, model.ln_f
+        self._norm = model.word_embeddings_layernorm
+
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """See `Shell.embedded`."""
+        return self._norm(prompted(self.word_embeddings, input_ids, prompts))
 
 
 def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
@@ -288,8 +255,3 @@ def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> st
     weight = word_embeddings.weight
     rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
     return fingerprint([weight[rows], *final_norm.state_dict().values()])
-
-
-def _load_base(model_class: Any, model: str, **kwargs: Any) -> Any:
-    base = load_pretrained(model_class, model, what=f"The base model {model}", optional=_NOT_IN_BASE, **kwargs)
-    return base.requires_grad_(False)

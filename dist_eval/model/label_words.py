@@ -119,7 +119,7 @@ class LabelWords:
             CheckpointError: the model has no output embedding.
         """
         output = OutputEmbedding(self.name, self.config)
-        if self.extra_tokens or self.normalization == "bytes":
+        if self.extra_tokens or self.normalization == "bytes" or not output.is_linear:
             return LabelWordClassifier(LanguageModel(backbone, output, token_budget), self.tokens, self._divisors())
         head = output.rows([token for tokens in self.tokens for token in tokens])
         return Classifier(backbone, TunedCheckpoint(head, None, None, self.label_names, architecture={}))

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.model.backbone import Backbone, prompted
+from dist_eval.model.backbone import Backbone
+from dist_eval.model.shell import prompted, take_final_norm
 from dist_eval.model.text_session import LocalTextSession, TextSession
+from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.router import Routing
 
 
@@ -19,17 +21,20 @@ class LocalBackbone(Backbone):
     """A base model that runs in this process.
 
     Args:
-        model: a Hugging Face base model (`LlamaModel`, `BloomModel`, `FalconModel`).
+        model: a Hugging Face base model.
+        architecture: of the model.
+        name: of the model, for messages.
+
+    Raises:
+        CheckpointError: more than a norm follows its layers.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.blocks: nn.ModuleList = model.layers if hasattr(model, "layers") else model.h
-        norm_name = "norm" if hasattr(model, "norm") else "ln_f"
-        self._norm = getattr(model, norm_name)
+    def __init__(self, model: Any, architecture: Architecture, name: str = "the model") -> None:
+        self.model, self.config = model, architecture.config
+        self.blocks: nn.ModuleList = model.get_submodule(architecture.layers)
+        # the final norm is applied to the positions that are needed; it acts on each token by itself
+        self._norm = take_final_norm(model, architecture, name)
         self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
-        # the final norm is applied to the pooled token only; it acts on each token by itself
-        setattr(model, norm_name, nn.Identity())
 
     @property
     def final_norm(self) -> nn.Module:
@@ -77,8 +82,9 @@ def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden = args[0]
+        hidden = args[0] if args else kwargs["hidden_states"]
         prompted = hidden[:, :length] + deep_prompt.to(hidden)
-        return (torch.cat([prompted, hidden[:, length:]], dim=1), *args[1:]), kwargs
+        hidden = torch.cat([prompted, hidden[:, length:]], dim=1)
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
     return hook

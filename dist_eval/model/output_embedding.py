@@ -15,10 +15,9 @@ import torch
 
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from dist_eval.model.shell import LanguageModelHead
 from dist_eval.process.parsing import read_json
 
-_HEAD = "lm_head.weight"
-_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _CHUNK_BYTES = 1 << 25
 """Of a chunk of the vocabulary, and of its logits, in float32."""
 
@@ -42,13 +41,22 @@ class OutputEmbedding:
 
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
             raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
-        file, name = _find(model, tied=config.tie_word_embeddings)
+        head = LanguageModelHead.of(config)
+        self._function = head.function
+        file, name = _find(model, f"{head.embeddings if config.tie_word_embeddings else head.path}.weight")
         try:
             self._file = safe_open(file, framework="pt", device="cpu")
             self._weight: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
             self.vocab_size, self.hidden_size = self._weight.get_shape()
+            bias = f"{head.path}.bias"
+            self._bias = self._file.get_tensor(bias).to(torch.float32) if bias in set(self._file.keys()) else None
         except Exception as error:  # OSError and SafetensorError
             raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {one_line(error)}") from error
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether logits are products of hidden states and rows, and nothing else."""
+        return self._bias is None and self._function is None
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
         """Returns a copy of the rows of some tokens, float32 of shape [tokens, hidden]."""
@@ -123,7 +131,10 @@ class OutputEmbedding:
         """Yields the logits of a chunk of the vocabulary after the other, each with the id of its first token."""
         step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
         for start in range(0, self.vocab_size, step):
-            yield start, hidden @ self._weight[start : start + step].to(hidden).T
+            logits = hidden @ self._weight[start : start + step].to(hidden).T
+            if self._bias is not None:
+                logits += self._bias[start : start + step].to(hidden)
+            yield start, logits if self._function is None else self._function(logits)
 
 
 def _finite(logits: torch.Tensor) -> torch.Tensor:
@@ -140,8 +151,8 @@ def _likelier(
     return torch.where(largest > best, where + start, likeliest), torch.maximum(best, largest)
 
 
-def _find(model: str, *, tied: bool) -> tuple[Path, str]:
-    """Returns the file and the name of the tensor."""
+def _find(model: str, wanted: str) -> tuple[Path, str]:
+    """Returns the file and the whole name of a tensor."""
     from transformers.utils.hub import cached_file
 
     def path_of(name: str) -> Path | None:
@@ -151,7 +162,6 @@ def _find(model: str, *, tied: bool) -> tuple[Path, str]:
             raise CheckpointError(f"The weights of {model} cannot be read: {one_line(error)}") from error
         return Path(found) if found else None
 
-    wanted = _EMBEDDINGS if tied else (_HEAD,)
     if weights := path_of(WEIGHTS_FILE):
         from safetensors import safe_open
 
@@ -165,7 +175,7 @@ def _find(model: str, *, tied: bool) -> tuple[Path, str]:
     file_name = path_of(places[name]) if name else None
     if name is None or file_name is None:
         raise CheckpointError(
-            f"{model} has no language-model head: its weights lack {wanted[0]!r}. Name the model that it was made of, "
+            f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "
             "or evaluate a classifier with --checkpoint."
         )
     return file_name, name

@@ -30,7 +30,6 @@ from dist_eval.data.token_types import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.weights import load_pretrained
-from dist_eval.swarm.petals_version import require_local
 from dist_eval.swarm.router import Routing
 from dist_eval.tables import format_count
 
@@ -67,7 +66,6 @@ class PretrainedClassifier:
         """
         from transformers import AutoModelForSequenceClassification
 
-        require_local(name, config)
         if type(config) not in AutoModelForSequenceClassification._model_mapping:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."

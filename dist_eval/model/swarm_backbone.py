@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dist_eval.distributed.timeline import Timeline
-from dist_eval.model.backbone import Backbone, prompted
+from dist_eval.model.backbone import Backbone
 from dist_eval.model.text_session import SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
@@ -24,23 +24,23 @@ class SwarmBackbone(Backbone):
     """A base model whose blocks a swarm hosts; embeddings and final norm are local.
 
     Args:
-        model: a Petals `Distributed*Model`.
-        dht: the DHT node it uses.
+        shell: what is computed in this process (`dist_eval.model.shell.Shell`).
+        dht: the DHT node of this process.
         requests: sends to the swarm.
     """
 
-    def __init__(self, model: Any, dht: Any, requests: SwarmRequests) -> None:
-        self.model, self.dht, self.requests = model, dht, requests
+    def __init__(self, shell: Any, dht: Any, requests: SwarmRequests) -> None:
+        self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
 
     @property
     def final_norm(self) -> nn.Module:
         """The norm after the last block."""
-        return self.model.ln_f
+        return self.shell.final_norm
 
     @property
     def word_embeddings(self) -> nn.Embedding:
         """The embeddings of the vocabulary."""
-        return self.model.word_embeddings
+        return self.shell.word_embeddings
 
     def hidden_states(
         self,
@@ -59,7 +59,7 @@ class SwarmBackbone(Backbone):
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
-        return self.model.word_embeddings_layernorm(prompted(self.word_embeddings, input_ids, prompts))
+        return self.shell.embedded(input_ids, prompts)
 
     def session(
         self,
@@ -113,7 +113,7 @@ class SwarmBackbone(Backbone):
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: embeddings and final norm."""
-        self.model.to(device)
+        self.shell.move(device)
 
     def close(self) -> None:
         """Closes the sessions, stops the routing thread, then leaves the swarm."""
@@ -121,4 +121,4 @@ class SwarmBackbone(Backbone):
             self.sessions.close()
         from dist_eval.swarm.client import leave_swarm
 
-        leave_swarm(self.dht, self.model.h.sequence_manager)
+        leave_swarm(self.dht, self.requests.connection, self.requests.close)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from dist_eval.errors import CheckpointError, one_line
-from dist_eval.process.patching import patched
 
 
-def load_pretrained(
-    model_class: Any, name: str, *, what: str, optional: tuple[str, ...] = (), random_init: bool = False, **kwargs: Any
-) -> Any:
+def load_pretrained(model_class: Any, name: str, *, what: str, optional: tuple[str, ...] = (), **kwargs: Any) -> Any:
     """Loads a model in float32 and eval mode.
 
     Args:
@@ -23,14 +20,16 @@ def load_pretrained(
         name: folder or hub name.
         what: its name in messages.
         optional: names of modules that need no weights.
-        random_init: initialize these at random, for training; otherwise they are undefined.
         **kwargs: for `from_pretrained`.
 
     Raises:
         CheckpointError: weights are missing, of the wrong shape, or pickled.
     """
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{what} has no weights as safetensors, the only format that is read.")
     try:
-        with _only_safetensors(), _without_warnings(), nullcontext() if random_init else _no_initial_weights():
+        with without_warnings():
             model, info = model_class.from_pretrained(
                 name,
                 torch_dtype=torch.float32,
@@ -55,48 +54,14 @@ def load_pretrained(
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Silences warnings of transformers about missing weights: they are expected, or raise an error here."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-
-
-@contextmanager
-def _only_safetensors() -> Iterator[None]:
-    """Refuses weights that are not safetensors; transformers 4.34 falls back to others despite `use_safetensors`.
-
-    It also demands metadata, which safetensors need not have.
-    """
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-    from transformers import modeling_utils
-
-    original = modeling_utils.load_state_dict
-
-    def load_state_dict(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not str(checkpoint_file).endswith(".safetensors"):
-            raise CheckpointError(f"{checkpoint_file} is a pickle, which could run code")
-        with safe_open(checkpoint_file, framework="pt") as file:
-            if "format" not in (file.metadata() or {}):
-                return load_file(checkpoint_file)
-        return original(checkpoint_file, *args, **kwargs)
-
-    with patched(modeling_utils, "load_state_dict", load_state_dict):
-        yield
-
-
-@contextmanager
-def _no_initial_weights() -> Iterator[None]:
-    """Skips the random initialization of weights that are loaded next.
-
-    Petals initializes them on the meta device, for which torch 2.15 imports its symbolic shapes: more than a second.
-    """
-    skip = ("reset_parameters", lambda self: None)
-    with patched(nn.Embedding, *skip), patched(nn.Linear, *skip):
-        yield

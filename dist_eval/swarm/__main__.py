@@ -88,8 +88,7 @@ def start(arguments: argparse.Namespace) -> None:
     itself when all parts together cover the model.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.hivemind_compat import import_petals
-    from dist_eval.swarm.petals_version import require_local
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
     from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
 
     part, parts = _part(arguments.part)
@@ -99,7 +98,6 @@ def start(arguments: argparse.Namespace) -> None:
     if parts > 1 and is_loopback(host):
         host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
     config = read_base_config(arguments.model)
-    require_local(arguments.model, config)
     blocks = config.num_hidden_layers
     prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
     all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
@@ -128,7 +126,7 @@ def start(arguments: argparse.Namespace) -> None:
         print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
-            import_petals(sockets=scratch_dir)
+            prepare_hivemind(sockets=scratch_dir)
             print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
@@ -235,10 +233,10 @@ def _with_petals(command: Command) -> Command:
 
     @functools.wraps(command)
     def run(arguments: argparse.Namespace) -> bool | None:
-        from dist_eval.swarm.hivemind_compat import import_petals
+        from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
         with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-            import_petals(sockets=scratch_dir)
+            prepare_hivemind(sockets=scratch_dir)
             return command(arguments)
 
     return run

@@ -22,10 +22,10 @@ _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0,
 
 
 def public_peers() -> list[str]:
-    """Returns addresses of Petals' public swarm. Call `import_petals` first."""
-    from petals.constants import PUBLIC_INITIAL_PEERS
+    """Returns addresses of Petals' public swarm."""
+    from dist_eval.swarm.protocol import PUBLIC_PEERS
 
-    return list(PUBLIC_INITIAL_PEERS)
+    return list(PUBLIC_PEERS)
 
 
 def join_swarm(
@@ -135,22 +135,23 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
                 node.blacklist.register_success(peer)
 
 
-def leave_swarm(dht: Any, sequence_manager: Any = None) -> None:
-    """Stops this process' DHT node, its p2p daemon, and a model's routing, even when no peer answers any more.
+def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lambda: None) -> None:
+    """Stops this process' DHT node, its p2p daemon, and what used them, even when no peer answers any more.
 
     Args:
         dht: the node.
-        sequence_manager: the `RemoteSequenceManager` of a model that used the node. Its connection to the daemon is
-            closed on the loop that opened it: closing it anywhere else prints tracebacks.
+        connection: the `hivemind.P2P` of a model that used the node, if any. It is closed on the loop that opened it:
+            closing it anywhere else prints tracebacks.
+        stop: stops what looks up servers; it may wait for a lookup.
     """
-    if sequence_manager is not None:
+    if connection is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         async def close() -> None:
-            await sequence_manager.state.p2p.shutdown()
+            await connection.shutdown()
             await asyncio.sleep(0)  # its cancelled tasks end in the loop's next iteration
 
-        _run_within(_LEAVE_SECONDS, sequence_manager.shutdown)  # waits for a lookup that may be in progress
+        _run_within(_LEAVE_SECONDS, stop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
     _run_within(_LEAVE_SECONDS, dht.shutdown)

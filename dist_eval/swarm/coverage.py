@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mix
 from dist_eval.swarm.dht_records import read_blocks, read_models
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
+from dist_eval.swarm.router import Span
 from dist_eval.tables import format_count, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
@@ -160,6 +160,20 @@ def look_up_coverage(
     return SwarmCoverage(dht_prefix, num_blocks, tuple(servers), adapter, records.dropped)
 
 
+def look_up_spans(
+    dht: Any, dht_prefix: str, num_blocks: int, timeout: float, *, adapter: str | None = None
+) -> list[Span]:
+    """Looks up which blocks are online, for requests (see `look_up_coverage`)."""
+    from hivemind.p2p import PeerID
+
+    spans = read_blocks(dht, dht_prefix, num_blocks, timeout).spans()
+    return [
+        Span(PeerID.from_base58(span.peer), span.start, span.end, announcement_of(span.server), span.server.forward_rps)
+        for span in sorted(spans, key=lambda span: (span.start - span.end, span.peer))
+        if span.server.state == "online" and adapter in (None, *span.server.adapters)
+    ]
+
+
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
     """Pings servers, all at the same time, and those that do not answer again.
 
@@ -175,16 +189,15 @@ def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[st
         SwarmError: this process' own node does not answer.
     """
     from hivemind.p2p import PeerID
-    from petals.utils.ping import ping_parallel
+
+    from dist_eval.swarm import protocol
 
     def ping(peers: Sequence[str]) -> dict[str, float]:
-        ids = [PeerID.from_base58(peer) for peer in peers]
-        ask = functools.partial(ping_parallel, ids, wait_timeout=_PING_SECONDS)
+        ask = functools.partial(protocol.ping, [PeerID.from_base58(peer) for peer in peers], _PING_SECONDS)
         try:
-            answers = dht.run_coroutine(ask, return_future=True).result(2 * _PING_SECONDS)
+            return dict(dht.run_coroutine(ask, return_future=True).result(2 * _PING_SECONDS))
         except concurrent.futures.TimeoutError as error:
             raise SwarmError("This process' own node of the swarm does not answer.") from error
-        return {str(peer): seconds for peer, seconds in answers.items() if seconds < math.inf}
 
     found, give_up = ping(peers), time.monotonic() + timeout
     while (missing := [peer for peer in peers if peer not in found]) and time.monotonic() < give_up:

@@ -8,14 +8,11 @@ from typing import Any
 
 from dist_eval.data.head_config import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.process.parsing import read_json
 from dist_eval.swarm.config_keys import require_integers, require_keys_read
-from dist_eval.swarm.petals_version import reading_newer_configs, require_servable, unknown_type
 
 _ADAPTER_CONFIG = "adapter_config.json"
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
-
-BASE_PREFIX = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
-"""Prefix of the prompts' names in a Petals model of each family."""
 
 
 def default_dht_prefix(model: str, base: Any) -> str:
@@ -35,9 +32,7 @@ def default_dht_prefix(model: str, base: Any) -> str:
 
 
 def read_base_config(model: str) -> Any:
-    """Reads a base model's config and checks that Petals, as installed, can be a client for such a model.
-
-    Whether its blocks could be computed here is another question (see `petals_version.require_local`).
+    """Reads a base model's config and checks that a swarm can serve such a model in blocks.
 
     Args:
         model: folder or hub name.
@@ -46,21 +41,11 @@ def read_base_config(model: str) -> Any:
         A `transformers.PretrainedConfig`.
 
     Raises:
-        CheckpointError: there is no such model, or Petals cannot serve it.
+        CheckpointError: there is no such model, or it cannot be served in blocks.
     """
-    config = read_config(model, "base model")
-    if config.model_type not in BASE_PREFIX:
-        raise CheckpointError(
-            f"Petals cannot serve {model}: its type is {config.model_type!r}, and Petals serves "
-            f"{', '.join(sorted(BASE_PREFIX))}."
-        )
-    require_servable(model, config)
-    if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
-        raise CheckpointError(
-            f"Petals cannot serve {model}: Falcon models with multi_query and the older decoder (7B) fail inside its "
-            "servers. Falcon models with new_decoder_architecture (40B, 180B) work."
-        )
-    return config
+    from dist_eval.swarm.blocks import Architecture
+
+    return Architecture(read_config(model, "base model"), model).config
 
 
 def read_config(model: str, what: str) -> Any:
@@ -76,21 +61,18 @@ def read_config(model: str, what: str) -> Any:
     Raises:
         CheckpointError: it cannot be read, or not all that changes what is computed; or it is a LoRA adapter.
     """
-    from transformers import AutoConfig, PretrainedConfig
+    from transformers import AutoConfig
 
     if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(f"There is no folder {model} with a {what}.")
     try:
         _require_no_adapter(model, what)
-        raw, _ = PretrainedConfig.get_config_dict(model)
+        raw = read_config_file(model)
         require_integers(raw, f"{model}/config.json")
         require_plausible_width(raw, f"{model}/config.json")
-        with reading_newer_configs():
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except CheckpointError:
         raise
-    except KeyError as error:
-        raise unknown_type(model, what, str(error.args[0])) from error
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
@@ -112,18 +94,26 @@ def _require_no_adapter(model: str, what: str) -> None:
         )
 
 
+def read_config_file(model: str) -> dict[str, Any]:
+    """Returns the content of a model's `config.json`, as it is: no default depends on a version of transformers.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        return dict(read_json(Path(str(cached_file(model, "config.json")))))
+    except Exception as error:  # OSError, ValueError, and errors of the hub's client
+        raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
+
+
 def max_request_tokens(config: Any) -> int:
     """Returns how many tokens a Petals server accepts in one request by default.
 
-    Source: `max_batch_size` in `petals.server.server` (2.2.0 and main): 8192 with multi-query attention, 2048 without,
-    and as without for Mixtral.
+    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
     """
-    if config.model_type == "mixtral":
-        return _PETALS_TOKENS
-    if config.model_type == "falcon":
-        key_value_heads = config.num_kv_heads if config.new_decoder_architecture else config.num_attention_heads
-    else:
-        key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
 
 

@@ -84,7 +84,6 @@ def serve(arguments: argparse.Namespace) -> None:
         SwarmError: the server has ended; the message has the end of its log.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.petals_version import require_local
     from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
 
     require_address(arguments.host)
@@ -97,7 +96,6 @@ def serve(arguments: argparse.Namespace) -> None:
     if peers and not any(peer.endswith(f"/p2p/{name}") for peer in peers):
         raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
     config = read_base_config(arguments.model)
-    require_local(arguments.model, config)
     blocks = config.num_hidden_layers
     spans = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
     with PrivateSwarm(

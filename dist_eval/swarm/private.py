@@ -39,6 +39,7 @@ class PrivateSwarm:
         dht_prefix: name under which to announce them.
         spans: first and one-past-last block of each server.
         torch_dtype: dtype of the weights and of the computation.
+        quant_type: quantization of the weights: "none", "int8" or "nf4", which need a GPU.
         adapters: LoRA adapters that all servers hold: folders or hub names.
         threads: threads of each server; by default the cores are divided among them.
         echo: forward the servers' output to this process' stderr.
@@ -61,6 +62,7 @@ class PrivateSwarm:
         dht_prefix: str,
         spans: Sequence[tuple[int, int]],
         torch_dtype: str = "float32",
+        quant_type: str = "none",
         adapters: Sequence[str] = (),
         threads: int | None = None,
         echo: bool = False,
@@ -73,7 +75,8 @@ class PrivateSwarm:
         _require_in_model(spans, num_blocks)
         _require_adapters(adapters)
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
-        self.torch_dtype, self.adapters, self.echo, self.host = torch_dtype, list(adapters), echo, host
+        self.torch_dtype, self.quant_type = torch_dtype, quant_type
+        self.adapters, self.echo, self.host = list(adapters), echo, host
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
@@ -140,7 +143,7 @@ class PrivateSwarm:
         others = others or self._initial_peers
         command += ["--initial_peers", *others] if others else ["--new_swarm"]
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
-        command += ["--quant_type", "none", "--skip_reachability_check", "--no_auto_relay"]
+        command += ["--quant_type", self.quant_type, "--skip_reachability_check", "--no_auto_relay"]
         command += ["--adapters", *self.adapters] if self.adapters else []
         with log:
             server = subprocess.Popen(

@@ -19,7 +19,6 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
-from dist_eval.swarm.announcements import announcement_of
 from dist_eval.swarm.attempts import (
     AskAnother,
     Attempts,
@@ -33,6 +32,7 @@ from dist_eval.swarm.attempts import (
     TooLarge,
     WaitForServers,
 )
+from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.dispatch import Dispatcher
 from dist_eval.swarm.failures import drop_traceback
 from dist_eval.swarm.families import max_request_tokens
@@ -55,7 +55,8 @@ class SwarmRequests:
     """Sends hidden states through all blocks of a model.
 
     Args:
-        sequence_manager: Petals' `RemoteSequenceManager`, which keeps the list of servers up to date.
+        directory: the list of servers.
+        config: the model's `transformers` config.
         request_timeout: seconds to wait for a server's answer.
         max_retries: attempts for each part of a request, counting the first one.
         compression: of the activations (see `Transport`).
@@ -76,7 +77,8 @@ class SwarmRequests:
 
     def __init__(
         self,
-        sequence_manager: Any,
+        directory: ServerDirectory,
+        config: Any,
         *,
         request_timeout: float,
         max_retries: int,
@@ -91,9 +93,9 @@ class SwarmRequests:
         self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
         self._dispatcher = Dispatcher(self.router)
-        self._manager, self._attempts = sequence_manager, max_retries
+        self._directory, self._config, self._attempts = directory, config, max_retries
         self.timeout, self._compression = request_timeout, compression
-        self.transport = Transport(sequence_manager, timeout=request_timeout, compression=compression)
+        self.transport = Transport(directory, timeout=request_timeout, compression=compression)
 
     def start(self) -> None:
         """Starts the thread that updates the list of servers, and waits for the first list.
@@ -102,17 +104,15 @@ class SwarmRequests:
             SwarmError: some block has no server, or none whose version of Petals computes the model.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-        from petals.client.routing.sequence_manager import MissingBlocksError
 
-        try:
-            self._manager.make_sequence(mode="max_throughput")  # Petals' public API for this
-        except MissingBlocksError as error:
-            raise SwarmError(f"The swarm lost a server just now: {one_line(error)}") from error
-        config, spans = self._manager.config, self.spans()
-        if not all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks)):
+        self._directory.start(self.timeout)
+        spans = self.spans()
+        if not _cover(self._directory.spans(), self.num_blocks):
+            raise SwarmError(f"The swarm lost a server of {self._directory.dht_prefix} just now: start it again.")
+        if not _cover(spans, self.num_blocks):
             raise SwarmError(
-                f"Some blocks of {config.dht_prefix} are held only by servers whose version of Petals would fail or "
-                f"compute something else: this model needs servers with {versions_needed(config)}."
+                f"Some blocks of {self._directory.dht_prefix} are held only by servers whose version of Petals would "
+                f"fail or compute something else: this model needs servers with {versions_needed(self._config)}."
             )
         RemoteExpertWorker.run_coroutine(self._dispatcher.measure_round_trips(spans, self.transport.free_cache))
 
@@ -190,18 +190,24 @@ class SwarmRequests:
     @property
     def num_blocks(self) -> int:
         """Blocks of the model."""
-        return len(self._manager)
+        return self._directory.num_blocks
 
     def spans(self) -> Sequence[Span]:
         """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
-        with self._manager.lock_changes:
-            online = list(self._manager.state.sequence_info.spans_by_priority)
-        spans = [
-            Span(span.peer_id, span.start, span.end, announcement_of(info), info.forward_rps or None)
-            for span in online
-            if serves((info := span.server_info).version, self._manager.config)
+        return [
+            span
+            for span in self._directory.spans()
+            if serves(span.announced.version, self._config) and str(span.peer) not in self.excluded
         ]
-        return [span for span in spans if str(span.peer) not in self.excluded]
+
+    @property
+    def connection(self) -> Any:
+        """The `hivemind.P2P` to the servers; None before `start`."""
+        return self._directory.p2p
+
+    def close(self) -> None:
+        """Stops keeping the list of servers up to date."""
+        self._directory.close()
 
     def traffic(self) -> Traffic:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""
@@ -314,7 +320,7 @@ class SwarmRequests:
             if isinstance(decision, Split | Skip):
                 raise decision.error from error
             self.retries += error is not None and not isinstance(error, PeerUnreachable)
-            self._manager.update(wait=False)  # servers that left are dropped from the list, new ones are added
+            self._directory.update()  # servers that left are dropped from the list, new ones are added
             if isinstance(decision, GiveUp):
                 for peer in decision.exonerated:
                     self.router.stats(peer).retract_wrong_answer()
@@ -330,7 +336,7 @@ class SwarmRequests:
         Raises:
             SwarmError: the node was killed, and the p2p daemon with it.
         """
-        node = self._manager.dht
+        node = self._directory.dht
         if not node.is_alive():
             raise SwarmError(
                 f"the hivemind node of this rank (process {node.pid}) was ended from outside, status {node.exitcode}: "
@@ -342,6 +348,10 @@ class SwarmRequests:
         if self.excluded:
             why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
+
+
+def _cover(spans: Sequence[Span], num_blocks: int) -> bool:
+    return all(any(span.start <= block < span.end for span in spans) for block in range(num_blocks))
 
 
 def tokens_in(hidden: torch.Tensor) -> int:

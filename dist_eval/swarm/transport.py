@@ -14,9 +14,13 @@ import torch
 
 from dist_eval.errors import one_line
 from dist_eval.swarm.announcements import read_free_cache
+from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.router import Span
+
+NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
+"""Sent in place of prompts, and of an order of the rows of a session."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
@@ -28,7 +32,7 @@ class Transport:
     """Sends hidden states to servers.
 
     Args:
-        sequence_manager: Petals' `RemoteSequenceManager`, which has the connection to them.
+        directory: the servers, and the connection to them.
         timeout: seconds to wait for an answer.
         compression: of the activations, in both directions: "none" is exact, "float16" changes the result a little.
 
@@ -37,22 +41,21 @@ class Transport:
         bytes_received: of all tensors so far.
     """
 
-    def __init__(self, sequence_manager: Any, *, timeout: float, compression: str = "none") -> None:
+    def __init__(self, directory: ServerDirectory, *, timeout: float, compression: str = "none") -> None:
         from hivemind.proto import runtime_pb2
-        from petals.utils.misc import DUMMY, DUMMY_INT64
-        from petals.utils.packaging import pack_args_kwargs
+
+        from dist_eval.swarm.protocol import request_metadata
 
         self.bytes_sent = self.bytes_received = 0
-        self._manager, self._timeout = sequence_manager, timeout
+        self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._prompts: torch.Tensor | None = None
         self._version: Any = None
         self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
-        self._no_prompts, self._no_reordering = DUMMY, DUMMY_INT64
-        self._metadata = {}
-        for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3)):
-            _, structure = pack_args_kwargs(*(torch.empty(1) for _ in range(tensors)))
-            self._metadata[method] = sequence_manager.get_request_metadata(method, structure)
+        self._metadata = {
+            method: request_metadata(tensors, directory.adapter)
+            for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
+        }
         if compression != "none":
             self._metadata[_FORWARD]["output_compression"] = (self._compression,)
 
@@ -151,11 +154,11 @@ class Transport:
         from hivemind.proto import runtime_pb2
 
         plain = runtime_pb2.CompressionType.NONE
-        deep = self._no_prompts if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
+        deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
         packed = [
             await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression),
             self._pack(deep, segment.dtype, plain),
-            self._pack(self._no_reordering, None, plain),
+            self._pack(NO_ORDER, None, plain),
         ]
         self.bytes_sent += sum(len(tensor.buffer) for tensor in packed)
         return packed
@@ -183,16 +186,17 @@ class Transport:
         return read_free_cache(info.serialized_info)
 
     def _stub(self, segment: Span, allowance: Allowance) -> Any:
-        from petals.server.handler import TransformerConnectionHandler
+        from dist_eval.swarm.protocol import TransformerConnectionHandler
 
-        return TransformerConnectionHandler.get_stub(LimitedP2P(self._manager.state.p2p, allowance), segment.peer)
+        return TransformerConnectionHandler.get_stub(LimitedP2P(self._directory.p2p, allowance), segment.peer)
 
     def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
         from hivemind import MSGPackSerializer
-        from petals.data_structures import CHAIN_DELIMITER
+
+        from dist_eval.swarm.protocol import chain_uid
 
         return {
-            "uid": CHAIN_DELIMITER.join(self._manager.block_uids[segment.start : segment.end]),
+            "uid": chain_uid(self._directory.dht_prefix, segment.start, segment.end),
             "metadata": MSGPackSerializer.dumps({**self._metadata[method], **(metadata or {})}),
         }
 
@@ -242,9 +246,7 @@ class Transport:
         key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed_prompts:
             # a batch of 1, which the server broadcasts
-            prompts = (
-                self._no_prompts if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
-            )
+            prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
             self._packed_prompts[key] = self._pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
         return self._packed_prompts[key]
 

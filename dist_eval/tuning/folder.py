@@ -12,7 +12,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from dist_eval.data.tokenizer_files import save_tokenizer
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.process.files import private_files
@@ -60,7 +59,7 @@ class TuningFolder(RunFolder):
             new.mkdir()  # it is no link to another folder
             with private_files():
                 tuned.save(new)
-                save_tokenizer(tokenizer, new)
+                tokenizer.save_pretrained(new)
             if place.exists():
                 place.rename(old)
             new.rename(place)

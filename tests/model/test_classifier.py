@@ -38,7 +38,7 @@ def reference_logits(path: Path, tuned: TunedCheckpoint, ids: torch.Tensor, leng
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(
-        path, num_labels=tuned.num_labels, torch_dtype=torch.float32
+        path, num_labels=tuned.num_labels, dtype=torch.float32
     ).eval()
     model.config.pad_token_id = None  # without it the model takes the last token, which is right for a single text
     model.score.weight.data = tuned.head
@@ -111,7 +111,7 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
         tuning_mode=tuned.tuning_mode,
         pre_seq_len=tuned.pre_seq_len,
         num_labels=tuned.num_labels,
-        torch_dtype=torch.float32,
+        dtype=torch.float32,
     )
     try:
         unexpected = theirs.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).unexpected_keys

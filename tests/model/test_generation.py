@@ -65,7 +65,7 @@ def by_hugging_face(path: Path, ids: torch.Tensor, lengths: torch.Tensor) -> lis
     """Of each prompt alone."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     found = []
     for row, length in zip(ids, lengths[:, 0].tolist(), strict=True):
         whole = model.generate(

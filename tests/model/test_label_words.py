@@ -37,7 +37,7 @@ def log_likelihoods(path: Path, words: list[list[int]]) -> torch.Tensor:
     """Of each word behind each prompt, by Hugging Face's model, one text at a time."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     ids, lengths = batch()
     found = torch.empty(len(ids), len(words), dtype=torch.float64)
     for row, length in enumerate(lengths.tolist()):

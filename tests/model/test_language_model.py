@@ -37,7 +37,7 @@ def texts(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 def reference(path: Path, ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     sums, greedy = [], []
     for row, (start, end) in zip(ids, lengths.tolist(), strict=True):
         with torch.no_grad():
@@ -52,7 +52,7 @@ def likeliest_continuations(path: Path, ids: torch.Tensor, lengths: torch.Tensor
     """Replaces the continuation of every second text by what greedy decoding gives."""
     from transformers import AutoModelForCausalLM
 
-    model, ids = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval(), ids.clone()
+    model, ids = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), ids.clone()
     for row in range(0, len(ids), 2):
         for place in range(*lengths[row].tolist()):
             with torch.no_grad():

@@ -15,9 +15,8 @@ from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, results_of,
 from dist_eval import demo
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, classifier_of, load_locally, load_petals_classifier
+from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.local_backbone import LocalBackbone
-from dist_eval.model.tuned_model import put_tuned_tensors
 from dist_eval.swarm.coverage import wait_until_covered
 from dist_eval.swarm.private import PrivateSwarm
 
@@ -95,27 +94,11 @@ def test_logits_and_gradients_with_an_adapter_equal_those_of_peft(
 
     without = swarm_client.classifier(adapter_swarm, tuned)
     requests = requests_of(without)
-    assert wait_for(lambda: len(requests.spans()) == 2 or requests._manager.update(wait=True))
+    assert wait_for(lambda: len(requests.spans()) == 2 or requests._directory.update())
     for span in requests.spans():  # the one that holds the adapter leaves it out, too, unless it is asked for
         hidden = requests.ask(span, without.backbone.embedded(IDS, tuned.prompts), tuned.deep_prompts)
         last = hidden[torch.arange(len(IDS)), tuned.pre_seq_len + LENGTHS - 1]
         torch.testing.assert_close(without.backbone.final_norm(last) @ tuned.head.T, plain)
-
-
-def test_a_model_of_petals_evaluates_with_its_active_adapter(
-    adapter: str, local: Classifier, adapter_swarm: PrivateSwarm, swarm_client: SwarmClient
-) -> None:
-    tuned = TunedCheckpoint.load(demo.CHECKPOINT)
-    settings = {**tuned.model_settings(), "active_adapter": adapter}
-    dht = swarm_client.join(adapter_swarm)
-    model = load_petals_classifier(str(demo.BASE_MODEL), dht, dht_prefix=PREFIX, **settings)
-    put_tuned_tensors(tuned, model)
-    classifier = classifier_of(model)
-    try:
-        assert classifier.tuned.adapter == adapter, "a checkpoint of it names the adapter"
-        torch.testing.assert_close(classifier.logits(IDS, LENGTHS), local.logits(IDS, LENGTHS))
-    finally:
-        model.transformer.h.sequence_manager.shutdown()
 
 
 def test_a_run_with_an_adapter_names_it_and_does_not_resume_without(

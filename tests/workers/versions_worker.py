@@ -41,9 +41,9 @@ def here(base: BaseModelSpec, tuned: TunedCheckpoint) -> Classifier:
 @contextmanager
 def swarm(peers: list[str]) -> Iterator[Load]:
     with workspace() as folder, temporary_files_in(folder), helpers_die_with_us():
-        from dist_eval.swarm.hivemind_compat import import_petals
+        from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-        import_petals(sockets=folder)
+        prepare_hivemind(sockets=folder)
         from dist_eval.swarm.client import join_swarm, leave_swarm
         from dist_eval.swarm.coverage import wait_until_covered
 

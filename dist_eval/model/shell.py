@@ -1,0 +1,215 @@
+"""What a client computes of a language model itself: all but its layers, by transformers' own classes.
+
+The base model is built with a single layer that returns its inputs, so what comes out of it are the inputs of the first
+layer: embeddings with whatever scale, norm or position a family adds to them. The final norm is applied by itself, to
+the positions that are needed. Logits pass through transformers' own language model with its base model left out, so
+that a scale or a soft cap is applied as it does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.errors import CheckpointError
+from dist_eval.model.weights import without_warnings
+from dist_eval.swarm.blocks import Architecture, ModelWeights, replace_module
+
+_PROBED = 3
+
+
+class PassThrough(nn.Module):
+    """Stands for a layer: its outputs are its inputs.
+
+    Attributes:
+        as_tuple: return a tuple, as the layers of some families do.
+    """
+
+    as_tuple = False
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Returns the hidden states."""
+        return (hidden_states,) if self.as_tuple else hidden_states
+
+
+class Shell:
+    """A base model without its layers, in float32.
+
+    Args:
+        name: folder or hub name of the model.
+        config: its `transformers` config.
+
+    Attributes:
+        config: of the decoder.
+        word_embeddings: the embeddings of the vocabulary.
+        final_norm: the norm after the last layer.
+
+    Raises:
+        CheckpointError: the model cannot be computed without its layers, or weights are missing.
+    """
+
+    def __init__(self, name: str, config: Any) -> None:
+        architecture = Architecture(config, name)
+        self.config = architecture.config
+        self.model = _load(name, architecture)
+        self.word_embeddings: nn.Embedding = self.model.get_submodule(architecture.embeddings)
+        layer = self.model.get_submodule(architecture.layers)[0]
+        try:
+            self.final_norm = take_final_norm(self.model, architecture, name)
+        except CheckpointError:
+            layer.as_tuple = True  # as the layers of some families do
+            self.final_norm = take_final_norm(self.model, architecture, name)
+
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Computes the inputs of the first layer.
+
+        Args:
+            input_ids: int64 of shape [batch, length].
+            prompts: of shape [pre_seq_len, hidden], before the text, or None.
+
+        Returns:
+            float32 of shape [batch, pre_seq_len + length, hidden].
+        """
+        words = prompted(self.word_embeddings, input_ids, prompts)
+        return self.model(inputs_embeds=words, use_cache=False).last_hidden_state
+
+    def move(self, device: torch.device) -> None:
+        """Moves it to a device."""
+        self.model.to(device)
+        self.final_norm.to(device)
+
+
+@torch.no_grad()
+def take_final_norm(model: nn.Module, architecture: Architecture, name: str) -> nn.Module:
+    """Takes the norm after the layers out of a base model, whose outputs are then those of its last layer.
+
+    Args:
+        model: the base model.
+        architecture: of the model.
+        name: of the model, for messages.
+
+    Raises:
+        CheckpointError: something else than a norm follows the layers.
+    """
+    called: list[Any] = []
+    layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
+    hooks = [layer.register_forward_hook(lambda module, args, output: called.append(output))]
+    for path in architecture.norms:
+        record = functools.partial(lambda path, *_: called.append(path), path)
+        hooks.append(model.get_submodule(path).register_forward_hook(record))
+    words = torch.linspace(-1, 1, _PROBED * architecture.config.hidden_size).view(1, _PROBED, -1)
+    try:
+        found = model(inputs_embeds=words, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    output, *after = called[max(at for at, item in enumerate(called) if not isinstance(item, str)) :]
+    norm = model.get_submodule(after[0]) if after else nn.Identity()
+    hidden = output[0] if isinstance(output, tuple) else output
+    if len(after) > 1 or not torch.equal(norm(hidden), found):
+        raise CheckpointError(f"{name} cannot be evaluated on a swarm: more than a norm follows its layers.")
+    for path in after:
+        replace_module(model, path, nn.Identity())
+    return norm
+
+
+def _load(name: str, architecture: Architecture) -> Any:
+    """Loads a base model whose only layer returns its inputs."""
+    base = architecture.base_class
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            base.__init__(self, config, *args, **kwargs)
+        replace_module(self, architecture.layers, nn.ModuleList([PassThrough()]))
+        self.config = architecture.truncated(0)
+
+    model_class = type(base.__name__, (base,), {"__module__": base.__module__, "__init__": __init__})
+    parts = [f"{path}." for path in (architecture.embeddings, *architecture.norms)]
+    return load_base_model(model_class, name, architecture, parts)
+
+
+def load_base_model(model_class: Any, name: str, architecture: Architecture, parts: Sequence[str] = ("",)) -> Any:
+    """Loads a base model in float32, in eval mode and without gradients.
+
+    Args:
+        model_class: its class.
+        name: folder or hub name.
+        architecture: of the model.
+        parts: what the names of the weights to load begin with, by default of all.
+
+    Raises:
+        CheckpointError: weights are missing or pickled.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    weights = ModelWeights(name, architecture.embeddings)
+    for part in parts:
+        tensors |= weights.tensors(part)
+    with without_warnings():
+        model, report = model_class.from_pretrained(
+            None, config=architecture.config, state_dict=tensors, dtype=torch.float32, output_loading_info=True
+        )
+    if wrong := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
+        raise CheckpointError(f"The base model {name} lacks weights for {', '.join(wrong[:5])}.")
+    return model.eval().requires_grad_(False)
+
+
+def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Embeds token ids after soft prompts.
+
+    Args:
+        words: the embeddings of the vocabulary.
+        input_ids: int64 of shape [batch, length].
+        prompts: of shape [pre_seq_len, hidden], or None.
+
+    Returns:
+        Shape [batch, pre_seq_len + length, hidden], in the dtype and on the device of `words`.
+    """
+    embeddings = words(input_ids.to(words.weight.device))
+    if prompts is None:
+        return embeddings
+    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
+
+
+@dataclass(frozen=True)
+class LanguageModelHead:
+    """How a language model makes logits of hidden states after the final norm.
+
+    Attributes:
+        embeddings: path of the token embeddings in the base model, whose weight is the head's if they are tied.
+        path: of the output embedding in the language model.
+        function: what is done to the products of hidden states and output embedding, floats of shape [positions,
+            tokens]; None for nothing.
+    """
+
+    embeddings: str
+    path: str
+    function: Callable[[torch.Tensor], torch.Tensor] | None
+
+    @classmethod
+    def of(cls, config: Any) -> LanguageModelHead:
+        """Finds it for a decoder, given its `transformers` config."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        class Given(nn.Module):
+            def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+                return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+        architecture = Architecture(config)
+        with torch.device("meta"):
+            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)](architecture.config)
+        head = model.get_output_embeddings()
+        path = next(path for path, module in model.named_modules() if module is head)
+        replace_module(model, path, nn.Identity())
+        replace_module(model, model.base_model_prefix, Given())
+
+        def function(products: torch.Tensor) -> torch.Tensor:
+            return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]
+
+        products = torch.linspace(-100, 100, 64).view(2, 32)
+        return cls(architecture.embeddings, path, None if torch.equal(function(products), products) else function)

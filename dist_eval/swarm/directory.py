@@ -1,0 +1,77 @@
+"""The servers of a model's blocks, kept up to date in a thread."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from dist_eval.errors import SwarmError
+from dist_eval.swarm.router import Span
+
+_UPDATE_SECONDS = 15.0
+
+
+class ServerDirectory:
+    """The list of the servers that hold a model's blocks.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        adapter: a LoRA adapter that servers must hold to count.
+
+    Attributes:
+        p2p: the connection to the servers, which is opened by `start`.
+    """
+
+    def __init__(self, dht: Any, dht_prefix: str, num_blocks: int, adapter: str | None = None) -> None:
+        self.dht, self.dht_prefix, self.num_blocks, self.adapter = dht, dht_prefix, num_blocks, adapter
+        self.p2p: Any = None
+        self._spans: Sequence[Span] = ()
+        self._outdated, self._closed = threading.Event(), False
+        self._thread = threading.Thread(target=self._keep_up_to_date, daemon=True)
+
+    def start(self, timeout: float) -> None:
+        """Reads the first list, and starts the thread.
+
+        Raises:
+            SwarmError: the swarm does not answer.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        self.p2p = RemoteExpertWorker.run_coroutine(self.dht.replicate_p2p())
+        self._spans = self._read(timeout)
+        self._thread.start()
+
+    def spans(self) -> Sequence[Span]:
+        """Returns the blocks that were online when the list was read last."""
+        return self._spans
+
+    def update(self) -> None:
+        """Has the list read again soon."""
+        self._outdated.set()
+
+    def close(self) -> None:
+        """Stops the thread."""
+        self._closed = True
+        self._outdated.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _read(self, timeout: float) -> Sequence[Span]:
+        from dist_eval.swarm.coverage import look_up_spans
+
+        return look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
+
+    def _keep_up_to_date(self) -> None:
+        while True:
+            self._outdated.wait(_UPDATE_SECONDS)
+            self._outdated.clear()
+            if self._closed:
+                return
+            try:
+                self._spans = self._read(_UPDATE_SECONDS)
+            except (SwarmError, concurrent.futures.CancelledError):
+                continue  # the old list is better than none

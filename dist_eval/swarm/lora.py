@@ -1,0 +1,107 @@
+"""LoRA adapters on a server's blocks: of PEFT's folders, safetensors only, added by hooks where a request asks for one.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), as `peft.tuners.lora` computes it:
+outputs + (inputs @ A.T @ B.T) * alpha / r.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.errors import CheckpointError, one_line
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "fan_in_fan_out")
+
+_active: str | None = None
+"""Of the block that runs: a server runs one at a time."""
+
+
+@contextlib.contextmanager
+def using_adapter(name: str | None) -> Iterator[None]:
+    """Has blocks run with an adapter; without one if it is None or empty."""
+    global _active
+    before, _active = _active, name or None
+    try:
+        yield
+    finally:
+        _active = before
+
+
+@functools.lru_cache(maxsize=8)
+def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
+    """Reads an adapter.
+
+    Args:
+        name: folder or hub name.
+
+    Returns:
+        The scale of what it adds, and its tensors by their names in the file.
+
+    Raises:
+        CheckpointError: it is no LoRA adapter in safetensors, or has parts that are not supported.
+    """
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    try:
+        config = json.loads(Path(str(cached_file(name, _CONFIG))).read_text(encoding="utf-8"))
+        tensors = load_file(str(cached_file(name, _WEIGHTS)))
+    except Exception as error:  # OSError, ValueError, and errors of safetensors and the hub's client
+        raise CheckpointError(
+            f"The adapter {name} cannot be read ({_CONFIG}, {_WEIGHTS}): {one_line(error)}"
+        ) from error
+    used = [key for key in _UNSUPPORTED if config.get(key)]
+    if config.get("peft_type") != "LORA" or used:
+        raise CheckpointError(
+            f"The adapter {name} is not a plain LoRA adapter: {_CONFIG} has "
+            f"{', '.join(f'{key}: {config[key]}' for key in used) or 'peft_type: ' + str(config.get('peft_type'))}."
+        )
+    rank = config["r"]
+    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank), tensors
+
+
+def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
+    """Adds an adapter to a layer, for requests that ask for it.
+
+    Args:
+        layer: the layer, as a module.
+        layers: path of the layers in the base model.
+        index: of the layer.
+        name: of the adapter, folder or hub name.
+
+    Raises:
+        CheckpointError: see `read_adapter`, or a part of it does not fit the layer.
+    """
+    scale, tensors = read_adapter(name)
+    pattern = re.compile(rf"(?:.*\.)?{re.escape(layers)}\.{index}\.(.+)\.lora_A\.weight")
+    for key in tensors:
+        if found := pattern.fullmatch(key):
+            down, up = tensors[key], tensors[key.replace(".lora_A.", ".lora_B.")]
+            try:
+                linear: Any = layer.get_submodule(found[1])
+                fits = down.shape[1] == linear.in_features and up.shape[0] == linear.out_features
+            except AttributeError:
+                fits = False
+            if not fits:
+                raise CheckpointError(f"The adapter {name} does not fit block {index}: {key}.")
+            device = linear.weight.device
+            linear.register_forward_hook(functools.partial(_add, name, scale, down.to(device), up.to(device)))
+
+
+def _add(
+    name: str, scale: float, down: torch.Tensor, up: torch.Tensor, _: Any, args: tuple[torch.Tensor], output: Any
+) -> Any:
+    if _active != name:
+        return output
+    return output + (args[0].to(down.dtype) @ down.T @ up.T * scale).to(output.dtype)

@@ -1,0 +1,147 @@
+"""Blocks of every family against the whole model of transformers: forwards, sessions, gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import DECODERS, LAYERS, make_tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import Cache, DynamicLayer
+
+from dist_eval.errors import CheckpointError
+from dist_eval.swarm.blocks import Architecture, Block, ModelWeights, load_block
+from dist_eval.swarm.petals_server import SessionLayer
+
+RECURRENT = ("qwen3_next",)
+LENGTH = 150
+"""Longer than the sliding windows."""
+
+
+class Whole:
+    """A model of transformers, and the hidden states before and after its layers."""
+
+    def __init__(self, model: Any, layers: str) -> None:
+        self._model, self._stack = model.base_model, model.base_model.get_submodule(layers)
+
+    def run(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
+
+        def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            inputs.append(hidden.detach().requires_grad_())
+            return ((inputs[0], *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": inputs[0]})
+
+        hooks = [
+            self._stack[0].register_forward_pre_hook(before, with_kwargs=True),
+            self._stack[-1].register_forward_hook(
+                lambda _, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
+            ),
+        ]
+        self._model(token_ids, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        return inputs[0], outputs[0]
+
+
+def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> list[Block]:
+    architecture = Architecture(AutoConfig.from_pretrained(folder), str(folder))
+    weights = ModelWeights(str(folder), architecture.embeddings)
+    return [load_block(architecture, weights, index, dtype) for index in range(LAYERS)]
+
+
+def through(blocks: list[Block], hidden: torch.Tensor, caches: list[Cache] | None = None) -> torch.Tensor:
+    for number, block in enumerate(blocks):
+        (hidden,) = block(hidden, caches[number] if caches else None)
+    return hidden
+
+
+def session_caches(blocks: list[Block], hidden: torch.Tensor) -> list[Cache]:
+    """Makes the caches that a server would allocate: of the shapes that each block makes itself."""
+    caches = []
+    for block in blocks:
+        probe = Cache(layers=[DynamicLayer()])
+        block(hidden[:, :1], probe)
+        (layer,) = probe.layers
+        kept = [torch.zeros(*tensor.shape[:2], LENGTH, tensor.shape[3]) for tensor in (layer.keys, layer.values)]
+        caches.append(Cache(layers=[SessionLayer(*kept, 0)]))
+    return caches
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name != "wide"])
+def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> None:
+    model = make_tiny_model(name)
+    model.save_pretrained(tmp_path)
+    blocks = blocks_of(tmp_path)
+    token_ids = torch.randint(0, 128, (3, LENGTH), generator=torch.Generator().manual_seed(1))
+    hidden, expected = Whole(model, Architecture(model.config).layers).run(token_ids)
+    tolerance = 1e-6 * float(expected.detach().abs().max())
+
+    found = through(blocks, hidden)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+    gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    (wanted,) = torch.autograd.grad(expected, hidden, gradient)
+    (got,) = torch.autograd.grad(found, hidden, gradient)
+    torch.testing.assert_close(got, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
+
+    if name in RECURRENT:
+        return
+    with torch.no_grad():
+        caches = session_caches(blocks, hidden)
+        steps = [through(blocks, step, caches) for step in hidden.split([100, 1, 29, 20], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral"])
+def test_blocks_compute_in_the_dtype_of_a_server(name: str, tmp_path: Path) -> None:
+    make_tiny_model(name).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    token_ids = torch.randint(0, 128, (2, 40), generator=torch.Generator().manual_seed(1))
+    hidden, expected = Whole(model, Architecture(model.config).layers).run(token_ids)
+    found = through(blocks_of(tmp_path, torch.bfloat16), hidden)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_a_block_is_read_from_the_shards_that_hold_it(tmp_path: Path) -> None:
+    model = make_tiny_model("qwen3")
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    shards = sorted((tmp_path / "shards").glob("*.safetensors"))
+    assert len(shards) > LAYERS
+    for one, other in zip(blocks_of(tmp_path / "whole"), blocks_of(tmp_path / "shards"), strict=True):
+        for (name, tensor), (other_name, other_tensor) in zip(
+            one.state_dict().items(), other.state_dict().items(), strict=True
+        ):
+            assert name == other_name and torch.equal(tensor, other_tensor)
+
+
+REFUSED = {
+    "t5": ({}, "encoder"),
+    "modernbert": ({}, "no language model"),
+    "bert": ({}, "position_embeddings"),
+    "gpt2": ({"n_embd": 64, "n_layer": 4, "n_head": 4}, "'wpe'"),
+    "gemma4_text": ({"num_hidden_layers": 4, "num_kv_shared_layers": 2}, "share keys and values"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_served_is_refused_by_what_it_is(model_type: str) -> None:
+    settings, reason = REFUSED[model_type]
+    with pytest.raises(CheckpointError, match=reason):
+        Architecture(AutoConfig.for_model(model_type, **settings), "this model")
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_tiny_model("qwen3").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.2.self_attn.q_norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"Block 2 .*q_norm"):
+        blocks_of(tmp_path)
