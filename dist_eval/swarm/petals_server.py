@@ -19,8 +19,9 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dist_eval.errors import ConfigError
-from dist_eval.swarm.blocks import Architecture, Block, ModelWeights, load_block
+from dist_eval.swarm.blocks import Architecture, Block, load_block
 from dist_eval.swarm.lora import add_adapter, using_adapter
+from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED
 
 
