@@ -67,10 +67,32 @@ class ModelWeights:
         return self._open(self.files[name]).get_slice(name)
 
     def _open(self, file: str) -> Any:
-        path = _path_of(self.name, file)
+        path = file_of(self.name, file)
         if path is None:
             raise CheckpointError(f"The model {self.name} lacks {file}, which its {INDEX_FILE} names.")
         return _open(path)
+
+
+def file_of(name: str, file: str) -> Path | None:
+    """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none.
+
+    Args:
+        name: folder or hub name of the model.
+        file: the file's name.
+
+    Raises:
+        CheckpointError: the hub does not answer.
+    """
+    from transformers.utils import cached_file
+
+    if Path(name).is_dir():
+        path = Path(name, file)
+        return path if path.is_file() else None
+    try:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except Exception as error:  # OSError and errors of the hub's client
+        raise CheckpointError(f"{file} of {name} cannot be read: {one_line(error)}") from error
+    return Path(found) if found else None
 
 
 def weight_map(name: str) -> dict[str, str]:
@@ -82,9 +104,9 @@ def weight_map(name: str) -> dict[str, str]:
     Raises:
         CheckpointError: it has no safetensors, or their index cannot be read.
     """
-    if single := _path_of(name, WEIGHTS_FILE):
+    if single := file_of(name, WEIGHTS_FILE):
         return dict.fromkeys(_open(single).keys(), WEIGHTS_FILE)
-    index = _path_of(name, INDEX_FILE)
+    index = file_of(name, INDEX_FILE)
     if index is None:
         raise CheckpointError(f"The model {name} has no weights as safetensors, the only format that is read.")
     files = read_index(index)
@@ -123,17 +145,3 @@ def _open(path: Path) -> Any:
 
 def _is_plain(file: Any) -> bool:
     return isinstance(file, str) and file == Path(file).name
-
-
-def _path_of(name: str, file: str) -> Path | None:
-    """Returns where a file of a model is; None if the model has no such file."""
-    from transformers.utils import cached_file
-
-    if Path(name).is_dir():
-        path = Path(name, file)
-        return path if path.is_file() else None
-    try:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    except Exception as error:  # OSError and errors of the hub's client
-        raise CheckpointError(f"The weights of {name} cannot be read: {one_line(error)}") from error
-    return Path(found) if found else None
