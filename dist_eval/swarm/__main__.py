@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,32 +97,31 @@ def start(arguments: argparse.Namespace) -> None:
     host = _address(arguments.host)
     if parts > 1 and is_loopback(host):
         host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
-    config = read_base_config(arguments.model)
-    blocks = config.num_hidden_layers
-    prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-    all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
-    first, end = (len(all_spans) * number // parts for number in (part - 1, part))
-    if first == end:
-        raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
-    spans = all_spans[first:end]
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
     if part == 1:
         _claim(arguments.peers_file, first_peers)
-    with (
-        workspace(*([arguments.peers_file, first_peers] if part == 1 else [])) as scratch_dir,
-        temporary_files_in(scratch_dir),
-        PrivateSwarm(
+    with ExitStack() as stack:
+        scratch_dir = stack.enter_context(workspace(*([arguments.peers_file, first_peers] if part == 1 else [])))
+        stack.enter_context(temporary_files_in(scratch_dir))
+        config = read_base_config(arguments.model)  # imports the model's code, which creates a folder
+        blocks = config.num_hidden_layers
+        all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+        first, end = (len(all_spans) * number // parts for number in (part - 1, part))
+        if first == end:
+            raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
+        spans = all_spans[first:end]
+        swarm = PrivateSwarm(
             arguments.model,
             num_blocks=blocks,
-            dht_prefix=prefix,
+            dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config),
             spans=spans,
             torch_dtype=arguments.torch_dtype,
             adapters=arguments.adapters,
             host=host,
             initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
-        ) as swarm,
-    ):
+        )
+        stack.enter_context(swarm)
         print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
         if part == 1:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
