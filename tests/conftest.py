@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import jsonschema
 import pytest
 import torch
 from forkserver import NAME, SERVER, fork_server
-from packaging.version import Version
 from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
@@ -36,6 +34,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.gc_paused import gc_paused
+from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
@@ -88,6 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+        if "petals_classifier" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.petals_models)
+        if item.get_closest_marker("petals_models") and not has_packages_of_petals():
+            item.add_marker(pytest.mark.skip(reason="needs the environment of launch/petals-2.2"))
 
 
 @pytest.fixture(scope="session")
@@ -251,8 +254,6 @@ def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: Swar
     """A deep_ptune classifier as Petals' users load it, with random prompts and head."""
     from dist_eval.api.petals_classifier import load_petals_classifier
 
-    if Version(version("transformers")) >= Version("4.35"):
-        pytest.skip("Petals' own classes of models need its packages of 2023 (launch/petals-2.2)")
     swarm = family_swarms["llama"]
     torch.manual_seed(3)
     settings = {"tuning_mode": "deep_ptune", "pre_seq_len": 3, "num_labels": 3}

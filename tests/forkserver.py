@@ -156,7 +156,7 @@ def serve(address: str) -> list[str]:
         from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
         prepare_hivemind(sockets=Path(address).parent)
-        from dist_eval.swarm.petals_server import import_server
+        from dist_eval.swarm.server import import_server
 
         import_server()
         for name in MODULES:
