@@ -274,11 +274,13 @@ def demo_swarm() -> Iterator[PrivateSwarm]:
 class ForkedSwarm(PrivateSwarm):
     """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
 
+    python = sys.executable
+
     def _name(self, number: int) -> str:
         return f"{SERVER}{self._ports[number][0]}"
 
     def start_server(self, number: int) -> None:
-        server = fork_server()
+        server = fork_server(self.python)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(private, "PYTHON", [server.command])
             for name, value in {**server.environment, NAME: self._name(number)}.items():
@@ -288,7 +290,7 @@ class ForkedSwarm(PrivateSwarm):
     def group(self, number: int) -> int:
         """Waits for a server to be forked; returns its process group, to which signals can be sent."""
         found: set[int] = set()
-        assert wait_for(lambda: found.update(fork_server().group(self._name(number))) or found)
+        assert wait_for(lambda: found.update(fork_server(self.python).group(self._name(number))) or found)
         return found.pop()
 
     def kill_server(self, number: int) -> None:
@@ -296,7 +298,7 @@ class ForkedSwarm(PrivateSwarm):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group(number), signal.SIGKILL)
         super().kill_server(number)
-        assert wait_for(lambda: not fork_server().group(self._name(number)))
+        assert wait_for(lambda: not fork_server(self.python).group(self._name(number)))
 
 
 @dataclass

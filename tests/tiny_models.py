@@ -44,7 +44,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
     "bloom": ("bloom", _BLOOM),
     "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),
-    "mixtral": ("mixtral", _EXPERTS),
+    "mixtral": ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2": ("qwen2", _GROUPED),
     "qwen3": ("qwen3", {**_GROUPED, "head_dim": 24}),
     "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 24}),
