@@ -7,48 +7,52 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from dist_eval.swarm.families import default_dht_prefix
 from dist_eval.swarm.petals_version import ANNOUNCED, can_roll_back, serves, versions_needed
 
 RELEASE, MAIN = "2.2.0.post1", "2.3.0.dev2"
-_SCALING = {"factor": 8.0, "original_max_position_embeddings": 1024}
-_LLAMA31 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5, **_SCALING}
-CONFIGS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
-    "llama": ("llama", {}, {RELEASE, MAIN}),
-    "linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, {RELEASE, MAIN}),
-    "llama31": ("llama", {"rope_parameters": _LLAMA31}, {MAIN}),
-    "yarn": ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **_SCALING}}, set()),
-    "biased": ("llama", {"mlp_bias": True}, {MAIN}),
-    "bloom": ("bloom", {}, {RELEASE, MAIN}),
-    "falcon": ("falcon", {"new_decoder_architecture": True}, {RELEASE}),
-    "falcon 7b": ("falcon", {"multi_query": True}, set()),
-    "mixtral": ("mixtral", {}, {MAIN}),
-    "qwen3": ("qwen3", {}, set()),
+LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "llama31": {"model_type": "llama", "rope_scaling": {**LLAMA31, "original_max_position_embeddings": 1024}},
+    "biased": {"model_type": "llama", "mlp_bias": True},
+    "bloom": {"model_type": "bloom"},
+    "falcon": {"model_type": "falcon", "new_decoder_architecture": True},
+    "falcon 7b": {"model_type": "falcon", "multi_query": True},
+    "mixtral": {"model_type": "mixtral", "num_attention_heads": 32, "num_key_value_heads": 8},
+    "qwen3": {"model_type": "qwen3"},
 }
-"""Type of model, settings, and which versions of Petals serve it."""
+SERVED_BY = {name: {RELEASE, MAIN, ANNOUNCED} for name in CONFIGS} | {
+    "llama31": {MAIN, ANNOUNCED},
+    "biased": {MAIN, ANNOUNCED},
+    "mixtral": {MAIN, ANNOUNCED},
+    "falcon": {RELEASE, ANNOUNCED},
+    "falcon 7b": {ANNOUNCED},
+    "qwen3": {ANNOUNCED},
+}
+NAMES = {RELEASE: "the release, Petals 2.2", MAIN: "Petals main (2.3.0.dev2)", ANNOUNCED: "`dist-eval swarm`"}
+
+
+def config_of(name: str) -> Any:
+    return AutoConfig.for_model(**CONFIGS[name])
 
 
 @pytest.mark.parametrize(
-    ("version", "can"),
-    [
-        (RELEASE, False),
-        ("2.2.0", False),
-        (MAIN, True),
-        ("2.3.0", True),
-        (ANNOUNCED, True),
-        (None, False),
-        ("?", False),
-    ],
+    ("version", "rolls_back"),
+    [(RELEASE, False), ("2.2.0", False), (MAIN, True), ("2.3.0", True), (ANNOUNCED, True), (None, False), ("?", False)],
 )
-def test_servers_before_main_cannot_roll_back_a_session(version: str | None, can: bool) -> None:
-    assert can_roll_back(version) is can
+def test_sessions_are_rolled_back_since_2_3(version: str | None, rolls_back: bool) -> None:
+    assert can_roll_back(version) is rolls_back
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_servers_that_would_fail_or_compute_something_else_do_not_count(name: str) -> None:
-    model_type, settings, versions = CONFIGS[name]
-    config = AutoConfig.for_model(model_type, **settings)
-    assert {version for version in (RELEASE, MAIN) if serves(version, config)} == versions
+    config = config_of(name)
+    assert {version for version in NAMES if serves(version, config)} == SERVED_BY[name]
     assert serves(None, config) is serves(RELEASE, config)
-    assert serves(ANNOUNCED, config)
-    needed = versions_needed(config)
-    assert ("Petals 2.2" in needed, "Petals main" in needed) == (RELEASE in versions, MAIN in versions)
+    assert {version for version, what in NAMES.items() if what in versions_needed(config)} == SERVED_BY[name]
+
+
+def test_a_mixtral_has_the_name_of_petals_main() -> None:
+    assert default_dht_prefix("org/Mixtral-8x7B-v0.1", config_of("mixtral")) == "org/Mixtral-8x7B-v0-1"
