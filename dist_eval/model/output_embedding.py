@@ -46,7 +46,7 @@ class OutputEmbedding:
         file, name = _find(model, f"{head.embeddings if config.tie_word_embeddings else head.path}.weight")
         try:
             self._file = safe_open(file, framework="pt", device="cpu")
-            self._weight: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
+            self._weight: Any = self._file.get_slice(name)
             self.vocab_size, self.hidden_size = self._weight.get_shape()
             bias = f"{head.path}.bias"
             self._bias = self._file.get_tensor(bias).to(torch.float32) if bias in set(self._file.keys()) else None

@@ -52,7 +52,7 @@ def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
         CheckpointError: it is no LoRA adapter in safetensors, or has parts that are not supported.
     """
     from safetensors.torch import load_file
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         config = json.loads(Path(str(cached_file(name, _CONFIG))).read_text(encoding="utf-8"))
