@@ -459,7 +459,7 @@ def main() -> None:
     """Runs the command line."""
     parser = harness.parser("chaos", QUESTION, rounds=1)
     parser.add_argument("--events", type=int, default=24, help="minimum number of events (default 24)")
-    parser.add_argument("--sessions", action="store_true", help="texts begin alike (needs Petals main)")
+    parser.add_argument("--sessions", action="store_true", help="texts begin alike")
     parser.add_argument("--seed", type=int, default=0, help="seed of the schedule (default 0)")
     options = parser.parse_args()
     run_program(lambda scratch_dir: measure(options, scratch_dir))

@@ -1,4 +1,4 @@
-"""The minimal client of a swarm: imports Petals, connects, and records the time of each step.
+"""The minimal client of a swarm: imports Petals with its own classes of models, connects, and records the times.
 
 python -m benchmarks.startup_client FOLDER PEER...
 """
