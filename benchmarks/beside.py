@@ -77,7 +77,7 @@ def another_client(stage: Stage, max_length: int) -> Iterator[AnotherClient]:
     spec = stage.spec(stage.corpus.write_csv(folder / "rows.csv"), len(stage.corpus.sentences), max_length)
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
     arguments = ("-m", "benchmarks.alternatives.endless_loop", str(asked))
-    with running(folder, *arguments, output=finished) as process:
+    with running(folder, *arguments, output=finished, petals=True) as process:
         client = AnotherClient(process, folder, finished)
         client.wait_for_batch(0.0)
         yield client

@@ -4,8 +4,7 @@ A seeded schedule kills and stops the processes of a run, which is restarted, ea
 until it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the time is measured
 until a run resumes after servers were killed.
 
-With `--sessions`, few-shot prompts stand before the texts, and servers compute them once. That needs Petals main:
-`uv run --project launch/petals-main python -m benchmarks.chaos --sessions`.
+With `--sessions`, few-shot prompts stand before the texts, and servers compute them once.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from benchmarks import harness, ranks
 from benchmarks.harness import Report
 from benchmarks.program import BenchmarkError, run_program
 from dist_eval import demo
-from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run resume?"
@@ -224,8 +222,6 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
     count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)
     dataset = write_rows(scratch_dir / "short.csv", _QUICK_REPEATED) if options.quick else long
-    if options.sessions and not can_roll_back(installed_version()):
-        raise BenchmarkError("--sessions needs servers with Petals main, see launch/petals-main/README.md.")
     with replicated_swarm(scratch_dir) as swarm:
         start = partial(Run, scratch_dir=scratch_dir, peers=swarm.initial_peers, sessions=options.sessions)
         # without sessions a swarm gives the very bits of the local model
@@ -265,9 +261,9 @@ def replicated_swarm(
     scratch_dir: Path, spans: Sequence[tuple[int, int]] = ((0, _BLOCKS),) * _REPLICAS
 ) -> Iterator[PrivateSwarm]:
     """Opens a swarm for the embedded example, by default of servers that each hold all blocks."""
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     with PrivateSwarm(str(demo.BASE_MODEL), num_blocks=_BLOCKS, dht_prefix=_PREFIX, spans=spans, threads=1) as swarm:
         for number in range(len(spans)):
             wait_until_up(swarm, number)
@@ -463,7 +459,7 @@ def main() -> None:
     """Runs the command line."""
     parser = harness.parser("chaos", QUESTION, rounds=1)
     parser.add_argument("--events", type=int, default=24, help="minimum number of events (default 24)")
-    parser.add_argument("--sessions", action="store_true", help="texts begin alike (needs Petals main)")
+    parser.add_argument("--sessions", action="store_true", help="texts begin alike")
     parser.add_argument("--seed", type=int, default=0, help="seed of the schedule (default 0)")
     options = parser.parse_args()
     run_program(lambda scratch_dir: measure(options, scratch_dir))

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.alternatives.common import Result, Spec
 from benchmarks.harness import Report
 from benchmarks.models import Model
+from benchmarks.petals_environment import petals_python
 from benchmarks.program import BenchmarkError
 from benchmarks.text import Corpus
 from dist_eval.process.lifetime import end_session
@@ -196,11 +197,30 @@ def describe_plan(outcome: Outcome) -> str:
 
 def _run_alternative(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:
     spec = stage.spec(dataset, contender.batch_size, contender.max_length)
+    result = Result(**run_alternative(contender, folder, spec, petals=contender.module != "local"))
+    return Outcome(result.seconds, result.predictions)
+
+
+def run_alternative(contender: Contender, folder: Path, spec: Any, *, petals: bool) -> dict[str, Any]:
+    """Runs an alternative once.
+
+    Args:
+        contender: the alternative.
+        folder: for temporary files.
+        spec: its task, a dataclass.
+        petals: it uses Petals' own classes of models.
+
+    Returns:
+        The fields of its result.
+
+    Raises:
+        ContenderError: it failed.
+    """
     asked, answered = folder / "spec.json", folder / "result.json"
     asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
-    run_process(contender, folder, "-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
-    result = Result(**json.loads(answered.read_text(encoding="utf-8")))
-    return Outcome(result.seconds, result.predictions)
+    arguments = ("-m", f"benchmarks.alternatives.{contender.module}", str(asked), str(answered))
+    run_process(contender, folder, *arguments, petals=petals)
+    return dict(json.loads(answered.read_text(encoding="utf-8")))
 
 
 def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Path) -> Outcome:
@@ -216,11 +236,13 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
     return Outcome(results["throughput"]["seconds"], predictions, results, timeline)
 
 
-def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: bool = False) -> None:
+def run_process(
+    contender: Contender, folder: Path, *arguments: str, torchrun: bool = False, petals: bool = False
+) -> None:
     """Runs `python ARGUMENTS` to completion, under torchrun if it has several ranks."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={contender.ranks}"]
     arguments = (*(launcher if torchrun or contender.ranks > 1 else []), *arguments)
-    with running(folder, *arguments, threads=contender.threads) as process:
+    with running(folder, *arguments, threads=contender.threads, petals=petals) as process:
         try:
             status = process.wait(_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -233,7 +255,7 @@ def run_process(contender: Contender, folder: Path, *arguments: str, torchrun: b
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, threads: int = 1, output: Path | None = None
+    folder: Path, *arguments: str, threads: int = 1, output: Path | None = None, petals: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs `python ARGUMENTS`, and ends it in the end, with all that it started.
 
@@ -242,10 +264,12 @@ def running(
         *arguments: of Python.
         threads: of each process.
         output: file for its standard output instead of the log.
+        petals: in the environment of Petals' own classes of models.
     """
+    python = petals_python() if petals else sys.executable
     with (folder / LOG).open("ab") as log, (output or folder / LOG).open("ab") as written:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             cwd=_ROOT,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,

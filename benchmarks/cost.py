@@ -71,9 +71,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options: the command line.
         scratch_dir: folder for temporary files.
     """
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     report = harness.Report("cost", QUESTION, unit="processor seconds", options=options, more_is_better=False)
     sizes: dict[Size, int] = {SMALL: options.batches, MEDIUM: options.batches // 2, WIDE: options.batches // 10}
     for size, count in ({TINY: 8} if options.quick else sizes).items():

@@ -1,8 +1,8 @@
 """`python -m benchmarks.eval_batch`: `PetalsPipeline.eval_batch` compared with DeepSpeed's.
 
 The same model, micro-batches and loss go through DeepSpeed's `PipelineEngine` with two stages, each a process with one
-thread (gloo, on the CPU), and through a swarm of two servers with one thread each. Where DeepSpeed is not installed
-(`uv run --with deepspeed ...`) it is left out.
+thread (gloo, on the CPU), and through a swarm of two servers with one thread each, with Petals' own class of the model.
+Where DeepSpeed is not installed (`uv run --with deepspeed ...`) it is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from benchmarks import harness, ranks
 from benchmarks.eval_batch_worker import STAGES, Outcome, Task
 from benchmarks.hosting import swarm_of
 from benchmarks.models import MEDIUM, PROMPT_TOKENS, SMALL, TINY, WIDE, Model, make_model
+from benchmarks.petals_environment import petals_python
 from benchmarks.program import BenchmarkError, run_program
 from benchmarks.text import make_corpus
 
@@ -86,8 +88,12 @@ def run(name: str, task: Task, scratch_dir: Path) -> Outcome:
     """Runs one implementation on the micro-batches, in separate processes."""
     asked, answered = scratch_dir / "task.json", scratch_dir / "outcome.json"
     asked.write_text(json.dumps(asdict(task)), encoding="utf-8")
-    way, launcher = ("deepspeed", ranks.torchrun(STAGES)) if name == DEEPSPEED else ("petals", [])
-    ranks.run([*launcher, "-m", "benchmarks.eval_batch_worker", way, str(asked), str(answered)], scratch_dir)
+    if name == DEEPSPEED:
+        way, launcher, python = "deepspeed", ranks.torchrun(STAGES), sys.executable
+    else:
+        way, launcher, python = "petals", list[str](), petals_python()
+    arguments = ["-m", "benchmarks.eval_batch_worker", way, str(asked), str(answered)]
+    ranks.run([*launcher, *arguments], scratch_dir, python=python)
     return Outcome(**json.loads(answered.read_text(encoding="utf-8")))
 
 

@@ -145,16 +145,16 @@ class _Embedding(nn.Module):
 class _Block(nn.Module):
     """A block of Llama with its deep prompts."""
 
-    def __init__(self, block: nn.Module, prompts: torch.Tensor) -> None:
+    def __init__(self, block: nn.Module, rotary: nn.Module, prompts: torch.Tensor) -> None:
         super().__init__()
-        self.block, self.prompts = block, nn.Parameter(prompts)
+        self.block, self.rotary, self.prompts = block, rotary, nn.Parameter(prompts)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, length, _ = hidden.shape
         hidden = torch.cat([hidden[:, : len(self.prompts)] + self.prompts, hidden[:, len(self.prompts) :]], dim=1)
         future = torch.full((length, length), torch.finfo(hidden.dtype).min).triu(1)
-        positions = torch.arange(length).expand(rows, -1)
-        return self.block(hidden, attention_mask=future.expand(rows, 1, -1, -1), position_ids=positions)[0]
+        angles = self.rotary(hidden, torch.arange(length).unsqueeze(0))
+        return self.block(hidden, attention_mask=future.expand(rows, 1, -1, -1), position_embeddings=angles)
 
 
 class _Head(nn.Module):
@@ -173,7 +173,8 @@ def _layers(task: Task) -> list[nn.Module]:
 
     base, tuned = LlamaModel.from_pretrained(task.base).eval(), TunedCheckpoint.load(task.tuned)
     assert tuned.prompts is not None and tuned.deep_prompts is not None
-    blocks = [_Block(block, prompts) for block, prompts in zip(base.layers, tuned.deep_prompts, strict=True)]
+    pairs = zip(base.layers, tuned.deep_prompts, strict=True)
+    blocks = [_Block(block, base.rotary_emb, prompts) for block, prompts in pairs]
     return [_Embedding(base.embed_tokens, tuned.prompts), *blocks, _Head(base.norm, tuned.head)]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
 from benchmarks.alternatives.generate_threads import Result, Spec
-from benchmarks.contenders import Contender, ContenderError, run_process
+from benchmarks.contenders import Contender, ContenderError, run_alternative, run_process
 from benchmarks.hosting import distant_swarm_of
 from benchmarks.models import SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
@@ -70,12 +70,7 @@ class Stage:
             initial_peers=[] if local else self.peers,
             dht_prefix=self.model.dht_prefix,
         )
-        asked, answered = self.folder / "spec.json", self.folder / "result.json"
-        asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
-        run_process(
-            contender, self.folder, "-m", f"benchmarks.alternatives.{contender.module}", *map(str, (asked, answered))
-        )
-        return Result(**json.loads(answered.read_text(encoding="utf-8")))
+        return Result(**run_alternative(contender, self.folder, spec, petals=not local))
 
 
 def make_task(folder: Path, prompts: list[str], new_tokens: int) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-_SIZES: dict[str, dict[str, int]] = {
+_SIZES: dict[str, dict[str, Any]] = {
     "7b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8},
 }
@@ -62,7 +62,7 @@ def say(what: str, **figures: float) -> None:
     print(f"{what:32s}", *(f"{name} {value:.4g}" for name, value in figures.items()), sep="  ", flush=True)
 
 
-def make_model(folder: Path, size: dict[str, int]) -> None:
+def make_model(folder: Path, size: dict[str, Any]) -> None:
     """Writes a Mistral with random weights in bfloat16, a file for each layer."""
     from safetensors.torch import save_file
     from transformers import MistralConfig
@@ -154,7 +154,8 @@ def measure_whole(folder: Path, seconds: float) -> None:
     logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     before, start = gpu_memory(), time.monotonic()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model.to(device)
     say("one process: loaded", seconds=time.monotonic() - start)
     ids = token_ids(_ROWS, _LENGTH).to(device)
     torch.save(model(ids, use_cache=False).logits[:, -1].float().cpu(), folder / "logits.pt")

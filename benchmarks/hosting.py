@@ -34,9 +34,9 @@ def swarm_of(
         spans: the blocks of each server instead.
         **options: of `PrivateSwarm`.
     """
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     from dist_eval.swarm.client import join_swarm, leave_swarm, rejoin_swarm
     from dist_eval.swarm.coverage import wait_until_covered
 

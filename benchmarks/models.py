@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, load_locally
+from dist_eval.model.weights import without_warnings
 
 SEED = 20240302
 PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"
@@ -125,8 +127,18 @@ def _write_base(model: Model, tokenizer: Any, grouped: bool, positions: int) -> 
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.bos_token_id,
     )
-    LlamaForCausalLM(config).save_pretrained(model.base, safe_serialization=True)
+    with without_warnings():  # and without a progress bar
+        LlamaForCausalLM(config).save_pretrained(model.base)
     tokenizer.save_pretrained(model.base)
+    _make_readable_for_petals(model.base / "tokenizer.json")
+
+
+def _make_readable_for_petals(file: Path) -> None:
+    """Writes a tokenizer as the library of 2023 reads it, beside which Petals' own classes run; today's does, too."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+    content["pre_tokenizer"]["add_prefix_space"] = True
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 @torch.no_grad()

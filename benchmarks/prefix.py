@@ -1,8 +1,7 @@
 """`python -m benchmarks.prefix`: what it brings that servers compute the common beginning of texts once.
 
 Label words after prompts that begin with the same tokens, and a checkpoint with deep prompts, in sessions and in plain
-forwards (`--session-share 0`), one after the other on the same two servers, whose memory is watched. Sessions need
-servers with Petals main: `uv run --project launch/petals-main python -m benchmarks.prefix`.
+forwards (`--session-share 0`), one after the other on the same two servers, whose memory is watched.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import BenchmarkError, run_program
 from benchmarks.text import SEED, make_corpus
 from dist_eval.data.shared_prefixes import Beginnings, plan_with_sessions
-from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "How much faster are texts that begin alike, if servers compute their beginning once?"
@@ -167,13 +165,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         scratch_dir: folder for temporary files.
 
     Raises:
-        BenchmarkError: the installed version of Petals starts servers that cannot roll back, or the ways differ.
+        BenchmarkError: the ways differ.
     """
-    if not can_roll_back(installed_version()):
-        raise BenchmarkError(
-            f"The servers of Petals {installed_version()} cannot roll back a session. Start this with Petals main: "
-            "`uv run --project launch/petals-main python -m benchmarks.prefix`, see launch/petals-main/README.md."
-        )
     if options.quick:
         options.prefixes, options.rows = [64], 60
     report = harness.Report("prefix", QUESTION, unit="rows/s", options=options)

@@ -110,12 +110,13 @@ def read_ranks(folder: Path, ranks: int) -> list[Rank]:
     ]
 
 
-def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
+def run(command: Sequence[str], scratch_dir: Path, *, python: str = sys.executable, **variables: str) -> str:
     """Runs a Python program to completion.
 
     Args:
         command: arguments of the interpreter.
         scratch_dir: folder for temporary files.
+        python: the interpreter.
         **variables: further environment variables.
 
     Returns:
@@ -124,7 +125,7 @@ def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
     Raises:
         BenchmarkError: the program failed; the message contains the end of its stderr.
     """
-    process = start(command, scratch_dir, **variables)
+    process = start(command, scratch_dir, python=python, **variables)
     try:
         out, err = process.communicate()
     finally:
@@ -135,10 +136,12 @@ def run(command: Sequence[str], scratch_dir: Path, **variables: str) -> str:
     return out
 
 
-def start(command: Sequence[str], scratch_dir: Path, **variables: str) -> subprocess.Popen[str]:
+def start(
+    command: Sequence[str], scratch_dir: Path, *, python: str = sys.executable, **variables: str
+) -> subprocess.Popen[str]:
     """Starts a Python program in a session of its own, as `run` does."""
     return subprocess.Popen(
-        [sys.executable, *command],
+        [python, *command],
         cwd=_ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch_dir), **variables},
         stdin=subprocess.DEVNULL,

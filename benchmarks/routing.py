@@ -18,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import harness
-from benchmarks.load import Load, drive, random_batches, random_checkpoint
+from benchmarks.alternatives.forwards import Spec
+from benchmarks.contenders import Contender, run_alternative
+from benchmarks.load import Load, drive, random_batches
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Router, Span
 from dist_eval.swarm.window import Window
@@ -93,9 +94,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         options: the command line.
         scratch_dir: folder for temporary files.
     """
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     report = harness.Report("routing", QUESTION, unit="tokens/s", options=options)
     size, batches = (TINY, 16) if options.quick else (SMALL, options.batches)
     model = make_model(scratch_dir, size, make_corpus(100).sentences)
@@ -103,7 +104,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         str(model.base), num_blocks=size.layers, dht_prefix=model.dht_prefix, spans=[(0, size.layers)] * 2, threads=1
     ) as swarm:
         for _ in range(1 if options.quick else options.rounds):
-            _round(report, swarm, model, batches)
+            _round(report, swarm, model, batches, scratch_dir)
     bar = None if options.quick else 1.6
     report.compare("dist_eval / Petals' own forward", (GROUP, MEASURED), (GROUP, PETALS), bar=bar)
     report.compare("dist_eval / servers at random", (GROUP, MEASURED), (GROUP, BY_LENGTH), bar=bar)
@@ -116,13 +117,14 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     report.finish()
 
 
-def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int) -> None:
+def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int, scratch_dir: Path) -> None:
     from transformers import AutoConfig
 
     from dist_eval.model.classifier import load_on_swarm
     from dist_eval.model.swarm_backbone import SwarmBackbone
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import look_up_coverage
+    from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
     blocks = model.size.layers
@@ -131,31 +133,36 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
     while min(look_up_coverage(dht, swarm.dht_prefix, blocks, _TIMEOUT).replicas) < len(swarm.servers):
         swarm.require_alive()
         time.sleep(_POLL_SECONDS)
-    tuned = random_checkpoint(config, PROMPT_TOKENS)
+    tuned = TunedCheckpoint.load(model.tuned)
     settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 3}
     classifier = load_on_swarm(str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, **settings)
-    backbone = classifier.backbone
-    assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
-    deep, prompts = tuned.deep_prompts.unsqueeze(1), tuned.prompts
+    backbone, directory = classifier.backbone, ServerDirectory(dht, swarm.dht_prefix, blocks)
+    assert isinstance(backbone, SwarmBackbone)
+    directory.start(_TIMEOUT)
+    spec = Spec(
+        model=str(model.base),
+        checkpoint=str(model.tuned),
+        initial_peers=swarm.initial_peers,
+        dht_prefix=swarm.dht_prefix,
+        batches=count,
+        budget=_BUDGET,
+        length=_TEXT_TOKENS,
+        in_flight=_WINDOW,
+    )
     batches = random_batches(
         count, budget=_BUDGET, length=_TEXT_TOKENS, prompt_tokens=PROMPT_TOKENS, vocabulary=config.vocab_size
     )
 
-    @torch.no_grad()
-    def petals(ids: torch.Tensor, lengths: torch.Tensor) -> None:
-        embeddings = torch.cat([prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
-        backbone.model.h(embeddings, prompts=deep)
-
     def ours(window: Window, router: Router) -> Load:
-        backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, router=router, **settings)
+        backbone.requests = SwarmRequests(directory, config, router=router, **settings)
         return drive(classifier.logits, batches, window, prompt_tokens=PROMPT_TOKENS)
 
     try:
-        petals(*batches[0])  # Petals sets itself up in its first forward
         fast = swarm.addresses[0].rpartition("/")[2]
         with held_up(swarm.servers[1].pid, _SLOWDOWN):
             _add(report, ALONE, ours(Window(_WINDOW), Only(fast)))
-            _add(report, PETALS, drive(petals, batches, Window(_WINDOW), prompt_tokens=PROMPT_TOKENS))
+            theirs = run_alternative(Contender(PETALS, "forwards"), scratch_dir, spec, petals=True)
+            report.add(GROUP, PETALS, theirs["tokens"] / theirs["seconds"])
             _add(report, BY_LENGTH, ours(Window(_WINDOW), ByLength()))
             _add(report, MEASURED, ours(Window(_WINDOW), router := Router()), router)
             _add(report, FREE, ours(Window(), Router()))

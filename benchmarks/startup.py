@@ -20,6 +20,7 @@ from benchmarks import harness, ranks
 from benchmarks.harness import Report
 from benchmarks.hosting import swarm_of
 from benchmarks.models import Model, Size
+from benchmarks.petals_environment import petals_python
 from benchmarks.program import run_program
 from dist_eval import demo
 
@@ -54,11 +55,10 @@ class Starts:
         Returns:
             Seconds until the last client started and until it was connected, and the CPU seconds of all.
         """
-        launcher = [] if world_size is None else ranks.torchrun(world_size)
+        launcher, python = [] if world_size is None else ranks.torchrun(world_size), petals_python()
         start, used = time.time(), _cpu_seconds()
-        ranks.run(
-            [*launcher, "-m", "benchmarks.startup_client", str(self._scratch_dir), *self._peers], self._scratch_dir
-        )
+        arguments = [*launcher, "-m", "benchmarks.startup_client", str(self._scratch_dir), *self._peers]
+        ranks.run(arguments, self._scratch_dir, python=python)
         files = [self._scratch_dir / f"client-{rank}.json" for rank in range(world_size or 1)]
         moments = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         began, connected = (max(one[name] for one in moments) - start for name in ("began", "connected"))

@@ -1,4 +1,4 @@
-"""The minimal client of a swarm: imports Petals, connects, and records the time of each step.
+"""The minimal client of a swarm: imports Petals with its own classes of models, connects, and records the times.
 
 python -m benchmarks.startup_client FOLDER PEER...
 """
@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us, temporary_files_in, workspace  # noqa: E402
 from dist_eval.process.logging_setup import silence_libraries  # noqa: E402
-from dist_eval.swarm.hivemind_compat import import_petals  # noqa: E402
+from dist_eval.swarm.hivemind_compat import prepare_hivemind  # noqa: E402
 
 
 def main() -> None:
@@ -25,8 +25,9 @@ def main() -> None:
     silence_libraries()
     folder, peers = Path(sys.argv[1]), sys.argv[2:]
     with workspace() as scratch_dir, temporary_files_in(scratch_dir):
-        import_petals(sockets=scratch_dir)
+        prepare_hivemind(sockets=scratch_dir)
         import hivemind
+        import petals  # noqa: F401
 
         from dist_eval.swarm.client import leave_swarm
 

@@ -33,13 +33,14 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         scratch_dir: folder for temporary files.
     """
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     from dist_eval.model.classifier import load_on_swarm
     from dist_eval.model.swarm_backbone import SwarmBackbone
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
     report = harness.Report("swarm", QUESTION, unit="tokens/s", options=options)
@@ -52,8 +53,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)
         tuned = random_checkpoint(config, prompts)
         classifier = load_on_swarm(options.model, tuned, dht, dht_prefix=prefix, **settings)
-        backbone = classifier.backbone
+        backbone, directory = classifier.backbone, ServerDirectory(dht, prefix, blocks)
         assert isinstance(backbone, SwarmBackbone)
+        directory.start(options.swarm_timeout)
         best: tuple[float, str, SwarmRequests] | None = None
         retries = 0
         try:
@@ -63,7 +65,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
                         16, budget=budget, length=options.length, prompt_tokens=prompts, vocabulary=config.vocab_size
                     ) * (_MOST_BATCHES // 16)
                     for size in options.windows:
-                        backbone.requests = SwarmRequests(backbone.model.h.sequence_manager, **settings)
+                        backbone.requests = SwarmRequests(directory, config, **settings)
                         window = Window(size or None, timeout=options.request_timeout)
                         load = drive(
                             classifier.logits,

@@ -2,9 +2,8 @@
 
 That is the harness' Hugging Face backend around Petals' own causal model, with batches of one request and of the size
 that is fastest for it. All contenders use the same swarm, in the same round; the last one is a single process with the
-whole model, without a swarm. Examples before the documents are the same for all of a task, as in MMLU;
-servers with Petals main compute them once: `uv run --project launch/petals-main --extra harness python -m
-benchmarks.tasks`.
+whole model, without a swarm. Examples before the documents are the same for all of a task, as in MMLU; servers compute
+them once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.alternatives.harness_backend import Result, Spec
-from benchmarks.contenders import Contender, ContenderError, run_process
+from benchmarks.contenders import Contender, ContenderError, run_alternative, run_process
 from benchmarks.hosting import distant_swarm_of
 from benchmarks.models import SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
@@ -87,12 +86,7 @@ class Stage:
             dht_prefix=self.model.dht_prefix,
             batch_size=contender.batch_size,
         )
-        asked, answered = self.folder / "spec.json", self.folder / "result.json"
-        asked.write_text(json.dumps(asdict(spec)), encoding="utf-8")
-        run_process(
-            contender, self.folder, "-m", f"benchmarks.alternatives.{contender.module}", *map(str, (asked, answered))
-        )
-        return Result(**json.loads(answered.read_text(encoding="utf-8")))
+        return Result(**run_alternative(contender, self.folder, spec, petals=not local))
 
 
 def make_tasks(folder: Path, sentences: list[str], documents: int, examples: int) -> Path:

@@ -57,11 +57,12 @@ def main() -> None:
     start, _, end = sys.argv[sys.argv.index("--block_indices") + 1].partition(":")
     number = int(sys.argv[sys.argv.index("--identity_path") + 1].rpartition("-")[2])
 
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.swarm.petals_server import import_server
 
-    import_petals(sockets=Path(sys.argv[1]))
+    prepare_hivemind(sockets=Path(sys.argv[1]))
+    import_server()
     from petals.server import server as petals_server
-    from petals.server.backend import TransformerBackend
 
     from dist_eval.swarm import server
 
@@ -78,7 +79,7 @@ def main() -> None:
         rate = _MEASURED_TOKENS / block_seconds(_MEASURED_TOKENS)
         return {"forward_rps": rate, "inference_rps": rate, "throughput": rate / ((blocks + 1) / 2)}
 
-    TransformerBackend.forward = forward
+    petals_server.TransformerBackend.forward = forward
     petals_server.get_server_throughput = announced
     sys.argv[sys.argv.index("--throughput") + 1] = "eval"
     server.main()

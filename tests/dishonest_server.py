@@ -23,8 +23,9 @@ def _lie(file: Path) -> str:
 
 
 def _make_dishonest(file: Path) -> None:
+    from hivemind.compression import serialization
     from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
-    from petals.server import block_functions, handler, server
+    from petals.server import handler, server
 
     declare = server.declare_active_modules
 
@@ -54,7 +55,7 @@ def _make_dishonest(file: Path) -> None:
         return answer
 
     server.declare_active_modules = declare_fast
-    handler.serialize_torch_tensor = block_functions.serialize_torch_tensor = serialize
+    handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
     for name in ("rpc_forward", "rpc_backward"):
         setattr(handler.TransformerConnectionHandler, name, lying(getattr(handler.TransformerConnectionHandler, name)))
 
@@ -62,10 +63,12 @@ def _make_dishonest(file: Path) -> None:
 def main() -> None:
     """Runs the server; the arguments are those of `dist_eval.swarm.server`."""
     from dist_eval.swarm import server
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.swarm.petals_server import import_server
 
     identity = Path(sys.argv[sys.argv.index("--identity_path") + 1])
-    import_petals(sockets=Path(sys.argv[1]))
+    prepare_hivemind(sockets=Path(sys.argv[1]))
+    import_server()
     _make_dishonest(identity.with_name(identity.name.replace("identity", "lie")))
     server.main()
 

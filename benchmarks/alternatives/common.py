@@ -88,11 +88,11 @@ def main(evaluate: Callable[[Any, Path], Any], kind: type[Any] = Spec) -> NoRetu
 
 def tokenized(spec: Spec) -> tuple[Any, Any]:
     """Returns a dataset of `input_ids`, `attention_mask` and `labels`, and the tokenizer."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     with Path(spec.dataset).open(newline="", encoding="utf-8") as file:
         sentences, labels = zip(*((row["sentence"], int(row["label"])) for row in csv.DictReader(file)), strict=True)
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(spec.model)
     padding: dict[str, Any] = {"padding": "max_length", "max_length": spec.max_length} if spec.max_length else {}
     encoded = tokenizer(list(sentences), truncation=True, return_token_type_ids=False, **padding)
     convert: Any = torch.tensor if spec.max_length else list  # the padding collator takes lists

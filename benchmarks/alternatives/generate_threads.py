@@ -49,10 +49,10 @@ class Result:
 
 def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     """Generates the texts."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     model = causal_model(spec.model, spec.initial_peers, spec.dht_prefix, scratch_dir)
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(spec.model)
 
     def text_after(prompt: str) -> str:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]

@@ -56,7 +56,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     class Timed(HFLM):  # type: ignore[misc]
         seconds = 0.0
@@ -68,7 +68,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
             return answers
 
     model = causal_model(spec.model, spec.initial_peers, spec.dht_prefix, scratch_dir)
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(spec.model)
     backend = Timed(pretrained=model, tokenizer=tokenizer, batch_size=spec.batch_size, device="cpu")
     with torch.no_grad():
         model(input_ids=torch.ones(1, 4, dtype=torch.long))  # the warm-up
@@ -98,9 +98,9 @@ def causal_model(model: str, initial_peers: list[str], dht_prefix: str, scratch_
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         return AutoModelForCausalLM.from_pretrained(model)
-    from dist_eval.swarm.hivemind_compat import import_petals
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
-    import_petals(sockets=scratch_dir)
+    prepare_hivemind(sockets=scratch_dir)
     import petals
 
     return petals.AutoDistributedModelForCausalLM.from_pretrained(

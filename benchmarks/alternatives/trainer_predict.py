@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,10 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
             disable_tqdm=True,
             report_to=[],
         )
-        trainer = Trainer(
+        trainer: Any = Trainer(
             model=WithoutMask(model),
             args=arguments,
             data_collator=DataCollatorWithPadding(tokenizer),
-            tokenizer=tokenizer,
         )
         trainer.predict(dataset[: spec.batch_size])
         output, seconds = timed(lambda: trainer.predict(dataset))
@@ -60,7 +60,8 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
 def _bridge_accelerate() -> None:
     """Makes the Trainer of transformers 4.34 omit an argument that newer versions of accelerate have removed."""
     from accelerate import Accelerator
-    from transformers import trainer
+
+    trainer: Any = importlib.import_module("transformers.trainer")
 
     def accelerator(dispatch_batches: bool | None = None, **kwargs: Any) -> Accelerator:
         return Accelerator(**kwargs)

@@ -129,7 +129,7 @@ def pretrain(folder: Path) -> None:
             weights = is_text + (LABEL_WEIGHT - 1) * is_label
             loss = (losses.view(weights.shape) * weights).sum() / weights.sum()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()

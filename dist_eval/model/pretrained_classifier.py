@@ -89,7 +89,7 @@ class PretrainedClassifier:
         """Number of token types that the model knows; 0 if it takes none."""
         from transformers import AutoModelForSequenceClassification
 
-        kind = AutoModelForSequenceClassification._model_mapping[type(self.config)]
+        kind: Any = AutoModelForSequenceClassification._model_mapping[type(self.config)]
         if "token_type_ids" not in inspect.signature(kind.forward).parameters:
             return 0
         known = getattr(self.config, "type_vocab_size", None)

@@ -202,8 +202,9 @@ class LanguageModelHead:
                 return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
         architecture = Architecture(config)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)]
         with torch.device("meta"):
-            model = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)](architecture.config)
+            model = model_class(architecture.config)
         head = model.get_output_embeddings()
         path = next(path for path, module in model.named_modules() if module is head)
         replace_module(model, path, nn.Identity())

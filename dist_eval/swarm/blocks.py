@@ -47,18 +47,18 @@ class Architecture:
             raise CheckpointError(
                 f"{name} cannot be served in blocks: for transformers, {self.config.model_type!r} is no language model."
             )
-        self.base_class: Any = MODEL_MAPPING[type(self.config)]
+        base_class: Any = MODEL_MAPPING[type(self.config)]
         if getattr(self.config, "num_kv_shared_layers", 0):
             raise CheckpointError(f"{name} cannot be served in blocks: its layers share keys and values.")
         with torch.device("meta"):
-            model = self.base_class(self.config)
+            model = base_class(self.config)
         count = self.config.num_hidden_layers
         stacks = [path for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
         embeddings = model.get_input_embeddings()
         paths = [path for path, module in model.named_modules() if module is embeddings]
         if not stacks or not paths:
             raise CheckpointError(f"{name} cannot be served in blocks: its base model has no list of {count} layers.")
-        self.layers, self.embeddings = min(stacks, key=len), paths[0]
+        self.base_class, self.layers, self.embeddings = base_class, min(stacks, key=len), paths[0]
         self.norms = []
         for path, module in model.named_modules():
             own = list(module.parameters(recurse=False))

@@ -85,7 +85,7 @@ def read_config(model: str, what: str) -> Any:
 
 def _require_no_adapter(model: str, what: str) -> None:
     """Checks that a folder or hub model holds no LoRA adapter, which transformers would add without a word."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     if found := cached_file(model, _ADAPTER_CONFIG, **quiet):
@@ -103,7 +103,7 @@ def read_config_file(model: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it cannot be read.
     """
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         return dict(read_json(Path(str(cached_file(model, "config.json")))))

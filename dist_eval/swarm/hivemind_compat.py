@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
+from typing import Any
 
 from dist_eval.swarm.p2p_daemon import patch_p2p_daemon
 
@@ -44,5 +45,6 @@ def prepare_hivemind(*, sockets: Path) -> None:
             if not hasattr(hivemind, name):
                 setattr(hivemind, name, getattr(module, name))
     if "USE_LEGACY_BFLOAT16" not in os.environ:  # servers of Petals send two bytes, not four
-        importlib.import_module("hivemind.compression.base").USE_LEGACY_BFLOAT16 = False
+        compression: Any = importlib.import_module("hivemind.compression.base")
+        compression.USE_LEGACY_BFLOAT16 = False
     patch_p2p_daemon(sockets)

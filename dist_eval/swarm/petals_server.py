@@ -110,7 +110,7 @@ class SessionLayer(DynamicLayer):
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._keys, self._values, self._length = keys, values, length
 
     def update(
@@ -137,11 +137,11 @@ def _backend_class() -> Any:
         @functools.cached_property
         def cache_shapes(self) -> list[tuple[int, int]] | None:
             """Heads and width of the keys and of the values of a token; None for a recurrent block."""
-            cache, hidden = Cache(layers=[DynamicLayer()]), self.args_schema[0].shape[-1]
+            layer: Any = DynamicLayer()
+            token = torch.zeros(1, 1, self.args_schema[0].shape[-1], dtype=self.dtype, device=self.module.devices[0])
             try:
                 with torch.inference_mode():
-                    self.module(torch.zeros(1, 1, hidden, dtype=self.dtype, device=self.module.devices[0]), cache=cache)
-                (layer,) = cache.layers
+                    self.module(token, cache=Cache(layers=[layer]))
                 return [(kept.shape[1], kept.shape[3]) for kept in (layer.keys, layer.values)]
             except (AttributeError, ValueError):
                 return None
@@ -159,7 +159,8 @@ def _backend_class() -> Any:
         def inference_step(self, hidden_states: torch.Tensor, hypo_ids: torch.Tensor, info: Any) -> tuple[torch.Tensor]:
             with self.memory_cache.use_cache(*info.cache_handles) as kept, using_adapter(info.active_adapter):
                 self._reorder_cache_inplace(kept, hypo_ids)
-                cache = Cache(layers=[SessionLayer(*kept, info.prefix_length)])
+                keys, values = kept
+                cache = Cache(layers=[SessionLayer(keys, values, info.prefix_length)])
                 most = self._estimate_max_chunk_length(hidden_states, info)
                 outputs = [self.module(part, cache=cache)[0] for part in hidden_states.split(most, dim=1)]
                 return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1),)

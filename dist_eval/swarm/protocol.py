@@ -44,7 +44,7 @@ def request_metadata(num_tensors: int, adapter: str | None) -> dict[str, Any]:
     return {"points": 0.0, "active_adapter": adapter, "args_structure": (arguments, {})}
 
 
-class TransformerConnectionHandler(ServicerBase):
+class TransformerConnectionHandler(ServicerBase):  # type: ignore[misc]
     """The methods of a server. hivemind finds them by the names of the class and its methods, and by their types."""
 
     async def rpc_info(self, request: runtime_pb2.ExpertUID, context: P2PContext) -> runtime_pb2.ExpertInfo:

@@ -258,7 +258,7 @@ class SwarmRequests:
                 f"({error}): give a lower --max-length"
             )
             # what servers take by default is refused by few: others may be back later
-            refused.transient = tensor.shape[1] <= max_request_tokens(self._manager.config)
+            refused.transient = tensor.shape[1] <= max_request_tokens(self._config)
             raise refused from error
         self.halved += 1
         return tensor.tensor_split(2)

@@ -1,4 +1,4 @@
-"""Runs whose texts begin alike, on servers that can roll back: the same bytes on any number of ranks."""
+"""Runs whose texts begin alike: the same bytes on any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, w
 
 from dist_eval import demo
 from dist_eval.runs.files import PREDICTIONS
-from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
-
-pytestmark = pytest.mark.skipif(
-    not can_roll_back(installed_version()), reason="servers with this version of Petals cannot roll back"
-)
 
 ROWS = 120
 

@@ -20,6 +20,7 @@ from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import LocalTextSession, TextSession
+from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.router import Routing
 
 TOKENS = 64
@@ -37,7 +38,8 @@ class CountedBackbone(LocalBackbone):
 
 @pytest.fixture
 def backbone(tiny_models: dict[str, Path]) -> CountedBackbone:
-    found = CountedBackbone(load_local_backbone(str(tiny_models["llama"])).model)
+    local = load_local_backbone(str(tiny_models["llama"]))
+    found = CountedBackbone(local.model, Architecture(local.config))
     found.opened = []
     return found
 

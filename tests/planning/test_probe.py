@@ -127,7 +127,7 @@ def test_the_bytes_are_those_that_are_exchanged(
     plan = plan_batches(data.lengths, token_budget=512, prefix=tuned.extra_tokens)
     found = probe(classifier, data, plan, Topology(), Window(4), count=counting(), longest=60.0)
     assert len(found.answers.seconds) == len(plan)
-    width = classifier.backbone.model.config.hidden_size
+    width = classifier.backbone.config.hidden_size
     hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * tuned.pre_seq_len * width)
     ranges = range_traffic(found.routes, hop, len(plan))
     assert [(one.start, one.end, one.servers, one.share) for one in ranges] == [(0, 2, 1, 1.0), (2, 4, 1, 1.0)]

@@ -26,7 +26,8 @@ from dist_eval.swarm.announcements import (
     unpack,
 )
 from dist_eval.swarm.failures import WrongAnswer
-from dist_eval.swarm.hivemind_compat import import_petals
+from dist_eval.swarm.hivemind_compat import prepare_hivemind
+from dist_eval.swarm.petals_server import import_server
 
 
 def server(
@@ -53,7 +54,8 @@ def test_differences_are_told(servers: list[Announcement], precisions: str, vers
 
 
 def test_what_petals_writes_is_read(tmp_path: Path) -> None:
-    import_petals(sockets=tmp_path)
+    prepare_hivemind(sockets=tmp_path)
+    import_server()
     from hivemind.utils.serializer import MSGPackSerializer
     from petals.data_structures import ModelInfo, ServerInfo, ServerState
 

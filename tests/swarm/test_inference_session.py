@@ -20,13 +20,11 @@ from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.gate import STEPS
 from dist_eval.swarm.inference_session import REQUEST_TOKENS
-from dist_eval.swarm.petals_version import can_roll_back, installed_version
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.server_cache import SentStep, ServerCache
 
 ROWS, LENGTH = 3, 24
-ROLLS_BACK = can_roll_back(installed_version())
 
 
 @pytest.fixture
@@ -137,7 +135,6 @@ def test_a_long_step_takes_several_messages(backbone: SwarmBackbone) -> None:
         assert close_to(session.step(ids), whole)
 
 
-@pytest.mark.skipif(not ROLLS_BACK, reason="servers with this version of Petals cannot roll back")
 def test_a_server_that_stops_under_many_continuations_loses_none(
     replicas_swarm: ForkedSwarm,
     swarm_client: SwarmClient,
@@ -188,16 +185,15 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
         requests.excluded = set()
         replicas_swarm.kill_server(2)
         route = Routing()
-        ways = session.continuations([ids[:, 20:], ids[:, 20:22]] * (6 if ROLLS_BACK else 1), route)
+        ways = session.continuations([ids[:, 20:], ids[:, 20:22]] * 6, route)
         assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
         assert all(close_to(way, whole[:, 20 : 20 + way.shape[1]]) for way in ways)
         last = session.step(ids[:, 20:])
         assert close_to(torch.cat([first, last], dim=1), whole)
         assert close_to(session.step(ids[:, 5:], start=5), whole[:, 5:])
-    assert requests.traffic().retries <= (1 if ROLLS_BACK else 2)
+    assert requests.traffic().retries <= 1
 
 
-@pytest.mark.skipif(not ROLLS_BACK, reason="servers with this version of Petals cannot roll back")
 def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backbone: SwarmBackbone) -> None:
     """Bits are the same after any history, so that results do not depend on what a session was used for before."""
     prefix, texts = some_ids(length=300), [some_ids(length=25, seed=seed) for seed in range(3)]
@@ -239,16 +235,14 @@ def test_several_continuations_are_on_the_way_to_a_server(
         finally:
             unanswered[first] -= 1
 
-    ways = [some_ids(length=7, seed=seed) for seed in range(2 * STEPS if ROLLS_BACK else 4)]
+    ways = [some_ids(length=7, seed=seed) for seed in range(2 * STEPS)]
     with backbone.session(ROWS, 2 * LENGTH) as session, ThreadPoolExecutor(2) as threads:
         session.step(some_ids())
         before = [session.continuations([way])[0] for way in ways]
         monkeypatch.setattr(ServerCache, "outputs", noted)
         some, same = threads.map(session.continuations, [ways, ways[::-1]])
-    if ROLLS_BACK:
-        assert most[0] == STEPS and 1 < most[2] <= STEPS
-        assert all(torch.equal(one, other) for one, other in zip(before, some, strict=True))
-    assert all(close_to(one, other) for one, other in zip(before, some, strict=True))
+    assert most[0] == STEPS and 1 < most[2] <= STEPS
+    assert all(torch.equal(one, other) for one, other in zip(before, some, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(some, same[::-1], strict=True))
 
 
