@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tun
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm import attempts
+from dist_eval.swarm.announcements import UNKNOWN
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
@@ -46,14 +48,14 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.tensor([20, 19, 12, 7, 3, 1])
 
 
-def by_petals_itself(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
-    """Hidden states by Petals' own forward, which sends float32, and prompts with each example."""
-    backbone, tuned = classifier.backbone, classifier.tuned
-    assert isinstance(backbone, SwarmBackbone) and tuned.prompts is not None and tuned.deep_prompts is not None
-    embeddings = torch.cat([tuned.prompts.expand(len(ids), -1, -1), backbone.word_embeddings(ids)], dim=1)
-    deep = tuned.deep_prompts.unsqueeze(1).expand(-1, len(ids), -1, -1)
-    with torch.no_grad():
-        return backbone.model.h(embeddings, prompts=deep)
+def sent_as_float32(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states for which each server is sent float32."""
+    requests, tuned = requests_of(classifier), classifier.tuned
+    hidden = classifier.backbone.embedded(ids, tuned.prompts)
+    for span in sorted(requests.spans(), key=lambda span: span.start):
+        unknown = replace(span, announced=UNKNOWN)
+        hidden = requests.ask(unknown, hidden.to(torch.float32), tuned.deep_prompts)
+    return hidden
 
 
 def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
@@ -62,7 +64,7 @@ def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
     classifier = swarm_client.classifier(bfloat16_swarm, make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
-    assert torch.equal(ours, by_petals_itself(classifier, ids))
+    assert torch.equal(ours, sent_as_float32(classifier, ids))
     traffic = requests_of(classifier).traffic()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
     assert traffic.bytes_sent == 2 * (2 * NUMBERS + prompts)
@@ -76,7 +78,7 @@ def test_float32_servers_get_float32_and_prompts_once(
     classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
     ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
-    assert torch.equal(ours, by_petals_itself(classifier, ids))
+    assert torch.equal(ours, sent_as_float32(classifier, ids))
     assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
@@ -114,9 +116,9 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
 ) -> None:
     backbone = swarm_client.classifier(family_swarms["llama"], make_tuned(None)).backbone
     assert isinstance(backbone, SwarmBackbone)
-    manager = backbone.model.h.sequence_manager
+    directory, config = backbone.requests._directory, backbone.config
     one, other, apart = (
-        SwarmRequests(manager, request_timeout=TIMEOUT, max_retries=3, router=Router(seed, shared))
+        SwarmRequests(directory, config, request_timeout=TIMEOUT, max_retries=3, router=Router(seed, shared))
         for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
     )
     one.forward(hidden_states(backbone, rows=2, length=10), None)
