@@ -56,8 +56,8 @@ FAMILIES = ("llama", "bloom", "falcon")
 SHARED_SWARMS = {name: name for name in ("family_swarms", "demo_swarm")} | {"petals_classifier": "family_swarms"}
 """What serves each of these fixtures."""
 
-HEAVIEST = ("launch/test_multinode.py", "launch/test_slurm.py", "benchmarks/test_chaos.py")
-"""Files that need 3 to 4 GiB each."""
+HEAVIEST = ("launch/test_multinode.py", "launch/test_petals_2_2.py", "launch/test_slurm.py", "benchmarks/test_chaos.py")
+"""Files that need 3 to 5 GiB each."""
 
 
 def shared_swarm(file: Path) -> str | None:

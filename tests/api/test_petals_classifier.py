@@ -16,6 +16,7 @@ from dist_eval import open_petals_classifier
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of
+from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
 
 if TYPE_CHECKING:
@@ -91,3 +92,9 @@ def test_current_packages_are_refused_for_what_they_are(tiny_models: dict[str, P
         open_petals_classifier(tiny_models["llama"], []),
     ):
         pass
+
+
+@pytest.mark.petals_models
+def test_runs_are_refused_with_the_packages_of_petals() -> None:
+    with pytest.raises(ConfigError, match=r"^transformers 4\..* without `--project launch/petals-2\.2`\.$"):
+        parse_args(["--demo"])
