@@ -23,7 +23,6 @@ from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tun
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm import attempts
-from dist_eval.swarm.announcements import UNKNOWN
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
