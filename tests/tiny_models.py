@@ -22,16 +22,11 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 _GROUPED: dict[str, Any] = {**_COMMON, "intermediate_size": 96, "num_key_value_heads": 2}
-_LOCAL_EXPERTS: dict[str, Any] = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
-_EXPERTS: dict[str, Any] = {**_GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERTS: dict[str, Any] = {**_GROUPED, "num_experts_per_tok": 2}
+_NARROW_EXPERTS: dict[str, Any] = {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 32}
 _LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _MLA = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
-_LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
+_LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
 _BLOOM = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": 4}
 
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,10 +39,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
     "bloom": ("bloom", _BLOOM),
     "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),
-    "mixtral": ("mixtral", _LOCAL_EXPERTS),
+    "mixtral": ("mixtral", {**_EXPERTS, "num_local_experts": 4}),
     "qwen2": ("qwen2", _GROUPED),
     "qwen3": ("qwen3", {**_GROUPED, "head_dim": 24}),
-    "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "num_experts": 4, "head_dim": 24}),
+    "qwen3_moe": ("qwen3_moe", {**_NARROW_EXPERTS, "head_dim": 24}),
     "mistral": ("mistral", {**_GROUPED, "sliding_window": 16}),
     "phi3": ("phi3", _GROUPED),
     "granite": ("granite", {**_GROUPED, "embedding_multiplier": 12.0, "logits_scaling": 8.0}),
@@ -58,7 +53,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("olmo3", {**_GROUPED, "sliding_window": 16}),
     "smollm3": ("smollm3", _GROUPED),
     "glm4": ("glm4", {**_GROUPED, "head_dim": 16}),
-    "gpt_oss": ("gpt_oss", {**_LOCAL_EXPERTS, "head_dim": 16, "sliding_window": 16}),
+    "gpt_oss": ("gpt_oss", {**_EXPERTS, "num_local_experts": 4, "head_dim": 16, "sliding_window": 16}),
     "deepseek_v3": (
         "deepseek_v3",
         {
@@ -66,6 +61,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             **_MLA,
             "num_key_value_heads": 4,
             "n_routed_experts": 4,
+            "moe_intermediate_size": 32,
             "n_group": 2,
             "topk_group": 1,
             "first_k_dense_replace": 2,
@@ -75,7 +71,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("phi", {**_COMMON, "intermediate_size": 96}),
     "qwen3_next": (
         "qwen3_next",
-        {**_EXPERTS, **_LINEAR, "num_experts": 4, "head_dim": 16, "shared_expert_intermediate_size": 32},
+        {
+            **_NARROW_EXPERTS,
+            **_LINEAR,
+            "head_dim": 16,
+            "linear_value_head_dim": 16,
+            "shared_expert_intermediate_size": 32,
+        },
     ),
 }
 """Type and settings of each model. "grouped" has grouped-query attention; "llama31" the rotary embeddings of Llama 3.1,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE, TunedCheckpoint, weight_files
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
@@ -24,6 +24,7 @@ from dist_eval.swarm.families import (
     read_config,
     read_config_file,
 )
+from dist_eval.swarm.model_weights import weight_map
 
 _LONGEST_TEXT = 1 << 20
 _POSITIONS_AFTER_PAD = (
@@ -93,7 +94,8 @@ class BaseModelSpec:
                 raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
             base = read_base_config(name)
             tuned.require_base(name, base)
-        _require_safetensors(name)
+        if Path(name).is_dir():  # of a hub's model, a file would be downloaded to see what it holds
+            weight_map(name)
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
         return cls(
             name=name,
@@ -179,15 +181,3 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
             f"{longest}."
         )
     return asked or longest
-
-
-def _require_safetensors(model: str) -> None:
-    # before a private server reads them, which takes pickles, too
-    if not Path(model).is_dir():
-        return
-    index, single = Path(model, INDEX_FILE), Path(model, WEIGHTS_FILE)
-    names = weight_files(index) if index.is_file() else []  # which Petals reads first, and transformers last
-    if single.is_file() or not names:
-        names.append(WEIGHTS_FILE)
-    if not all(name.endswith(".safetensors") and Path(model, name).is_file() for name in names):
-        raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")

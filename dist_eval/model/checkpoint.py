@@ -22,10 +22,9 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.swarm.config_keys import require_same_base
+from dist_eval.swarm.model_weights import INDEX_FILE, WEIGHTS_FILE, read_index
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 HEAD = "score.weight"
 PROMPTS = "prompt_embeddings.weight"
 DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
@@ -277,7 +276,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError, safe_open
 
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
-    files = weight_files(index) if index.is_file() and not single.is_file() else [WEIGHTS_FILE]
+    files = sorted({*read_index(index).values()}) if index.is_file() and not single.is_file() else [WEIGHTS_FILE]
     tensors: dict[str, torch.Tensor] = {}
     for path in (folder / name for name in files):
         if not path.is_file():
@@ -297,23 +296,6 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {one_line(error)}") from error
     return tensors
-
-
-def weight_files(index: Path) -> list[str]:
-    """Returns the names of the files that an index of weights names.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        content = read_json(index)
-        mapping = content.get("weight_map") if isinstance(content, dict) else None
-        names = list(mapping.values()) if isinstance(mapping, dict) else []
-        if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
-            raise ValueError("'weight_map' should map the names of tensors to files in this folder")
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{index} cannot be read: {one_line(error)}") from error
-    return sorted(set(names))
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:

@@ -8,15 +8,13 @@ another dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dist_eval.errors import CheckpointError, ModelOutputError, one_line
-from dist_eval.model.checkpoint import INDEX_FILE, WEIGHTS_FILE
+from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.shell import LanguageModelHead
-from dist_eval.process.parsing import read_json
+from dist_eval.swarm.model_weights import ModelWeights
 
 _CHUNK_BYTES = 1 << 25
 """Of a chunk of the vocabulary, and of its logits, in float32."""
@@ -37,21 +35,22 @@ class OutputEmbedding:
     """
 
     def __init__(self, model: str, config: Any) -> None:
-        from safetensors import safe_open
-
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
             raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
         head = LanguageModelHead.of(config)
         self._function = head.function
-        file, name = _find(model, f"{head.embeddings if config.tie_word_embeddings else head.path}.weight")
-        try:
-            self._file = safe_open(file, framework="pt", device="cpu")
-            self._weight: Any = self._file.get_slice(name)
-            self.vocab_size, self.hidden_size = self._weight.get_shape()
-            bias = f"{head.path}.bias"
-            self._bias = self._file.get_tensor(bias).to(torch.float32) if bias in set(self._file.keys()) else None
-        except Exception as error:  # OSError and SafetensorError
-            raise CheckpointError(f"{file} is damaged, or lacks {name!r}: {one_line(error)}") from error
+        weights = ModelWeights(model, head.embeddings)
+        wanted, bias = f"{head.embeddings if config.tie_word_embeddings else head.path}.weight", f"{head.path}.bias"
+        name = weights.find(wanted)
+        if name is None:
+            raise CheckpointError(
+                f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "
+                "or evaluate a classifier with --checkpoint."
+            )
+        self._weight: Any = weights.slice(name)
+        self.vocab_size, self.hidden_size = self._weight.get_shape()
+        bias_name = weights.find(bias)
+        self._bias = weights.slice(bias_name)[:].to(torch.float32) if bias_name else None
 
     @property
     def is_linear(self) -> bool:
@@ -149,33 +148,3 @@ def _likelier(
     """Returns the likeliest tokens so far and their logits, once a chunk of the vocabulary is looked at."""
     largest, where = logits.max(dim=1)
     return torch.where(largest > best, where + start, likeliest), torch.maximum(best, largest)
-
-
-def _find(model: str, wanted: str) -> tuple[Path, str]:
-    """Returns the file and the whole name of a tensor."""
-    from transformers.utils.hub import cached_file
-
-    def path_of(name: str) -> Path | None:
-        try:
-            found = cached_file(model, name, _raise_exceptions_for_missing_entries=False)
-        except Exception as error:  # OSError and errors of the hub's client
-            raise CheckpointError(f"The weights of {model} cannot be read: {one_line(error)}") from error
-        return Path(found) if found else None
-
-    if weights := path_of(WEIGHTS_FILE):
-        from safetensors import safe_open
-
-        with safe_open(weights, framework="pt") as file:
-            places = dict.fromkeys(file.keys(), WEIGHTS_FILE)
-    elif index := path_of(INDEX_FILE):
-        places = read_json(index)["weight_map"]
-    else:
-        raise CheckpointError(f"The model {model} has no weights as safetensors, the only format that is read.")
-    name = next((name for name in places if name.endswith(wanted)), None)
-    file_name = path_of(places[name]) if name else None
-    if name is None or file_name is None:
-        raise CheckpointError(
-            f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "
-            "or evaluate a classifier with --checkpoint."
-        )
-    return file_name, name

@@ -18,7 +18,8 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
-from dist_eval.swarm.blocks import Architecture, ModelWeights, replace_module
+from dist_eval.swarm.blocks import Architecture, replace_module
+from dist_eval.swarm.model_weights import ModelWeights
 
 _PROBED = 3
 

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError
-
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+from dist_eval.swarm.model_weights import ModelWeights
 
 
 class Architecture:
@@ -188,50 +183,3 @@ def replace_module(model: nn.Module, path: str, module: nn.Module | None) -> Non
     """Replaces a part of a model."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
-
-
-class ModelWeights:
-    """The tensors of a model's safetensors files, by their names in its base model.
-
-    Args:
-        name: folder of the model.
-        embeddings: path of the token embeddings in the base model; their place in the files tells that of the rest.
-
-    Raises:
-        CheckpointError: there are no safetensors.
-    """
-
-    def __init__(self, name: str, embeddings: str) -> None:
-        self.name = name
-        folder = Path(name)
-        if (folder / _INDEX).is_file():
-            self._files: dict[str, str] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-        elif (folder / _WEIGHTS).is_file():
-            with self._open(_WEIGHTS) as file:
-                self._files = dict.fromkeys(file.keys(), _WEIGHTS)
-        else:
-            raise CheckpointError(f"The model {name} has no weights as safetensors, the only format that is read.")
-        wanted = f"{embeddings}.weight"
-        keys = sorted((key for key in self._files if key == wanted or key.endswith(f".{wanted}")), key=len)
-        if not keys:
-            raise CheckpointError(f"The weights of {name} lack {wanted!r}.")
-        self._prefix = keys[0].removesuffix(wanted)
-
-    def tensors(self, path: str) -> dict[str, torch.Tensor]:
-        """Reads the tensors whose names begin with a path; the prefix of the base model is left out."""
-        start = self._prefix + path
-        found: dict[str, torch.Tensor] = {}
-        names = [key for key in self._files if key.startswith(start)]
-        for file_name in sorted({self._files[key] for key in names}):
-            with self._open(file_name) as file:
-                for key in names:
-                    if self._files[key] == file_name:
-                        found[key.removeprefix(self._prefix)] = file.get_tensor(key)
-        return found
-
-    @contextmanager
-    def _open(self, file_name: str) -> Iterator[Any]:
-        from safetensors import safe_open
-
-        with safe_open(Path(self.name) / file_name, framework="pt", device="cpu") as file:
-            yield file

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.process.parsing import read_json
+from dist_eval.swarm.model_weights import file_of
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "fan_in_fan_out")
@@ -52,15 +52,15 @@ def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
         CheckpointError: it is no LoRA adapter in safetensors, or has parts that are not supported.
     """
     from safetensors.torch import load_file
-    from transformers.utils.hub import cached_file
 
+    config_file, weights_file = (file_of(name, file) for file in (_CONFIG, _WEIGHTS))
+    if config_file is None or weights_file is None:
+        raise CheckpointError(f"The adapter {name} lacks {_WEIGHTS if config_file else _CONFIG}.")
     try:
-        config = json.loads(Path(str(cached_file(name, _CONFIG))).read_text(encoding="utf-8"))
-        tensors = load_file(str(cached_file(name, _WEIGHTS)))
-    except Exception as error:  # OSError, ValueError, and errors of safetensors and the hub's client
-        raise CheckpointError(
-            f"The adapter {name} cannot be read ({_CONFIG}, {_WEIGHTS}): {one_line(error)}"
-        ) from error
+        config = dict(read_json(config_file))
+        tensors = load_file(weights_file)
+    except Exception as error:  # OSError, ValueError, TypeError and SafetensorError
+        raise CheckpointError(f"The adapter {name} cannot be read: {one_line(error)}") from error
     used = [key for key in _UNSUPPORTED if config.get(key)]
     if config.get("peft_type") != "LORA" or used:
         raise CheckpointError(

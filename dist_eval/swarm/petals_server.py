@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dist_eval.errors import ConfigError
-from dist_eval.swarm.blocks import Architecture, Block, ModelWeights, load_block
+from dist_eval.swarm.blocks import Architecture, Block, load_block
 from dist_eval.swarm.lora import add_adapter, using_adapter
-from dist_eval.swarm.petals_version import ANNOUNCED
+from dist_eval.swarm.model_weights import ModelWeights
+from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 
 
 def import_server() -> Any:
@@ -35,12 +35,8 @@ def import_server() -> Any:
     """
     if "petals.cli.run_server" in sys.modules:
         return sys.modules["petals.cli.run_server"]
-    spec = importlib.util.find_spec("petals")
-    if spec is None:
-        raise ConfigError(
-            "Servers need Petals, which is not installed: its metadata asks for packages of 2023, so that pip cannot. "
-            "Start dist-eval by uv from its folder, where that is overridden."
-        )
+    require_petals()
+    spec: Any = importlib.util.find_spec("petals")
     package = types.ModuleType("petals")
     package.__path__ = list(spec.submodule_search_locations or ())
     package.__spec__, package.__version__ = spec, ANNOUNCED  # type: ignore[attr-defined]

@@ -7,10 +7,14 @@ speak the same protocol, but the first two compute few models. What was measured
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from dist_eval.errors import ConfigError
+
+INSTALLED = "2.2.0.post1"
 ANNOUNCED = "2.3.0+dist.eval"
 """What our servers announce: like those of Petals main they can roll back a session, and the rest tells them apart."""
 
@@ -18,6 +22,15 @@ _FIRST_OF_MAIN = Version("2.3.0.dev0")
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
 _MAIN = {"llama": ("default", "linear", "dynamic", "llama3"), "bloom": ("default",), "mixtral": ("default",)}
 """Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon."""
+
+
+def require_petals() -> None:
+    """Raises a `ConfigError` if Petals, which runs servers, is not installed."""
+    if find_spec("petals") is None:
+        raise ConfigError(
+            "Servers need Petals, whose metadata asks for packages of 2023, so that pip installs it only without them: "
+            f"pip install 'dist_eval[servers]' && pip install --no-deps petals=={INSTALLED}"
+        )
 
 
 @functools.cache

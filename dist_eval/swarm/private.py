@@ -19,6 +19,7 @@ from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.p2p_daemon import may_listen
+from dist_eval.swarm.petals_version import require_petals
 
 _LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5
 PYTHON = [sys.executable]
@@ -51,7 +52,7 @@ class PrivateSwarm:
         program: arguments of the interpreter that runs a server, before those of the server itself.
 
     Raises:
-        ConfigError: a span is outside the model, or Petals cannot hold an adapter.
+        ConfigError: Petals is not installed or cannot hold an adapter, or a span is outside the model.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class PrivateSwarm:
     ) -> None:
         _require_in_model(spans, num_blocks)
         _require_adapters(adapters)
+        require_petals()
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
         self.torch_dtype, self.quant_type = torch_dtype, quant_type
         self.adapters, self.echo, self.host = list(adapters), echo, host

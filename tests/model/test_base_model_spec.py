@@ -62,7 +62,6 @@ def test_an_adapter_that_cannot_be_used_is_named(
     "files",
     [
         ["pytorch_model.bin", "other.safetensors"],
-        ["model.safetensors", "model.safetensors.index.json", "weights.bin"],
         ["model.safetensors.index.json", "weights.bin", "other.safetensors"],
         ["model.safetensors.index.json"],
         [],

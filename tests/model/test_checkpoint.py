@@ -48,7 +48,7 @@ def tuned(mode: str | None = "deep_ptune", family: str = "llama") -> TunedCheckp
 def base_config(**others: Any) -> Any:
     from transformers import LlamaConfig
 
-    return LlamaConfig(num_attention_heads=1, **{**tuned().architecture, **others})
+    return LlamaConfig(**{**tuned().architecture, "num_attention_heads": 2, **others})
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

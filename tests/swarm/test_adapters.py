@@ -17,6 +17,7 @@ from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.local_backbone import LocalBackbone
+from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.coverage import wait_until_covered
 from dist_eval.swarm.private import PrivateSwarm
 
@@ -57,7 +58,8 @@ def local(adapter: str) -> Classifier:
     from transformers import AutoModelForCausalLM
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(demo.BASE_MODEL), adapter).eval()
-    return Classifier(LocalBackbone(model.base_model.model.model), TunedCheckpoint.load(demo.CHECKPOINT))
+    base = model.base_model.model.model
+    return Classifier(LocalBackbone(base, Architecture(base.config)), TunedCheckpoint.load(demo.CHECKPOINT))
 
 
 @pytest.fixture(scope="module")
@@ -154,5 +156,5 @@ def test_a_folder_without_safetensors_is_no_adapter(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with swarm_of(adapters=[str(tmp_path / "empty")]) as swarm:
         assert wait_for(lambda: swarm.servers[0].poll() is not None)
-        with pytest.raises(SwarmError, match="doesn't have safetensors inside"):
+        with pytest.raises(SwarmError, match=r"The adapter \S+/empty lacks adapter_config\.json\."):
             swarm.require_alive()

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dist_eval.errors import CheckpointError
-from dist_eval.swarm.blocks import Architecture, Block, ModelWeights, load_block
+from dist_eval.swarm.blocks import Architecture, Block, load_block
+from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_server import SessionLayer
 
 RECURRENT = ("qwen3_next",)

@@ -1,0 +1,147 @@
+"""The weights of a model: safetensors in a folder or on a hub, of which only the files that are needed are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dist_eval.errors import CheckpointError, one_line
+from dist_eval.process.parsing import read_json
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class ModelWeights:
+    """The tensors of a model, by their names in its base model.
+
+    Args:
+        name: folder or hub name of the model.
+        embeddings: path of the token embeddings in the base model; their place in the files tells that of the rest.
+
+    Attributes:
+        name: as given.
+        files: file of each tensor, by the names that tensors have in the files.
+
+    Raises:
+        CheckpointError: there are no safetensors, or not for this base model.
+    """
+
+    def __init__(self, name: str, embeddings: str) -> None:
+        self.name, self.files = name, weight_map(name)
+        wanted = f"{embeddings}.weight"
+        found = self.find(wanted)
+        if found is None:
+            raise CheckpointError(f"The weights of {name} lack {wanted!r}.")
+        self._prefix = found.removesuffix(wanted)
+
+    def find(self, suffix: str) -> str | None:
+        """Returns the shortest name in the files that is, or ends with, a path; None if there is none."""
+        names = [name for name in self.files if name == suffix or name.endswith(f".{suffix}")]
+        return min(names, key=len, default=None)
+
+    def tensors(self, path: str) -> dict[str, torch.Tensor]:
+        """Reads the tensors whose names in the base model begin with a path.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        start = self._prefix + path
+        found: dict[str, torch.Tensor] = {}
+        names = [name for name in self.files if name.startswith(start)]
+        for file in sorted({self.files[name] for name in names}):
+            tensors = self._open(file)
+            for name in names:
+                if self.files[name] == file:
+                    found[name.removeprefix(self._prefix)] = tensors.get_tensor(name)
+        return found
+
+    def slice(self, name: str) -> Any:
+        """Returns a tensor, by its name in the files, as what `safetensors` reads parts of (`PySafeSlice`).
+
+        Raises:
+            CheckpointError: its file is missing or damaged.
+        """
+        return self._open(self.files[name]).get_slice(name)
+
+    def _open(self, file: str) -> Any:
+        path = file_of(self.name, file)
+        if path is None:
+            raise CheckpointError(f"The model {self.name} lacks {file}, which its {INDEX_FILE} names.")
+        return _open(path)
+
+
+def file_of(name: str, file: str) -> Path | None:
+    """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none.
+
+    Args:
+        name: folder or hub name of the model.
+        file: the file's name.
+
+    Raises:
+        CheckpointError: the hub does not answer.
+    """
+    from transformers.utils import cached_file
+
+    if Path(name).is_dir():
+        path = Path(name, file)
+        return path if path.is_file() else None
+    try:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    except Exception as error:  # OSError and errors of the hub's client
+        raise CheckpointError(f"{file} of {name} cannot be read: {one_line(error)}") from error
+    return Path(found) if found else None
+
+
+def weight_map(name: str) -> dict[str, str]:
+    """Returns the file of each tensor of a model.
+
+    Args:
+        name: folder or hub name of the model.
+
+    Raises:
+        CheckpointError: it has no safetensors, or their index cannot be read.
+    """
+    if single := file_of(name, WEIGHTS_FILE):
+        return dict.fromkeys(_open(single).keys(), WEIGHTS_FILE)
+    index = file_of(name, INDEX_FILE)
+    if index is None:
+        raise CheckpointError(f"The model {name} has no weights as safetensors, the only format that is read.")
+    files = read_index(index)
+    if not all(file.endswith(".safetensors") for file in files.values()):
+        raise CheckpointError(f"The model {name} has no weights as safetensors, the only format that is read.")
+    missing = [file for file in sorted({*files.values()}) if not index.with_name(file).exists()]
+    if missing and Path(name).is_dir():
+        raise CheckpointError(f"The model {name} lacks {missing[0]}, which its {INDEX_FILE} names.")
+    return files
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Returns the file of each tensor, from an index of weights.
+
+    Raises:
+        CheckpointError: it cannot be read, or names a file in another folder.
+    """
+    try:
+        content = read_json(index)
+        files = content.get("weight_map") if isinstance(content, dict) else None
+        if not (isinstance(files, dict) and files and all(_is_plain(file) for file in files.values())):
+            raise ValueError("'weight_map' should map the names of tensors to files in this folder")
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{index} cannot be read: {one_line(error)}") from error
+    return files
+
+
+def _open(path: Path) -> Any:
+    from safetensors import safe_open
+
+    try:
+        return safe_open(path, framework="pt", device="cpu")  # mapped: what is not used is not read
+    except Exception as error:  # OSError and SafetensorError
+        raise CheckpointError(f"{path} is damaged: {one_line(error)}") from error
+
+
+def _is_plain(file: Any) -> bool:
+    return isinstance(file, str) and file == Path(file).name
