@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import jsonschema
 import pytest
 import torch
 from forkserver import NAME, SERVER, fork_server
-from packaging.version import Version
 from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
@@ -36,6 +34,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.gc_paused import gc_paused
+from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
@@ -88,6 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+        if "petals_classifier" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.petals_models)
+        if item.get_closest_marker("petals_models") and not has_packages_of_petals():
+            item.add_marker(pytest.mark.skip(reason="needs the environment of launch/petals-2.2"))
 
 
 @pytest.fixture(scope="session")
@@ -251,8 +254,6 @@ def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: Swar
     """A deep_ptune classifier as Petals' users load it, with random prompts and head."""
     from dist_eval.api.petals_classifier import load_petals_classifier
 
-    if Version(version("transformers")) >= Version("4.35"):
-        pytest.skip("Petals' own classes of models need its packages of 2023 (launch/petals-2.2)")
     swarm = family_swarms["llama"]
     torch.manual_seed(3)
     settings = {"tuning_mode": "deep_ptune", "pre_seq_len": 3, "num_labels": 3}
@@ -273,11 +274,13 @@ def demo_swarm() -> Iterator[PrivateSwarm]:
 class ForkedSwarm(PrivateSwarm):
     """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
 
+    python = sys.executable
+
     def _name(self, number: int) -> str:
         return f"{SERVER}{self._ports[number][0]}"
 
     def start_server(self, number: int) -> None:
-        server = fork_server()
+        server = fork_server(self.python)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(private, "PYTHON", [server.command])
             for name, value in {**server.environment, NAME: self._name(number)}.items():
@@ -287,7 +290,7 @@ class ForkedSwarm(PrivateSwarm):
     def group(self, number: int) -> int:
         """Waits for a server to be forked; returns its process group, to which signals can be sent."""
         found: set[int] = set()
-        assert wait_for(lambda: found.update(fork_server().group(self._name(number))) or found)
+        assert wait_for(lambda: found.update(fork_server(self.python).group(self._name(number))) or found)
         return found.pop()
 
     def kill_server(self, number: int) -> None:
@@ -295,7 +298,7 @@ class ForkedSwarm(PrivateSwarm):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group(number), signal.SIGKILL)
         super().kill_server(number)
-        assert wait_for(lambda: not fork_server().group(self._name(number)))
+        assert wait_for(lambda: not fork_server(self.python).group(self._name(number)))
 
 
 @dataclass

@@ -57,16 +57,17 @@ class ForkServer:
 
     Args:
         folder: for its socket.
+        python: the interpreter.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str) -> None:
         self._address = folder / "forkserver"
         self.command = str(folder / "python")
-        Path(self.command).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} "$@"\n')
+        Path(self.command).write_text(f'#!/bin/sh\nexec {python} -I -S {__file__} "$@"\n')
         os.chmod(self.command, 0o700)
         environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "serve", str(self._address)], env=environment, stdout=subprocess.PIPE
+            [python, __file__, "serve", str(self._address)], env=environment, stdout=subprocess.PIPE
         )
         assert self._process.stdout and self._process.stdout.readline()
 
@@ -94,13 +95,13 @@ class ForkServer:
 
 
 @functools.cache
-def fork_server() -> ForkServer:
+def fork_server(python: str = sys.executable) -> ForkServer:
     """The fork server of this worker, started when it is first needed.
 
     It is cached here because pytest and the tests import a conftest each.
     """
     folder = Path(tempfile.mkdtemp(prefix="f-"))
-    server = ForkServer(folder)
+    server = ForkServer(folder, python)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.end)
     return server
@@ -156,7 +157,7 @@ def serve(address: str) -> list[str]:
         from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
         prepare_hivemind(sockets=Path(address).parent)
-        from dist_eval.swarm.petals_server import import_server
+        from dist_eval.swarm.server import import_server
 
         import_server()
         for name in MODULES:

@@ -8,17 +8,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
 from dist_eval.model.weights import load_pretrained
+from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.patching import patched
-from dist_eval.swarm.families import default_dht_prefix, read_base_config
+from dist_eval.swarm.families import default_dht_prefix, read_base_config, read_config_file
+
+_CLASSES = ("llama", "bloom", "falcon")
 
 
 @contextmanager
@@ -55,7 +59,7 @@ def open_petals_classifier(
         ConfigError: Petals' classes of models cannot be used with the installed transformers.
         SwarmError: the swarm does not answer or lacks blocks.
     """
-    _require_petals()
+    _require_petals(str(model))
     base = read_base_config(str(model))
     tuned = None if checkpoint is None else TunedCheckpoint.load(str(checkpoint))
     if tuned is not None:
@@ -105,9 +109,7 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
 
     Raises:
         CheckpointError: weights are missing or pickled.
-        ConfigError: Petals' classes of models cannot be used with the installed transformers.
     """
-    _require_petals()
     import petals
     from petals.utils.auto_config import _CLASS_MAPPING
 
@@ -125,13 +127,22 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
         )
 
 
-def _require_petals() -> None:
-    import transformers
-    from packaging.version import Version
+def _require_petals(model: str) -> None:
+    """Checks that Petals has its own classes for a model here.
 
-    if Version(transformers.__version__) >= Version("4.35"):
+    Raises:
+        CheckpointError: it has none for models of this type.
+        ConfigError: it cannot have any with the installed transformers.
+    """
+    if not has_packages_of_petals():
         raise ConfigError(
             f"Petals' own classes of models need its pinned packages of 2023, not transformers "
-            f"{transformers.__version__}: use the environment of launch/petals-2.2. Without these classes, "
+            f"{version('transformers')}: use the environment of launch/petals-2.2. Without these classes, "
             "`dist-eval run` and `dist-eval tune` evaluate and tune any model."
+        )
+    kind = read_config_file(model).get("model_type")
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"Petals 2.2 has no classes for {model}, of type {kind!r}, only for models of type {', '.join(_CLASSES)}: "
+            "`dist-eval run` and `dist-eval tune` with current packages evaluate and tune it."
         )

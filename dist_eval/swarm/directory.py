@@ -69,9 +69,9 @@ class ServerDirectory:
         while True:
             self._outdated.wait(_UPDATE_SECONDS)
             self._outdated.clear()
-            if self._closed:
+            if self._closed or not self.dht.is_alive():  # a program's own model may have left before
                 return
             try:
                 self._spans = self._read(_UPDATE_SECONDS)
-            except (SwarmError, concurrent.futures.CancelledError):
+            except (SwarmError, OSError, concurrent.futures.CancelledError):
                 continue  # the old list is better than none

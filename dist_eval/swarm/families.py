@@ -8,6 +8,7 @@ from typing import Any
 
 from dist_eval.data.head_config import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.parsing import read_json
 from dist_eval.swarm.config_keys import require_integers, require_keys_read
 
@@ -45,7 +46,9 @@ def read_base_config(model: str) -> Any:
     """
     from dist_eval.swarm.blocks import Architecture
 
-    return Architecture(read_config(model, "base model"), model).config
+    config = read_config(model, "base model")
+    # where Petals' own models are used, Petals itself says which it has
+    return config if has_packages_of_petals() else Architecture(config, model).config
 
 
 def read_config(model: str, what: str) -> Any:

@@ -52,7 +52,7 @@ def serves(version: str | None, config: Any) -> bool:
     if version == ANNOUNCED:
         return True
     known = _MAIN if can_roll_back(version) else _RELEASE
-    if known is _RELEASE and getattr(config, "mlp_bias", False):
+    if known is _RELEASE and (getattr(config, "mlp_bias", False) or _is_first_falcon(config)):
         return False
     return _rope_type(config) in known.get(config.model_type, ())
 
@@ -61,6 +61,11 @@ def versions_needed(config: Any) -> str:
     """Names the servers that serve a model, for messages."""
     others = {"the release, Petals 2.2": "2.2", "Petals main (2.3.0.dev2)": "2.3.0.dev2"}
     return " or ".join(["`dist-eval swarm`", *(name for name, version in others.items() if serves(version, config))])
+
+
+def _is_first_falcon(config: Any) -> bool:
+    """Whether it is like Falcon 7B, on which servers with the release fail."""
+    return getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
 
 
 def _rope_type(config: Any) -> str:

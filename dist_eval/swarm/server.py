@@ -1,8 +1,9 @@
 """One Petals server as a process: `python -m dist_eval.swarm.server WORKSPACE [petals.cli.run_server options]`.
 
 It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
-version, an adapter may be a folder, a first peer that is itself just starting is waited for, and the server ends with
-the process that started it.
+version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
+On current packages its blocks are those of transformers (`petals_server.py`); on those that Petals was made for it has
+its own.
 """
 
 from __future__ import annotations
@@ -10,11 +11,32 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us
 
 WAIT_SECONDS = 120.0
 _RETRY_SECONDS = 0.5
+
+
+def import_server() -> Any:
+    """Imports Petals' server, as the installed packages need it; before, hivemind is to be prepared.
+
+    Returns:
+        The module `petals.cli.run_server`.
+
+    Raises:
+        ConfigError: Petals is not installed.
+    """
+    if has_packages_of_petals():
+        from petals.cli import run_server
+
+        run_server.validate_version = lambda: None  # it asks a package index, without a time limit
+        return run_server
+    from dist_eval.swarm import petals_server
+
+    return petals_server.import_server()
 
 
 def main() -> None:
@@ -22,7 +44,6 @@ def main() -> None:
     die_with_parent()
     workspace = Path(sys.argv.pop(1))
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
-    from dist_eval.swarm.petals_server import import_server
 
     prepare_hivemind(sockets=workspace)
     run_server = import_server()

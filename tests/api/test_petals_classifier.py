@@ -8,18 +8,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import TIMEOUT
+import torch
+from conftest import FAMILIES, TIMEOUT
+from tiny_models import VOCABULARY, random_checkpoint
 
 from dist_eval import open_petals_classifier
-from dist_eval.errors import CheckpointError
-from dist_eval.model.classifier import base_fingerprint, load_local_backbone
+from dist_eval.errors import CheckpointError, ConfigError
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import base_fingerprint, classifier_of
+from dist_eval.process.interpreter import has_packages_of_petals
 
 if TYPE_CHECKING:
     from dist_eval.swarm.private import PrivateSwarm
 
 
+@pytest.mark.petals_models
+@pytest.mark.parametrize(("family", "mode"), [("llama", "ptune"), *((family, "deep_ptune") for family in FAMILIES)])
+def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
+    family: str, mode: str, tmp_path: Path, family_swarms: dict[str, PrivateSwarm], swarm_client: Any
+) -> None:
+    import petals
+    from safetensors.torch import load_file
+
+    from dist_eval.swarm.client import leave_swarm
+
+    tuned, swarm = random_checkpoint(mode, model_type=family), family_swarms[family]
+    tuned.save(tmp_path)
+    swarm_client.join(swarm)  # waits for its servers
+    plain = getattr(petals, f"Distributed{family.capitalize()}ForSequenceClassification").from_pretrained(
+        swarm.model,
+        initial_peers=swarm.initial_peers,
+        dht_prefix=swarm.dht_prefix,
+        tuning_mode=tuned.tuning_mode,
+        pre_seq_len=tuned.pre_seq_len,
+        num_labels=tuned.num_labels,
+        torch_dtype=torch.float32,
+    )
+    try:
+        unexpected = plain.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).unexpected_keys
+        assert unexpected == []
+        plain.config.pad_token_id = None  # a single text: the last token is the right one
+        ids = torch.randint(0, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected = plain(input_ids=ids).logits
+        torch.testing.assert_close(classifier_of(plain).logits(ids, torch.tensor([9])), expected)
+        plain.save_pretrained(tmp_path / "export", safe_serialization=True)
+        assert TunedCheckpoint.load(tmp_path / "export").digest() == tuned.digest()
+    finally:
+        manager = plain.transformer.h.sequence_manager
+        leave_swarm(manager.dht, manager.state.p2p, manager.shutdown)
+
+
 def test_a_checkpoint_of_other_weights_is_refused(
-    tmp_path: Path, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], make_tuned: Any
+    tmp_path: Path, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], petals_classifier: Any
 ) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -30,14 +71,23 @@ def test_a_checkpoint_of_other_weights_is_refused(
         other / "model.safetensors",
         metadata={"format": "pt"},
     )
-    base = load_local_backbone(str(tiny_models["llama"]))
-    fingerprint = base_fingerprint(base.word_embeddings, base.final_norm)
-    replace(make_tuned(None), base_fingerprint=fingerprint).save(checkpoint := tmp_path / "tuned")
+    base = petals_classifier.transformer
+    fingerprint = base_fingerprint(base.word_embeddings, base.ln_f)
+    replace(random_checkpoint(None), base_fingerprint=fingerprint).save(checkpoint := tmp_path / "tuned")
     swarm = family_swarms["llama"]
     with (
         pytest.raises(CheckpointError, match="other fingerprint"),
         open_petals_classifier(
             other, swarm.initial_peers, checkpoint=checkpoint, dht_prefix=swarm.dht_prefix, timeout=TIMEOUT
         ),
+    ):
+        pass
+
+
+@pytest.mark.skipif(has_packages_of_petals(), reason="Petals' classes can be used here")
+def test_current_packages_are_refused_for_what_they_are(tiny_models: dict[str, Path]) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"not transformers .*: use the environment of launch/petals-2\.2"),
+        open_petals_classifier(tiny_models["llama"], []),
     ):
         pass

@@ -86,50 +86,6 @@ def test_the_logits_of_a_text_do_not_depend_on_its_batch(
         torch.testing.assert_close(alone, together[row : row + 1])
 
 
-@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
-    family: str,
-    mode: str,
-    tmp_path: Path,
-    family_swarms: dict[str, PrivateSwarm],
-    swarm_client: SwarmClient,
-    make_tuned: MakeTuned,
-) -> None:
-    swarm, tuned = family_swarms[family], make_tuned(mode, model_type=family)
-    tuned.save(tmp_path)
-    ours = swarm_client.classifier(swarm, TunedCheckpoint.load(tmp_path))
-    import petals
-    from safetensors.torch import load_file
-
-    from dist_eval.swarm.client import leave_swarm
-
-    name = family.capitalize()
-    theirs = getattr(petals, f"Distributed{name}ForSequenceClassification").from_pretrained(
-        swarm.model,
-        initial_peers=swarm.initial_peers,
-        dht_prefix=swarm.dht_prefix,
-        tuning_mode=tuned.tuning_mode,
-        pre_seq_len=tuned.pre_seq_len,
-        num_labels=tuned.num_labels,
-        dtype=torch.float32,
-    )
-    try:
-        unexpected = theirs.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False).unexpected_keys
-        theirs.config.pad_token_id = None  # a single text: the last token is the right one
-        ids, lengths = ragged_batch([9])
-        with torch.no_grad():
-            expected = theirs(input_ids=ids).logits
-        torch.testing.assert_close(ours.logits(ids, lengths), expected)
-        assert unexpected == []
-        theirs.save_pretrained(tmp_path / "export", safe_serialization=True)
-        exported = TunedCheckpoint.load(tmp_path / "export")
-        assert exported.digest() == tuned.digest()
-    finally:
-        router = theirs.transformer.h.sequence_manager
-        leave_swarm(router.dht, router)
-
-
 def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
     tiny_models: dict[str, Path],
     family_swarms: dict[str, PrivateSwarm],

@@ -48,7 +48,7 @@ def test_servers_whose_version_does_not_compute_the_model_do_not_count() -> None
     assert unfit_message(coverage.serving(None), config) == ""
     message = unfit_message(coverage.serving(config), config)
     assert "Blocks 1-2 of model are held only by servers with Petals 2.2.0.post1" in message
-    assert "needs servers with Petals main (2.3 or later)" in message
+    assert "needs servers with `dist-eval swarm` or Petals main (2.3.0.dev2)." in message
 
 
 def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:

@@ -19,6 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "biased": {"model_type": "llama", "mlp_bias": True},
     "bloom": {"model_type": "bloom"},
     "falcon": {"model_type": "falcon", "new_decoder_architecture": True},
+    "falcon 7b": {"model_type": "falcon", "multi_query": True},
     "mixtral": {"model_type": "mixtral", "num_attention_heads": 32, "num_key_value_heads": 8},
     "qwen3": {"model_type": "qwen3"},
 }
@@ -27,6 +28,7 @@ SERVED_BY = {name: {RELEASE, MAIN, ANNOUNCED} for name in CONFIGS} | {
     "biased": {MAIN, ANNOUNCED},
     "mixtral": {MAIN, ANNOUNCED},
     "falcon": {RELEASE, ANNOUNCED},
+    "falcon 7b": {ANNOUNCED},
     "qwen3": {ANNOUNCED},
 }
 NAMES = {RELEASE: "the release, Petals 2.2", MAIN: "Petals main (2.3.0.dev2)", ANNOUNCED: "`dist-eval swarm`"}
