@@ -83,7 +83,7 @@ def file_of(name: str, file: str) -> Path | None:
     Raises:
         CheckpointError: the hub does not answer.
     """
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     if Path(name).is_dir():
         path = Path(name, file)
