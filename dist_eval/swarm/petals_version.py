@@ -20,6 +20,23 @@ _MAIN = {"llama": ("default", "linear", "dynamic", "llama3"), "bloom": ("default
 """Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon."""
 
 
+def has_petals_sessions(inference_schema: Any) -> bool:
+    """Whether a server's sessions are those of Petals.
+
+    BloomBee's servers announce the version of Petals main and answer its forwards and backwards, but take the tensors
+    of a step for others, so that deep prompts would be dropped without a word. Only their schema tells them apart.
+
+    Args:
+        inference_schema: what a server describes in `rpc_info`: for Petals hidden states, deep prompts and order of
+            the rows, and no tensor by name.
+    """
+    match inference_schema:
+        case ((_, _, _), {**named}):
+            return not named
+        case _:
+            return False
+
+
 @functools.cache
 def can_roll_back(version: str | None) -> bool:
     """Whether servers with a version can forget the last tokens of an attention cache; others ignore the request."""

@@ -124,7 +124,7 @@ REFUSED = {
     "t5": ({}, "encoder"),
     "modernbert": ({}, "no language model"),
     "bert": ({}, "position_embeddings"),
-    "gpt2": ({"n_embd": 64, "n_layer": 4, "n_head": 4}, "'wpe'"),
+    "gpt2": ({"n_embd": 64, "n_layer": 4, "n_head": 4}, "'wpe.weight'"),
     "gemma4_text": ({"num_hidden_layers": 4, "num_kv_shared_layers": 2}, "share keys and values"),
 }
 
