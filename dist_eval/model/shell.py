@@ -174,7 +174,11 @@ class LanguageModelHead:
 
     @classmethod
     def of(cls, config: Any) -> LanguageModelHead:
-        """Finds it for a decoder, given its `transformers` config."""
+        """Finds it for a decoder, given its `transformers` config.
+
+        Raises:
+            CheckpointError: its language model has another base model.
+        """
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -192,7 +196,10 @@ class LanguageModelHead:
         head = model.get_output_embeddings()
         path = next(path for path, module in model.named_modules() if module is head)
         replace_module(model, path, nn.Identity())
-        replace_module(model, model.base_model_prefix, Given())
+        bases = [path for path, module in model.named_modules() if type(module) is architecture.base_class]
+        if not bases:
+            raise CheckpointError(f"The logits of a {architecture.config.model_type!r} are not made of its base model.")
+        replace_module(model, bases[0], Given())
 
         def function(products: torch.Tensor) -> torch.Tensor:
             return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]
