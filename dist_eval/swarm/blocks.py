@@ -259,7 +259,7 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
         dtype: of its weights.
 
     Raises:
-        CheckpointError: weights are missing.
+        CheckpointError: weights are missing, or would be left out.
     """
     model_class = _one_layer_class(architecture, index)
     path = f"{architecture.layers}.{index}."
@@ -272,6 +272,10 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
     missing = sorted(key for key in report["missing_keys"] if key.startswith(architecture.layers))
     if missing or report["mismatched_keys"]:
         raise CheckpointError(f"Block {index} of {weights.name} lacks weights: {(missing or report)!s:.200}.")
+    if unread := sorted(report["unexpected_keys"]):
+        raise CheckpointError(
+            f"Block {index} of {weights.name} has weights that transformers does not read: {unread!s:.200}."
+        )
     return Block(model.eval(), architecture.layers, architecture.config.num_attention_heads)
 
 
