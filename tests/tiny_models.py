@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,13 @@ but for texts of 32 tokens; the requests of "wide" take Petals' streaming path."
 
 def make_tiny_model(name: str) -> Any:
     """Makes a random language model, one of `DECODERS`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     model_type, settings = DECODERS[name]
+    kind = CONFIG_MAPPING[model_type]
+    read = {*inspect.signature(kind).parameters, *kind.attribute_map}  # configs keep whatever else they are given
+    settings = {key: value for key, value in settings.items() if key in read}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
     for parameter in model.parameters():  # norms and biases are constant at first, and would hide a mistake
         if parameter.ndim == 1:

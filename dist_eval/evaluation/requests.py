@@ -201,7 +201,7 @@ def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, sessio
         tokenizer = load_tokenizer(base.name)
         ends = end_tokens_of(base.name, base.config, tokenizer)
         share = session.config.session_share / session.topology.world_size
-        room = int(share * (model.backbone.cache_tokens() or 0))
+        room = share * model.backbone.cache_tokens() if share else 0
         generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
     return RequestModel(model, generator, data.columns)
 

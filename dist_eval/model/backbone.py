@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -105,9 +106,9 @@ class Backbone(HostedModel, ABC):
             deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
         """
 
-    def cache_tokens(self) -> int | None:
-        """Returns for how many tokens of texts servers have room in their attention caches; None without a swarm."""
-        return None
+    def cache_tokens(self) -> float:
+        """Returns for how many tokens of texts there is room in attention caches; infinity where none are kept."""
+        return math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """Asks for how many sessions with texts that begin alike there is room.

@@ -243,7 +243,7 @@ class PetalsShell:
 
     def __init__(self, model: Any) -> None:
         self.config, self.word_embeddings, self.final_norm = model.config, model.word_embeddings, model.ln_f
-        self._norm = model.word_embeddings_layernorm
+        self._norm, self.has_attention_cache = model.word_embeddings_layernorm, True
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """See `Shell.embedded`."""

@@ -50,7 +50,7 @@ class Generator(ModelOnBackbone):
         decodings: Sequence[Decoding],
         tokenizer: Any,
         end_tokens: Sequence[int],
-        room: int = 0,
+        room: float = 0,
     ) -> None:
         super().__init__(model.backbone, model.output.hidden_size)
         self._output, self._decodings = model.output, decodings
@@ -139,7 +139,7 @@ def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Rout
 class _Room:
     """Tokens that batches may take of servers' caches; one of them is always let in. Thread-safe."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: float) -> None:
         self._tokens, self._taken = tokens, 0
         self._given_back = threading.Condition()
 

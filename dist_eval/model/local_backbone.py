@@ -12,7 +12,7 @@ from torch import nn
 
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.shell import prompted, take_final_norm
-from dist_eval.model.text_session import LocalTextSession, TextSession
+from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.router import Routing
 
@@ -68,7 +68,7 @@ class LocalBackbone(Backbone):
         deep_prompts: torch.Tensor | None = None,
     ) -> TextSession:
         """See `Backbone.session`: the whole texts are computed at each step."""
-        return LocalTextSession(lambda ids: self.hidden_states(ids, prompts, deep_prompts), rows)
+        return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts, deep_prompts), rows)
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""

@@ -18,24 +18,10 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
-from dist_eval.swarm.blocks import Architecture, replace_module
+from dist_eval.swarm.blocks import Architecture, LayerStub, replace_module
 from dist_eval.swarm.model_weights import ModelWeights
 
 _PROBED = 3
-
-
-class PassThrough(nn.Module):
-    """Stands for a layer: its outputs are its inputs.
-
-    Attributes:
-        as_tuple: return a tuple, as the layers of some families do.
-    """
-
-    as_tuple = False
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Returns the hidden states."""
-        return (hidden_states,) if self.as_tuple else hidden_states
 
 
 class Shell:
@@ -47,6 +33,7 @@ class Shell:
 
     Attributes:
         config: of the decoder.
+        has_attention_cache: whether servers can keep the keys and values of texts (see `Architecture`).
         word_embeddings: the embeddings of the vocabulary.
         final_norm: the norm after the last layer.
 
@@ -56,15 +43,10 @@ class Shell:
 
     def __init__(self, name: str, config: Any) -> None:
         architecture = Architecture(config, name)
-        self.config = architecture.config
+        self.config, self.has_attention_cache = architecture.config, architecture.has_attention_cache
         self.model = _load(name, architecture)
         self.word_embeddings: nn.Embedding = self.model.get_submodule(architecture.embeddings)
-        layer = self.model.get_submodule(architecture.layers)[0]
-        try:
-            self.final_norm = take_final_norm(self.model, architecture, name)
-        except CheckpointError:
-            layer.as_tuple = True  # as the layers of some families do
-            self.final_norm = take_final_norm(self.model, architecture, name)
+        self.final_norm = take_final_norm(self.model, architecture, name)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Computes the inputs of the first layer.
@@ -126,7 +108,7 @@ def _load(name: str, architecture: Architecture) -> Any:
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):
             base.__init__(self, config, *args, **kwargs)
-        replace_module(self, architecture.layers, nn.ModuleList([PassThrough()]))
+        replace_module(self, architecture.layers, nn.ModuleList([LayerStub(architecture.returns_tuple)]))
         self.config = architecture.truncated(0)
 
     model_class = type(base.__name__, (base,), {"__module__": base.__module__, "__init__": __init__})
@@ -193,13 +175,21 @@ class LanguageModelHead:
 
     @classmethod
     def of(cls, config: Any) -> LanguageModelHead:
-        """Finds it for a decoder, given its `transformers` config."""
+        """Finds it for a decoder, given its `transformers` config.
+
+        Raises:
+            CheckpointError: its language model has another base model.
+        """
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
+        class Output(MoeModelOutputWithPast):
+            def __getattr__(self, name: str) -> None:
+                """What only some models pass on is not there."""
+
         class Given(nn.Module):
             def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
-                return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+                return Output(last_hidden_state=inputs_embeds)
 
         architecture = Architecture(config)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)]
@@ -208,7 +198,10 @@ class LanguageModelHead:
         head = model.get_output_embeddings()
         path = next(path for path, module in model.named_modules() if module is head)
         replace_module(model, path, nn.Identity())
-        replace_module(model, model.base_model_prefix, Given())
+        bases = [path for path, module in model.named_modules() if type(module) is architecture.base_class]
+        if not bases:
+            raise CheckpointError(f"The logits of a {architecture.config.model_type!r} are not made of its base model.")
+        replace_module(model, bases[0], Given())
 
         def function(products: torch.Tensor) -> torch.Tensor:
             return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]

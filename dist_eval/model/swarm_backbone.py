@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.model.backbone import Backbone
-from dist_eval.model.text_session import SwarmTextSession, TextSession
+from dist_eval.model.text_session import RecomputedTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Routing
@@ -68,24 +69,33 @@ class SwarmBackbone(Backbone):
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
     ) -> TextSession:
-        """See `Backbone.session`: servers keep what they have computed."""
+        """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
         from dist_eval.swarm.inference_session import InferenceSession
 
+        if not self._has_sessions:
+            return RecomputedTextSession(
+                lambda ids, routing: self.hidden_states(ids, prompts, deep_prompts, routing), rows
+            )
         longest = max_length + (0 if prompts is None else len(prompts))
         session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
         return SwarmTextSession(session, self.embedded, prompts)
 
-    def cache_tokens(self) -> int:
+    @property
+    def _has_sessions(self) -> bool:
+        return self.shell.has_attention_cache and self.requests.has_sessions
+
+    def cache_tokens(self) -> float:
         """See `Backbone.cache_tokens`: of the block with the least."""
         room = [0] * self.requests.num_blocks
         for span, free in self.requests.free_cache().items():
             for block in range(span.start, span.end):
                 room[block] += free // (span.end - span.start)
-        return min(room)
+        return min(room) if self._has_sessions else math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """See `Backbone.room_for_sessions`."""
-        if not any(can_roll_back(span.announced.version) for span in self.requests.spans()):
+        spans = self.requests.session_spans()
+        if not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
         free = self.requests.free_cache()
         return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)

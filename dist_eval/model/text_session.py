@@ -120,15 +120,15 @@ class SwarmTextSession(TextSession):
         self._session.close()
 
 
-class LocalTextSession(TextSession):
-    """Texts that this process computes from their beginning at each step.
+class RecomputedTextSession(TextSession):
+    """Texts that are computed from their beginning at each step: nothing is kept of them.
 
     Args:
-        hidden_states: the base model, from token ids to outputs for prompts and tokens.
+        hidden_states: the base model, from token ids to outputs for prompts and tokens; records the route.
         rows: number of texts.
     """
 
-    def __init__(self, hidden_states: Callable[[torch.Tensor], torch.Tensor], rows: int) -> None:
+    def __init__(self, hidden_states: Callable[[torch.Tensor, Routing | None], torch.Tensor], rows: int) -> None:
         self._hidden_states = hidden_states
         self._ids = torch.empty(rows, 0, dtype=torch.int64)
 
@@ -139,25 +139,25 @@ class LocalTextSession(TextSession):
 
     @property
     def servers(self) -> int:
-        """See `TextSession.servers`: this process."""
+        """See `TextSession.servers`: what is not kept needs no second one."""
         return 1
 
     @torch.no_grad()
     def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
         """See `TextSession.step`."""
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
-        return self._outputs(self._ids, input_ids.shape[1])
+        return self._outputs(self._ids, input_ids.shape[1], routing)
 
     @torch.no_grad()
     def continuations(
         self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
     ) -> Sequence[torch.Tensor]:
         """See `TextSession.continuations`."""
-        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1]) for ids in input_ids]
+        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], routing) for ids in input_ids]
 
-    def _outputs(self, input_ids: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _outputs(self, input_ids: torch.Tensor, tokens: int, routing: Routing | None) -> torch.Tensor:
         """Returns the outputs for the last tokens."""
-        hidden = self._hidden_states(input_ids)
+        hidden = self._hidden_states(input_ids, routing)
         return hidden[:, hidden.shape[1] - tokens :]
 
     def close(self) -> None:

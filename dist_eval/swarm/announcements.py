@@ -30,6 +30,8 @@ _LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS = 100, 1000, 100
 _TUPLE, _MOST_NESTED = 0x40, 4
 """Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
 decoder's stack, so that 250 of them end a process that follows them."""
+_TENSOR = 0x51
+"""Code of hivemind's extension for the description of a tensor."""
 
 State = Literal["offline", "joining", "online"]
 _STATES: tuple[State, ...] = ("offline", "joining", "online")
@@ -102,8 +104,16 @@ class _Model(_Announced):
     num_blocks: Annotated[int, Field(ge=1, le=MOST_BLOCKS)]
 
 
-class _ServerAnswer(_Announced):
+class ServerInfo(_Announced):
+    """What a server answers to `rpc_info` for a block.
+
+    Attributes:
+        cache_tokens_available: free attention cache, in tokens of a text times blocks.
+        inference_schema: describes the tensors of a step of a session, in any way.
+    """
+
     cache_tokens_available: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)]
+    inference_schema: Any = None
 
 
 def read_server(value: Any, block: int) -> ServerRecord | None:
@@ -146,16 +156,16 @@ def read_model(prefix: Any, value: Any) -> tuple[str, int] | None:
     return None if model is None else (prefix, model.num_blocks)
 
 
-def read_free_cache(packed: bytes) -> int:
-    """Reads a server's answer to `rpc_info`: how much attention cache it has left, in tokens of a text times blocks.
+def read_info(packed: bytes) -> ServerInfo:
+    """Reads a server's answer to `rpc_info` for a block.
 
     Raises:
-        WrongAnswer: it does not say so, or it is no plausible number.
+        WrongAnswer: something is missing, or not plausible.
     """
-    answer = _validated(_ServerAnswer, unpack(packed))
-    if answer is None:
+    info: ServerInfo | None = _validated(ServerInfo, unpack(packed, extensions={_TENSOR: bytes}))
+    if info is None:
         raise WrongAnswer("no plausible size of the free cache")
-    return answer.cache_tokens_available
+    return info
 
 
 def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any:

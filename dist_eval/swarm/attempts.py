@@ -47,6 +47,7 @@ class RoutePart:
         tokens: of the request, counting padding and prompts.
         avoided: segments to avoid if there is another route; the request is then optional.
         prefer_whole: prefer servers that hold all blocks of the route.
+        in_session: whether servers are to keep attention caches of the texts.
         cached: returns the segment to ask, whose server holds attention caches of the texts at the moment, if any.
         messages: in which any other server is sent the texts from their beginning, one after the other.
         largest_message: tokens of the largest of these, if there are several.
@@ -58,6 +59,7 @@ class RoutePart:
     tokens: int
     avoided: Sequence[RouteSegment] = ()
     prefer_whole: bool = False
+    in_session: bool = False
     cached: Callable[[], Span | None] = lambda: None
     messages: int = 1
     largest_message: int | None = None
@@ -185,7 +187,8 @@ class Attempts:
             refusing = next(span.peer for span in wanted if not self._takes_it(span))
             return Split(TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}"))
         if segment is None:
-            why = "no server online holds it, or a block after it"
+            having = "with sessions holds" if self.part.in_session else "holds"
+            why = f"no server online {having} it, or a block after it"
             return self._unreachable(f"block {self.part.block}", why, now)
         messages = 1 if has_cache else self.part.messages
         stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed * messages

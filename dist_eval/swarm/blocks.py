@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from dist_eval.errors import CheckpointError
+from dist_eval.errors import CheckpointError, one_line
 from dist_eval.swarm.model_weights import ModelWeights
+
+_PROBED = 3
 
 
 class Architecture:
@@ -32,44 +36,58 @@ class Architecture:
         layers: path of the layers in the base model, such as `layers`.
         embeddings: path of the token embeddings, such as `embed_tokens`.
         norms: paths of other modules outside the layers that hold weights: norms.
+        has_attention_cache: whether keys and values are all that layers keep of the texts so far; others, such as
+            recurrent ones, are computed in forwards only.
+        returns_tuple: whether a layer returns a tuple that begins with its outputs.
 
     Raises:
         CheckpointError: its layers cannot be served one by one; the message says why.
     """
 
     def __init__(self, config: Any, name: str = "the model") -> None:
+        self.config = config.get_text_config(decoder=True)
+        try:
+            if getattr(config, "is_encoder_decoder", False):
+                raise _Unfit("it has an encoder beside its decoder")
+            self._find_parts()
+        except _Unfit as error:
+            raise CheckpointError(f"{name} cannot be served in blocks: {error}.") from error
+
+    def _find_parts(self) -> None:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-        self.config = config.get_text_config(decoder=True)
-        if getattr(config, "is_encoder_decoder", False):
-            raise CheckpointError(f"{name} cannot be served in blocks: it has an encoder beside its decoder.")
-        if type(self.config) not in MODEL_MAPPING or type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise CheckpointError(
-                f"{name} cannot be served in blocks: for transformers, {self.config.model_type!r} is no language model."
-            )
-        base_class: Any = MODEL_MAPPING[type(self.config)]
+        kind = type(self.config)
+        if kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise _Unfit(f"for transformers, {self.config.model_type!r} is no language model")
+        base_class: Any = MODEL_MAPPING[kind]
+        self.base_class = base_class
         if getattr(self.config, "num_kv_shared_layers", 0):
-            raise CheckpointError(f"{name} cannot be served in blocks: its layers share keys and values.")
-        with torch.device("meta"):
-            model = base_class(self.config)
-        count = self.config.num_hidden_layers
+            raise _Unfit("its layers share keys and values")
+        if not hasattr(self.config, "num_attention_heads"):
+            raise _Unfit("none of its layers has attention")
+        self.has_attention_cache = _has_attention_cache(self.config)
+        try:
+            with torch.device("meta"):
+                model = base_class(self.config)
+        except Exception as error:  # any of the model's own code
+            raise _Unfit(f"transformers cannot build it from its config ({one_line(error)})") from error
+        count = getattr(self.config, "num_hidden_layers", None)
         stacks = [path for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
         embeddings = model.get_input_embeddings()
         paths = [path for path, module in model.named_modules() if module is embeddings]
         if not stacks or not paths:
-            raise CheckpointError(f"{name} cannot be served in blocks: its base model has no list of {count} layers.")
-        self.base_class, self.layers, self.embeddings = base_class, min(stacks, key=len), paths[0]
-        self.norms = []
-        for path, module in model.named_modules():
-            own = list(module.parameters(recurse=False))
-            if not own or path == self.embeddings or path.startswith(f"{self.layers}."):
+            raise _Unfit("its base model has no list of all layers")
+        self.layers, self.embeddings = min(stacks, key=len), paths[0]
+        self.norms: list[str] = []
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if name.startswith((f"{self.layers}.", f"{self.embeddings}.")):
                 continue
-            if any(parameter.ndim > 1 for parameter in own):
-                raise CheckpointError(
-                    f"{name} cannot be served in blocks: its {path!r}, outside the layers, is neither the embeddings "
-                    "nor a norm."
-                )
-            self.norms.append(path)
+            path = name.rpartition(".")[0]
+            if tensor.ndim > 1 or not path or not isinstance(tensor, nn.Parameter):
+                raise _Unfit(f"its {name!r}, outside the layers, is neither the embeddings nor a norm")
+            if path not in self.norms:
+                self.norms.append(path)
+        self.returns_tuple = _returns_tuple(model, self)
 
     def truncated(self, layer: int) -> Any:
         """Returns the config of a model with one layer, the one at an index."""
@@ -80,6 +98,103 @@ class Architecture:
                 setattr(config, key, [value[layer]])
         config.num_hidden_layers = 1
         return config
+
+
+class _Unfit(Exception):
+    """Why a model cannot be served in blocks."""
+
+
+def _has_attention_cache(config: Any) -> bool:
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    try:
+        kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    except Exception:  # the model has a cache of its own
+        return False
+    return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+class LayerStub(nn.Module):
+    """Stands for a layer: its outputs are its inputs.
+
+    Args:
+        as_tuple: return a tuple, as the layers of some families do.
+    """
+
+    def __init__(self, as_tuple: bool = False) -> None:
+        super().__init__()
+        self.as_tuple = as_tuple
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Returns the hidden states."""
+        return (hidden_states, None) if self.as_tuple else hidden_states
+
+
+def _returns_tuple(model: Any, architecture: Architecture) -> bool:
+    """Finds whether layers return tuples, and checks that they are a chain.
+
+    Args:
+        model: the base model on the meta device; not to be used afterwards.
+        architecture: where its parts are.
+
+    Raises:
+        _Unfit: a block could not be computed from the outputs of the one before alone.
+    """
+    count = len(model.get_submodule(architecture.layers))
+    replace_module(model, architecture.embeddings, nn.Identity())
+    faults = dict[bool, str]()
+    for as_tuple in (False, True):
+        replace_module(model, architecture.layers, nn.ModuleList(LayerStub(as_tuple) for _ in range(count)))
+        try:
+            model.to_empty(device="cpu").eval()
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.data.fill_(1)  # not all are initialized below
+            with torch.random.fork_rng(devices=()):
+                model.initialize_weights()
+            faults[as_tuple] = _chain_fault(model, architecture)
+        except Exception as error:  # any of the model's own code, where it expects something else
+            faults[as_tuple] = f"its base model does not run with other layers ({one_line(error)})"
+        if not faults[as_tuple]:
+            return as_tuple
+    raise _Unfit(min(faults.values(), key=len))
+
+
+@torch.no_grad()
+def _chain_fault(model: Any, architecture: Architecture) -> str:
+    """Says what else than the outputs of the layer before a layer needs of a text; empty if there is nothing."""
+    hidden = torch.linspace(-1, 1, 2 * _PROBED * architecture.config.hidden_size).view(2, 1, _PROBED, -1)
+    first, second = (_layer_calls(model.get_submodule(architecture.layers), model, text) for text in hidden)
+    if any(not torch.equal(call.inputs, before.outputs) for before, call in itertools.pairwise(first)):
+        return "something is computed between its layers"
+    pairs = [zip(call.others, other.others, strict=True) for call, other in zip(first, second, strict=True)]
+    if not all(torch.equal(one, other) for one, other in itertools.chain(*pairs)):
+        return "its layers need more of a text than the outputs of the layer before"
+    return ""
+
+
+class _Call(NamedTuple):
+    """What a layer was called with, but for what is no tensor, and what it has returned."""
+
+    inputs: torch.Tensor
+    others: list[torch.Tensor]
+    outputs: torch.Tensor
+
+
+def _layer_calls(layers: Any, model: nn.Module, hidden: torch.Tensor) -> list[_Call]:
+    """Runs a base model whose layers are stubs; their outputs are changed, so that a chain can be seen."""
+    calls: list[_Call] = []
+
+    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        inputs = output[0] if isinstance(output, tuple) else output
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf is not inputs]
+        calls.append(_Call(inputs, given, 1.5 * inputs))
+        return (calls[-1].outputs, *output[1:]) if isinstance(output, tuple) else calls[-1].outputs
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    model(inputs_embeds=hidden, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
 
 
 class Block(nn.Module):
@@ -113,7 +228,10 @@ class Block(nn.Module):
         """Runs the block, with attention to what a cache of transformers holds, if one is given."""
         self._inputs = hidden_states
         try:
-            self.model(inputs_embeds=hidden_states, use_cache=cache is not None, **{self._cache_name: cache})
+            # what comes before the layer is not used, and may work in place
+            self.model(
+                inputs_embeds=torch.zeros_like(hidden_states), use_cache=cache is not None, **{self._cache_name: cache}
+            )
             assert self._outputs is not None
             return (self._outputs,)
         finally:
@@ -138,7 +256,7 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
         dtype: of its weights.
 
     Raises:
-        CheckpointError: weights are missing.
+        CheckpointError: weights are missing, or would be left out.
     """
     model_class = _one_layer_class(architecture, index)
     path = f"{architecture.layers}.{index}."
@@ -151,6 +269,10 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
     missing = sorted(key for key in report["missing_keys"] if key.startswith(architecture.layers))
     if missing or report["mismatched_keys"]:
         raise CheckpointError(f"Block {index} of {weights.name} lacks weights: {(missing or report)!s:.200}.")
+    if unread := sorted(report["unexpected_keys"]):
+        raise CheckpointError(
+            f"Block {index} of {weights.name} has weights that transformers does not read: {unread!s:.200}."
+        )
     return Block(model.eval(), architecture.layers, architecture.config.num_attention_heads)
 
 

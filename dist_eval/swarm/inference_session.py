@@ -239,7 +239,11 @@ class InferenceSession:
         messages = len(pieces) + -(-self.position // self._piece)
         largest = min(self._rows * self._piece, from_beginning)
         part = RoutePart(
-            segment.start, segment.end, from_beginning, cached=cached, messages=messages, largest_message=largest
+            *(segment.start, segment.end, from_beginning),
+            in_session=True,
+            cached=cached,
+            messages=messages,
+            largest_message=largest,
         )
         _, (span, outputs) = await self._requests.send_with_retries(make_request, part)
         servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None

@@ -23,6 +23,8 @@ from dist_eval.swarm.lora import add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 
+_NO_CACHE = (1, 1)
+
 
 def import_server() -> Any:
     """Imports Petals' server with what computes models replaced; nothing of Petals may be imported before.
@@ -147,12 +149,11 @@ def _backend_class() -> Any:
                 return None
 
         def get_inference_cache_descriptors(self, batch_size: int, max_length: int) -> Sequence[Any]:
-            if self.cache_shapes is None:
-                raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
+            shapes = self.cache_shapes or [_NO_CACHE]  # Petals counts what a token takes, and divides by it
             device = self.module.devices[0]
             return [
                 TensorDescriptor((batch_size, heads, max_length, width), dtype=self.dtype, device=device)
-                for heads, width in self.cache_shapes
+                for heads, width in shapes
             ]
 
         @torch.inference_mode()
@@ -197,6 +198,8 @@ async def iterate_inference(
     from petals.utils.misc import is_dummy
     from petals.utils.packaging import unpack_args_kwargs
 
+    if any(backend.cache_shapes is None for backend in requested_backends):
+        raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
     dtype, position = requested_backends[0].dtype, 0
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     is_4bit = quant_type == QuantType.NF4

@@ -15,6 +15,8 @@ from packaging.version import InvalidVersion, Version
 from dist_eval.errors import ConfigError
 
 INSTALLED = "2.2.0.post1"
+"""What our servers are made of."""
+
 ANNOUNCED = "2.3.0+dist.eval"
 """What our servers announce: like those of Petals main they can roll back a session, and the rest tells them apart."""
 
@@ -31,6 +33,23 @@ def require_petals() -> None:
             "Servers need Petals, whose metadata asks for packages of 2023, so that pip installs it only without them: "
             f"pip install 'dist_eval[servers]' && pip install --no-deps petals=={INSTALLED}"
         )
+
+
+def has_petals_sessions(inference_schema: Any) -> bool:
+    """Whether a server's sessions are those of Petals.
+
+    BloomBee's servers announce the version of Petals main and answer its forwards and backwards, but take the tensors
+    of a step for others, so that deep prompts would be dropped without a word. Only their schema tells them apart.
+
+    Args:
+        inference_schema: what a server describes in `rpc_info`: for Petals hidden states, deep prompts and order of
+            the rows, and no tensor by name.
+    """
+    match inference_schema:
+        case ((_, _, _), {**named}):
+            return not named
+        case _:
+            return False
 
 
 @functools.cache

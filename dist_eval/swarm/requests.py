@@ -169,7 +169,7 @@ class SwarmRequests:
         """Asks all servers how much attention cache they have left; after a failed contact again, for a few seconds.
 
         Returns:
-            Tokens of a text times blocks; 0 for a server that does not answer.
+            Tokens of a text times blocks; 0 for a server that does not answer, or has no sessions.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -199,6 +199,15 @@ class SwarmRequests:
             for span in self._directory.spans()
             if serves(span.announced.version, self._config) and str(span.peer) not in self.excluded
         ]
+
+    def session_spans(self) -> Sequence[Span]:
+        """Returns those of them whose servers have sessions, as far as they were asked."""
+        return list(filter(self.transport.may_have_sessions, self.spans()))
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether servers with sessions hold all blocks."""
+        return _cover(self.session_spans(), self.num_blocks)
 
     @property
     def connection(self) -> Any:
@@ -296,9 +305,10 @@ class SwarmRequests:
             EvaluationError: see `forward`.
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
+        online = self.session_spans if part.in_session else self.spans
         while True:
             error: Exception | None = None
-            decision: Decision = attempts.next(self.spans(), time.monotonic())
+            decision: Decision = attempts.next(online(), time.monotonic())
             if isinstance(decision, Send):
                 try:
                     request, work = make_request(decision.segment)
@@ -327,7 +337,7 @@ class SwarmRequests:
                 raise decision.error from error
             if isinstance(decision, Retry):
                 await asyncio.sleep(decision.delay)
-            elif not attempts.has_route(self.spans(), time.monotonic()):
+            elif not attempts.has_route(online(), time.monotonic()):
                 await self._wait_for_servers(decision)
 
     def _require_node(self) -> None:

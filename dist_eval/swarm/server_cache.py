@@ -70,8 +70,11 @@ class ServerCache:
                 first step, which has to be longer.
 
         Raises:
+            TurnedAway: the server has other sessions than Petals.
             Exception: any of the daemon or the connection (see `failures.classify`).
         """
+        if not await transport.has_sessions(segment):
+            raise TurnedAway("its sessions are not those of Petals")
         cache = cls(transport, segment, prompts)
         metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS}
         answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from dist_eval.errors import one_line
-from dist_eval.swarm.announcements import read_free_cache
+from dist_eval.swarm.announcements import read_info
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
+from dist_eval.swarm.petals_version import has_petals_sessions
 from dist_eval.swarm.router import Span
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
@@ -49,6 +50,7 @@ class Transport:
         self.bytes_sent = self.bytes_received = 0
         self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
+        self._has_sessions: dict[Any, bool] = {}
         self._prompts: torch.Tensor | None = None
         self._version: Any = None
         self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
@@ -173,7 +175,7 @@ class Transport:
         return (await asyncio.to_thread(read_answer, tensors, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
-        """Asks a server how much attention cache it has left, in tokens of a text times blocks.
+        """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions.
 
         Raises:
             WrongAnswer: it does not say so.
@@ -181,9 +183,27 @@ class Transport:
         """
         from hivemind.proto import runtime_pb2
 
-        stub = self._stub(segment, Allowance())
-        info = await stub.rpc_info(runtime_pb2.ExpertUID(uid=""), timeout=self._timeout)
-        return read_free_cache(info.serialized_info)
+        from dist_eval.swarm.protocol import block_uid
+
+        uid = runtime_pb2.ExpertUID(uid=block_uid(self._directory.dht_prefix, segment.start))
+        answer = await self._stub(segment, Allowance()).rpc_info(uid, timeout=self._timeout)
+        info = read_info(answer.serialized_info)
+        self._has_sessions[segment.peer] = has_petals_sessions(info.inference_schema)
+        return info.cache_tokens_available if self._has_sessions[segment.peer] else 0
+
+    async def has_sessions(self, segment: Span) -> bool:
+        """Whether a server's sessions are those of Petals; it is asked if it was not before.
+
+        Raises:
+            Exception: see `free_cache`.
+        """
+        if segment.peer not in self._has_sessions:
+            await self.free_cache(segment)
+        return self._has_sessions[segment.peer]
+
+    def may_have_sessions(self, segment: Span) -> bool:
+        """Whether a server's sessions are those of Petals, or it was not asked yet."""
+        return self._has_sessions.get(segment.peer, True)
 
     def _stub(self, segment: Span, allowance: Allowance) -> Any:
         from dist_eval.swarm.protocol import TransformerConnectionHandler

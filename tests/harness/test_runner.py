@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FAMILIES, TIMEOUT, Launcher, results_of, run_here, wait_for
+from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
-from tiny_models import VOCABULARY
+from tiny_models import VOCABULARY, save_tiny_models
 
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
+
+MODELS = ("llama", "qwen3", "gemma3", "llama31", "bloom", "falcon")
 
 MOST_TOKENS = 24
 """That a model is sent: few enough for several windows, and for contexts that are cut."""
@@ -30,13 +32,12 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tiny models with a tokenizer."""
-    folder, tokenizer = tmp_path_factory.mktemp("models"), make_tokenizer(VOCABULARY)
-    for name in FAMILIES:
-        shutil.copytree(tiny_models[name], folder / name)
-        tokenizer.save_pretrained(folder / name)
-    return {name: folder / name for name in FAMILIES}
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models with a tokenizer."""
+    folders, tokenizer = save_tiny_models(tmp_path_factory.mktemp("models"), *MODELS), make_tokenizer(VOCABULARY)
+    for folder in folders.values():
+        tokenizer.save_pretrained(folder)
+    return folders
 
 
 def command(model: Path, tasks: Path, output: Path, *further: str) -> list[str]:
@@ -90,7 +91,7 @@ def answers(samples: list[dict[str, Any]]) -> list[tuple[float, str]]:
     return found
 
 
-@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])])
+@pytest.mark.parametrize("family", [*MODELS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[3:])])
 def test_it_answers_as_the_harness_own_backend(
     family: str, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

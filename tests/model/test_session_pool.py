@@ -19,7 +19,7 @@ from dist_eval.model import session_pool
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import LocalTextSession, TextSession
+from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.router import Routing
 
@@ -38,8 +38,8 @@ class CountedBackbone(LocalBackbone):
 
 @pytest.fixture
 def backbone(tiny_models: dict[str, Path]) -> CountedBackbone:
-    local = load_local_backbone(str(tiny_models["llama"]))
-    found = CountedBackbone(local.model, Architecture(local.config))
+    base = load_local_backbone(str(tiny_models["llama"]))
+    found = CountedBackbone(base.model, Architecture(base.config))
     found.opened = []
     return found
 
@@ -127,9 +127,9 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_pool, "_THREADS", 1)
-    monkeypatch.setattr(LocalTextSession, "servers", 2)
+    monkeypatch.setattr(RecomputedTextSession, "servers", 2)
     closed: list[TextSession] = []
-    monkeypatch.setattr(LocalTextSession, "close", lambda session: closed.append(session))
+    monkeypatch.setattr(RecomputedTextSession, "close", lambda session: closed.append(session))
     pool, ids = SessionPool(backbone, 2), texts(2, 6, seed=1)
     wanted = session_pool._Beginnings(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with pool._session(wanted, Prompts()) as first:

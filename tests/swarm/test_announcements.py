@@ -20,7 +20,7 @@ from dist_eval.swarm.announcements import (
     announcement_of,
     mixed_precisions,
     mixed_versions,
-    read_free_cache,
+    read_info,
     read_model,
     read_server,
     unpack,
@@ -131,16 +131,16 @@ def test_implausible_names_of_models_are_dropped(prefix: Any) -> None:
 
 @pytest.mark.parametrize("left", ["9" * 400, -1, 1e300, None, True, 2**60])
 def test_an_implausible_free_cache_is_a_wrong_answer(left: Any) -> None:
-    assert read_free_cache(msgpack.packb({"cache_tokens_available": 4096, "version": "2.2"})) == 4096
+    assert read_info(msgpack.packb({"cache_tokens_available": 4096})).cache_tokens_available == 4096
     with pytest.raises(WrongAnswer, match="no plausible size of the free cache"):
-        read_free_cache(msgpack.packb({"cache_tokens_available": left}))
+        read_info(msgpack.packb({"cache_tokens_available": left}))
 
 
 def test_nested_values_are_not_followed() -> None:
     assert unpack(nested(2)) == [((1,),)]
     assert unpack(nested(900)) is None
     with pytest.raises(WrongAnswer):
-        read_free_cache(nested(900))
+        read_info(nested(900))
 
 
 @settings(deadline=None)
@@ -167,4 +167,4 @@ def test_any_record_is_read_as_one_that_is_typed_and_bounded_or_dropped(value: A
 @given(st.binary() | anything.map(msgpack.packb))
 def test_any_answer_about_the_free_cache_is_a_number_or_a_wrong_answer(packed: bytes) -> None:
     with contextlib.suppress(WrongAnswer):
-        assert 0 <= read_free_cache(packed) <= 2**40
+        assert 0 <= read_info(packed).cache_tokens_available <= 2**40

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Launcher
 from tiny_models import DECODERS, LAYERS, make_tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaModel,
+)
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dist_eval.errors import CheckpointError
@@ -125,7 +133,11 @@ REFUSED = {
     "t5": ({}, "encoder"),
     "modernbert": ({}, "no language model"),
     "bert": ({}, "position_embeddings"),
-    "gpt2": ({"n_embd": 64, "n_layer": 4, "n_head": 4}, "'wpe'"),
+    "opt": ({"hidden_size": 64, "num_attention_heads": 4}, "embed_positions"),
+    "gemma3n_text": ({}, "share keys and values"),
+    "mamba": ({}, "none of its layers has attention"),
+    "nemotron_h": ({}, "does not run with other layers"),
+    "gpt2": ({"n_embd": 64, "n_layer": 4, "n_head": 4}, "'wpe.weight'"),
     "gemma4_text": ({"num_hidden_layers": 4, "num_kv_shared_layers": 2}, "share keys and values"),
 }
 
@@ -135,6 +147,66 @@ def test_what_cannot_be_served_is_refused_by_what_it_is(model_type: str) -> None
     settings, reason = REFUSED[model_type]
     with pytest.raises(CheckpointError, match=reason):
         Architecture(AutoConfig.for_model(model_type, **settings), "this model")
+
+
+class MixedConfig(LlamaConfig):
+    model_type = "mixed"
+    how: str = ""
+
+
+class MixedModel(LlamaModel):
+    """Its layers are no chain."""
+
+    def forward(self, input_ids: Any = None, *, inputs_embeds: torch.Tensor, **_: Any) -> None:
+        hidden = inputs_embeds
+        for layer in self.layers:
+            hidden = 2 * layer(hidden) if self.config.how == "between" else layer(hidden, inputs_embeds)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"), [("between", "computed between its layers"), ("beside", "need more of a text than the outputs")]
+)
+def test_layers_that_are_no_chain_are_refused(how: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        monkeypatch.setitem(mapping._extra_content, MixedConfig, MixedModel)
+    with pytest.raises(CheckpointError, match=f"this model cannot be served in blocks: .*{reason}"):
+        Architecture(MixedConfig(how=how, hidden_size=64, num_hidden_layers=2), "this model")
+
+
+@pytest.mark.parametrize(("name", "has_cache"), [("qwen3", True), ("gemma3", True), ("qwen3_next", False)])
+def test_the_config_tells_whether_layers_keep_more_than_keys_and_values(name: str, has_cache: bool) -> None:
+    assert Architecture(make_tiny_model(name).config).has_attention_cache == has_cache
+
+
+def test_of_a_model_for_images_the_decoder_is_served() -> None:
+    config = AutoConfig.for_model("gemma3", text_config={"num_hidden_layers": 2, "hidden_size": 64})
+    assert Architecture(config).config.model_type == "gemma3_text"
+
+
+@pytest.mark.parametrize("program", ["dist_eval", "dist_eval.swarm", "dist_eval.doctor"])
+def test_nothing_is_started_for_what_cannot_be_served(program: str, launcher: Launcher, tmp_path: Path) -> None:
+    model = tmp_path / "gpt"
+    AutoConfig.for_model("gpt2", n_embd=64, n_layer=4, n_head=4).save_pretrained(model)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\na,0\nb,1\n")
+    prompt = ("--prompt", "{text}", "--label-words", "0=a", "1=b", "--dataset", str(rows), "--swarm", "embedded")
+    further = [] if program == "dist_eval.swarm" else [*prompt, "--output", str(tmp_path / "out")]
+    run = launcher.run("-m", program, "--model", str(model), *further)
+    assert run.returncode == 1
+    said = " ".join((run.stdout + run.stderr).split())  # the doctor breaks lines
+    assert said.count("cannot be served in blocks: its 'wpe.weight', outside the layers, is neither the emb") == 1
+    assert "Traceback" not in run.stderr
+
+
+def test_weights_that_nothing_would_read_are_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_tiny_model("qwen3").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.2.self_attn.q_proj.weight_scale"] = torch.ones(1)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"Block 2 .* does not read: .*q_proj\.weight_scale"):
+        blocks_of(tmp_path)
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
