@@ -63,14 +63,15 @@ class Architecture:
         self.base_class = base_class
         if getattr(self.config, "num_kv_shared_layers", 0):
             raise _Unfit("its layers share keys and values")
-        if not hasattr(self.config, "num_attention_heads"):
-            raise _Unfit("none of its layers has attention")
         self.has_attention_cache = _has_attention_cache(self.config)
         try:
+            has_heads = hasattr(self.config, "num_attention_heads")
             with torch.device("meta"):
                 model = base_class(self.config)
         except Exception as error:  # any of the model's own code
             raise _Unfit(f"transformers cannot build it from its config ({one_line(error)})") from error
+        if not has_heads:
+            raise _Unfit("none of its layers has attention")
         count = getattr(self.config, "num_hidden_layers", None)
         stacks = [path for path, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
         embeddings = model.get_input_embeddings()

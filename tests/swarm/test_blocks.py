@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launcher
+from huggingface_hub.errors import StrictDataclassError
 from tiny_models import DECODERS, LAYERS, make_tiny_model
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -218,3 +219,23 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"Block 2 .*q_norm"):
         blocks_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_every_language_model_of_transformers_is_served_or_refused_with_a_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served, refused = set(), dict[str, str]()
+    for config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            config = config_class()
+        except StrictDataclassError:  # it has no defaults
+            continue
+        try:
+            served.add(Architecture(config, "it").config.model_type)
+        except CheckpointError as error:
+            refused[config.model_type] = str(error)
+    with capsys.disabled():
+        print(f"{len(served)} types of {len(MODEL_FOR_CAUSAL_LM_MAPPING)} are served with their default configs")
+    assert {"llama", "qwen3", "gemma3_text", "mistral", "gpt_oss"} <= served
+    assert all(why.startswith("it cannot be served in blocks: ") and "\n" not in why for why in refused.values())
