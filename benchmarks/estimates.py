@@ -138,6 +138,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 def _measure_cell(report: harness.Report, pace: Pace, stage: Stage, ranks: int) -> None:
     folder, model = Path(tempfile.mkdtemp(dir=stage.folder)), stage.model
     arguments = ["--model", model.base, "--checkpoint", model.tuned, "--text-column", "sentence"]
+    arguments += ["--session-share", "0"]  # servers wait in forwards only
     arguments += ["--dataset", stage.corpus.write_csv(folder / "rows.csv"), "--initial-peers", *stage.peers]
     words = ["--nproc-per-node", str(ranks), *map(str, arguments)]
     run_process(Contender("dist-eval plan", "dist_eval"), folder, "-m", "dist_eval.cli.main", "plan", "--json", *words)

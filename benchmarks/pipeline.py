@@ -167,7 +167,8 @@ class Cell:
 
 def _measure_cell(report: harness.Report, cell: Cell, stage: Stage, options: argparse.Namespace) -> None:
     group, batches = cell.name, cell.batches
-    plan = ("--token-budget", str(options.batch_tokens))
+    # servers wait in forwards only
+    plan = ("--token-budget", str(options.batch_tokens), "--session-share", "0")
     ours = [
         Contender(f"dist_eval, {ranks} rank{'s' * (ranks > 1)}", "dist_eval", ranks=ranks, options=plan)
         for ranks in options.ranks
