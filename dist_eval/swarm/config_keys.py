@@ -154,7 +154,7 @@ def _as_read(config: Any, known: Collection[str]) -> dict[str, Any]:
 def _known_keys(kind: Any) -> set[str]:
     """Returns the keys that a class of configs reads: arguments of constructors, and names in their code."""
     known = {*dir(kind), *getattr(kind, "attribute_map", ()), *_LEFT_TO_SERVERS}
-    for base in kind.__mro__[:-1]:
+    for base in (base for base in kind.__mro__ if base.__module__.startswith("transformers.models.")):
         for function in (vars(base).get(name) for name in ("__init__", "__post_init__")):
             if function is not None:
                 code = inspect.unwrap(function).__code__
