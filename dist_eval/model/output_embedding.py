@@ -40,8 +40,10 @@ class OutputEmbedding:
         head = LanguageModelHead.of(config)
         self._function = head.function
         weights = ModelWeights(model, head.embeddings)
-        wanted, bias = f"{head.embeddings if config.tie_word_embeddings else head.path}.weight", f"{head.path}.bias"
+        wanted, bias = f"{head.path}.weight", f"{head.path}.bias"
         name = weights.find(wanted)
+        if name is None and getattr(config, "tie_word_embeddings", False):  # transformers ties what is not in the file
+            name = weights.find(f"{head.embeddings}.weight")
         if name is None:
             raise CheckpointError(
                 f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "

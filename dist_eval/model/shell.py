@@ -18,7 +18,7 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
-from dist_eval.swarm.blocks import Architecture, LayerStub, replace_module
+from dist_eval.swarm.blocks import Architecture, LayerStub, replace_module, require_all_read
 from dist_eval.swarm.model_weights import ModelWeights
 
 _PROBED = 3
@@ -126,7 +126,7 @@ def load_base_model(model_class: Any, name: str, architecture: Architecture, par
         parts: what the names of the weights to load begin with, by default of all.
 
     Raises:
-        CheckpointError: weights are missing or pickled.
+        CheckpointError: weights are missing or pickled, or would be left out.
     """
     tensors: dict[str, torch.Tensor] = {}
     weights = ModelWeights(name, architecture.embeddings)
@@ -138,6 +138,9 @@ def load_base_model(model_class: Any, name: str, architecture: Architecture, par
         )
     if wrong := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
         raise CheckpointError(f"The base model {name} lacks weights for {', '.join(wrong[:5])}.")
+    layers = [f"{architecture.layers}.{index}." for index in range(architecture.config.num_hidden_layers)]
+    computed = (*layers, *(f"{path}." for path in architecture.norms))
+    require_all_read([key for key in report["unexpected_keys"] if key.startswith(computed)], f"The base model {name}")
     return model.eval().requires_grad_(False)
 
 

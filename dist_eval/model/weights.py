@@ -58,10 +58,12 @@ def without_warnings() -> Iterator[None]:
     """Silences warnings of transformers about missing weights: they are expected, or raise an error here."""
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,8 @@ class Architecture:
         layers: path of the layers in the base model, such as `layers`.
         embeddings: path of the token embeddings, such as `embed_tokens`.
         norms: paths of other modules outside the layers that hold weights: norms.
-        has_attention_cache: whether keys and values are all that layers keep of the texts so far; others, such as
-            recurrent ones, are computed in forwards only.
+        has_attention_cache: whether keys and values are all that is needed of a text to continue it; models with
+            recurrent layers, or with positions added to the embeddings, are computed in forwards only.
         returns_tuple: whether a layer returns a tuple that begins with its outputs.
 
     Raises:
@@ -63,7 +64,6 @@ class Architecture:
         self.base_class = base_class
         if getattr(self.config, "num_kv_shared_layers", 0):
             raise _Unfit("its layers share keys and values")
-        self.has_attention_cache = _has_attention_cache(self.config)
         try:
             has_heads = hasattr(self.config, "num_attention_heads")
             with torch.device("meta"):
@@ -89,6 +89,7 @@ class Architecture:
             if path not in self.norms:
                 self.norms.append(path)
         self.returns_tuple = _returns_tuple(model, self)
+        self.has_attention_cache = _has_attention_cache(self.config) and not _adds_positions(model, self)
 
     def truncated(self, layer: int) -> Any:
         """Returns the config of a model with one layer, the one at an index."""
@@ -171,6 +172,15 @@ def _chain_fault(model: Any, architecture: Architecture) -> str:
     if not all(torch.equal(one, other) for one, other in itertools.chain(*pairs)):
         return "its layers need more of a text than the outputs of the layer before"
     return ""
+
+
+@torch.no_grad()
+def _adds_positions(model: Any, architecture: Architecture) -> bool:
+    """Whether the inputs of the first layer depend on where in a text a token is; the layers are stubs."""
+    hidden = torch.linspace(-1, 1, _PROBED * architecture.config.hidden_size).view(1, _PROBED, -1)
+    layers = model.get_submodule(architecture.layers)
+    whole, end = (_layer_calls(layers, model, text.clone())[0].inputs for text in (hidden, hidden[:, 1:]))
+    return not torch.equal(whole[:, 1:], end)
 
 
 class _Call(NamedTuple):
@@ -270,11 +280,14 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
     missing = sorted(key for key in report["missing_keys"] if key.startswith(architecture.layers))
     if missing or report["mismatched_keys"]:
         raise CheckpointError(f"Block {index} of {weights.name} lacks weights: {(missing or report)!s:.200}.")
-    if unread := sorted(report["unexpected_keys"]):
-        raise CheckpointError(
-            f"Block {index} of {weights.name} has weights that transformers does not read: {unread!s:.200}."
-        )
+    require_all_read(report["unexpected_keys"], f"Block {index} of {weights.name}")
     return Block(model.eval(), architecture.layers, architecture.config.num_attention_heads)
+
+
+def require_all_read(unread: Collection[str], what: str) -> None:
+    """Raises a `CheckpointError` if transformers has left out weights of something."""
+    if unread:
+        raise CheckpointError(f"{what} has weights that transformers does not read: {sorted(unread)!s:.200}.")
 
 
 def _one_layer_class(architecture: Architecture, index: int) -> Any:

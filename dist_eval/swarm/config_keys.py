@@ -92,6 +92,11 @@ def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
     for key, value in raw.items():
         if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run a kernel from the hub
             raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is not run: remove it.")
+    if quantization := raw.get("quantization_config"):
+        raise CheckpointError(
+            f"{where}: the weights are quantized ({quantization!s:.80}), and such weights are not read: name the "
+            "model in bfloat16 or float32."
+        )
     known = _known_keys(type(config))
     if missed := _rotary(raw).items() - _rotary(_as_read(config, known)).items():
         key = next(key for key in _ROTARY if key in raw)

@@ -21,7 +21,15 @@ from dist_eval.process.parsing import read_json
 from dist_eval.swarm.model_weights import file_of
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "fan_in_fan_out")
+_UNSUPPORTED = (
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layer_replication",
+    "fan_in_fan_out",
+    "lora_bias",
+)
 
 _active: str | None = None
 """Of the block that runs: a server runs one at a time."""
@@ -61,14 +69,21 @@ def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
         tensors = load_file(weights_file)
     except Exception as error:  # OSError, ValueError, TypeError and SafetensorError
         raise CheckpointError(f"The adapter {name} cannot be read: {one_line(error)}") from error
-    used = [key for key in _UNSUPPORTED if config.get(key)]
+    used = [key for key in _UNSUPPORTED if config.get(key)] + ["bias"] * (config.get("bias", "none") != "none")
     if config.get("peft_type") != "LORA" or used:
         raise CheckpointError(
             f"The adapter {name} is not a plain LoRA adapter: {_CONFIG} has "
             f"{', '.join(f'{key}: {config[key]}' for key in used) or 'peft_type: ' + str(config.get('peft_type'))}."
         )
-    rank = config["r"]
-    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank), tensors
+    pairs = {key: key.replace(".lora_A.", ".lora_B.") for key in tensors if key.endswith(".lora_A.weight")}
+    if others := sorted(set(tensors) ^ {*pairs, *pairs.values()}):
+        raise CheckpointError(f"The adapter {name} is not a plain LoRA adapter: {others[0]} is no half of a pair.")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
+        raise CheckpointError(
+            f"{config_file} should have numbers as r and lora_alpha, not {rank!r:.80}, {alpha!r:.80}."
+        )
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), tensors
 
 
 def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
@@ -84,12 +99,15 @@ def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
         CheckpointError: see `read_adapter`, or a part of it does not fit the layer.
     """
     scale, tensors = read_adapter(name)
-    pattern = re.compile(rf"(?:.*\.)?{re.escape(layers)}\.{index}\.(.+)\.lora_A\.weight")
+    pattern = re.compile(rf"(?:.*\.)?{re.escape(layers)}\.(\d+)\.(.+)\.lora_A\.weight")
     for key in tensors:
-        if found := pattern.fullmatch(key):
+        found = pattern.fullmatch(key)
+        if found is None and ".lora_A." in key:
+            raise CheckpointError(f"The adapter {name} changes {key}, which is in none of the model's blocks.")
+        if found and int(found[1]) == index:
             down, up = tensors[key], tensors[key.replace(".lora_A.", ".lora_B.")]
             try:
-                linear: Any = layer.get_submodule(found[1])
+                linear: Any = layer.get_submodule(found[2])
                 fits = down.shape[1] == linear.in_features and up.shape[0] == linear.out_features
             except AttributeError:
                 fits = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import DECODERS, make_tiny_model
-from transformers import AutoConfig
+from safetensors.torch import load_file, save_file
+from tiny_models import DECODERS, HIDDEN, make_tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.classifier import load_local_backbone
@@ -41,12 +44,31 @@ def test_embeddings_norm_and_logits_are_those_of_the_whole_model(name: str, tmp_
         torch.testing.assert_close(local.hidden_states(token_ids, None, None), last[0], atol=1e-6, rtol=1e-6)
 
 
-def test_missing_weights_are_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
+def test_an_output_embedding_in_the_file_is_used_whatever_the_config_says(tmp_path: Path) -> None:
     make_tiny_model("qwen3").save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.norm.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    hidden = torch.linspace(-1, 1, 3 * HIDDEN).view(3, HIDDEN)
+    logits = OutputEmbedding(str(tmp_path), AutoConfig.from_pretrained(tmp_path)).logits(hidden)
+    torch.testing.assert_close(logits, model.lm_head(hidden))
+
+
+def with_other_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    make_tiny_model("qwen3").save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["layers.1.self_attn.q_proj.bias", "norm.bias"])
+def test_weights_that_would_be_left_out_are_named(name: str, tmp_path: Path) -> None:
+    with_other_tensors(tmp_path, lambda tensors: tensors.update({f"model.{name}": torch.ones(3)}))
+    with pytest.raises(CheckpointError, match=rf"has weights that transformers does not read: \['{name}'\]"):
+        load_local_backbone(str(tmp_path))
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    with_other_tensors(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(CheckpointError, match=r"lacks weights for norm\.weight"):
         Shell(str(tmp_path), AutoConfig.from_pretrained(tmp_path))

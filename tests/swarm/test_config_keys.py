@@ -81,10 +81,9 @@ def test_a_size_that_is_no_integer_is_named(key: str, value: Any, tmp_path: Path
         (LLAMA, "sliding_pattern", 6),
         (LLAMA, "output_multiplier", 0.5),
         (BERT, "pool_last_token", True),
-        (LLAMA, "quantization_config", {"quant_method": "fp8"}),
         (BERT, "rope_theta", 100.0),
         (BERT, "attention_sink", True),
-        (BERT, "layer_types", ["sliding_attention"]),
+        (BERT, "layer_types", ["sliding_attention"] * 12),
     ],
 )
 def test_an_unknown_key_that_may_change_what_is_computed_is_refused(
@@ -190,3 +189,17 @@ def test_a_lora_adapter_is_neither_a_model_nor_a_part_of_one(weights: bool, tmp_
         read_base_config(str(folder))
     with pytest.raises(CheckpointError, match=r"LoRA adapter"):
         read_target(None, str(folder))
+
+
+def test_keys_of_the_decoder_in_a_model_of_several_parts_are_checked(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 2}
+    whole = {"model_type": "gemma3", "text_config": text}
+    assert read_config(written(tmp_path, whole), "model").model_type == "gemma3"
+    with pytest.raises(CheckpointError, match=r"config\.json: text_config: attention_temperature .*is not read"):
+        read_config(written(tmp_path, {**whole, "text_config": text | {"attention_temperature": 3.5}}), "model")
+
+
+def test_quantized_weights_are_refused_as_such(tmp_path: Path) -> None:
+    model = written(tmp_path, LLAMA | {"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(CheckpointError, match=r"the weights are quantized \(.*fp8.*\), .* in bfloat16 or float32"):
+        read_base_config(model)
