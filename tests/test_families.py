@@ -15,7 +15,7 @@ from tiny_models import LAYERS, VOCABULARY, save_tiny_models
 
 from dist_eval.swarm.private import PrivateSwarm
 
-MODELS = ("qwen3", "gemma3", "llama31", "qwen3_next")
+MODELS = ("qwen3", "gemma3", pytest.param("llama31", marks=pytest.mark.slow), "qwen3_next")
 """The last one has recurrent layers, which have no sessions."""
 
 LOCAL = ("--backend", "local")
