@@ -80,8 +80,8 @@ def read_config(model: str, what: str) -> Any:
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
-    decoder = config.get_text_config(decoder=True)
-    for key, part in raw.items():  # a model of several parts has a config of each
+    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for key, part in raw.items():  # a model of several parts has a config of each; since transformers 4.45
         if isinstance(part, dict) and decoder is not config and getattr(config, key, None) is decoder:
             require_keys_read(part, decoder, f"{model}/config.json: {key}")
     return config
