@@ -69,6 +69,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cohere2": ("cohere2", {**_GROUPED, "sliding_window": 16}),
+    "gpt_neox": ("gpt_neox", {**_COMMON, "intermediate_size": 96}),
     "phi": ("phi", {**_COMMON, "intermediate_size": 96}),
     "qwen3_next": (
         "qwen3_next",

@@ -129,7 +129,7 @@ def load_base_model(model_class: Any, name: str, architecture: Architecture, par
         CheckpointError: weights are missing or pickled.
     """
     tensors: dict[str, torch.Tensor] = {}
-    weights = ModelWeights(name, architecture.embeddings)
+    weights = ModelWeights(name, architecture)
     for part in parts:
         tensors |= weights.tensors(part)
     with without_warnings():
@@ -163,24 +163,21 @@ class LanguageModelHead:
     """How a language model makes logits of hidden states after the final norm.
 
     Attributes:
-        embeddings: path of the token embeddings in the base model, whose weight is the head's if they are tied.
         path: of the output embedding in the language model.
         function: what is done to the products of hidden states and output embedding, floats of shape [positions,
             tokens]; None for nothing.
     """
 
-    embeddings: str
     path: str
     function: Callable[[torch.Tensor], torch.Tensor] | None
 
     @classmethod
-    def of(cls, config: Any) -> LanguageModelHead:
-        """Finds it for a decoder, given its `transformers` config.
+    def of(cls, architecture: Architecture) -> LanguageModelHead:
+        """Finds it for a decoder.
 
         Raises:
             CheckpointError: its language model has another base model.
         """
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         class Output(MoeModelOutputWithPast):
@@ -191,10 +188,7 @@ class LanguageModelHead:
             def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
                 return Output(last_hidden_state=inputs_embeds)
 
-        architecture = Architecture(config)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)]
-        with torch.device("meta"):
-            model = model_class(architecture.config)
+        model = architecture.language_model()
         head = model.get_output_embeddings()
         path = next(path for path, module in model.named_modules() if module is head)
         replace_module(model, path, nn.Identity())
@@ -207,4 +201,4 @@ class LanguageModelHead:
             return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]
 
         products = torch.linspace(-100, 100, 64).view(2, 32)
-        return cls(architecture.embeddings, path, None if torch.equal(function(products), products) else function)
+        return cls(path, None if torch.equal(function(products), products) else function)

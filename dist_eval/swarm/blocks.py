@@ -90,6 +90,14 @@ class Architecture:
                 self.norms.append(path)
         self.returns_tuple = _returns_tuple(model, self)
 
+    def language_model(self) -> Any:
+        """Builds transformers' language model, on the meta device."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)]
+        with torch.device("meta"):
+            return model_class(self.config)
+
     def truncated(self, layer: int) -> Any:
         """Returns the config of a model with one layer, the one at an index."""
         config = copy.deepcopy(self.config)

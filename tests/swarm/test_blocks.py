@@ -59,7 +59,7 @@ class Whole:
 
 def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> list[Block]:
     architecture = Architecture(AutoConfig.from_pretrained(folder), str(folder))
-    weights = ModelWeights(str(folder), architecture.embeddings)
+    weights = ModelWeights(str(folder), architecture)
     return [load_block(architecture, weights, index, dtype) for index in range(LAYERS)]
 
 
