@@ -42,7 +42,8 @@ class OutputEmbedding:
         head = LanguageModelHead.of(architecture)
         self._function = head.function
         weights = ModelWeights(model, architecture)
-        wanted = f"{architecture.embeddings if config.tie_word_embeddings else head.path}.weight"
+        is_tied = getattr(config, "tie_word_embeddings", False)  # a few types have no such key
+        wanted = f"{architecture.embeddings if is_tied else head.path}.weight"
         name = weights.find(wanted)
         if name is None:
             raise CheckpointError(

@@ -235,7 +235,9 @@ def test_a_model_that_petals_cannot_serve(tmp_path: Path, capfd: pytest.CaptureF
     from transformers import GPT2Config
 
     GPT2Config().save_pretrained(tmp_path / "gpt2")
-    fails_with(config_for(tmp_path, model=str(tmp_path / "gpt2")), capfd, "gpt2 cannot be served in blocks", "'wpe.weight'")
+    fails_with(
+        config_for(tmp_path, model=str(tmp_path / "gpt2")), capfd, "gpt2 cannot be served in blocks", "'wpe.weight'"
+    )
 
 
 def test_peers_that_do_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
