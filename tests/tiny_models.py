@@ -50,8 +50,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**_GROUPED, "head_dim": 16}),
     "gemma2": ("gemma2", {**_GROUPED, "head_dim": 24, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "gemma3": ("gemma3_text", {**_GROUPED, "head_dim": 24, "sliding_window": 16, "sliding_window_pattern": 2}),
+    "olmo": ("olmo", _GROUPED),
     "olmo2": ("olmo2", _GROUPED),
     "olmo3": ("olmo3", {**_GROUPED, "sliding_window": 16}),
+    "nanochat": ("nanochat", _GROUPED),
     "smollm3": ("smollm3", _GROUPED),
     "glm4": ("glm4", {**_GROUPED, "head_dim": 16}),
     "gpt_oss": ("gpt_oss", {**_EXPERTS, "num_local_experts": 4, "head_dim": 16, "sliding_window": 16}),
@@ -69,6 +71,11 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cohere2": ("cohere2", {**_GROUPED, "sliding_window": 16}),
+    "gpt_neox": ("gpt_neox", {**_COMMON, "intermediate_size": 96}),
+    "xglm": (
+        "xglm",
+        {**_COMMON, "d_model": HIDDEN, "num_layers": LAYERS, "attention_heads": 4, "ffn_dim": 96, "layerdrop": 0.0},
+    ),
     "phi": ("phi", {**_COMMON, "intermediate_size": 96}),
     "qwen3_next": (
         "qwen3_next",

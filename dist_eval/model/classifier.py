@@ -144,7 +144,7 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
     """
     architecture = Architecture(read_base_config(model), model)
     base = load_base_model(architecture.base_class, model, architecture)
-    backbone = LocalBackbone(base, architecture, model)
+    backbone = LocalBackbone(base, architecture)
     backbone.move(device or torch.device("cpu"))
     return backbone
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dist_eval.model.backbone import Backbone
-from dist_eval.model.shell import prompted, take_final_norm
+from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.router import Routing
@@ -23,17 +23,13 @@ class LocalBackbone(Backbone):
     Args:
         model: a Hugging Face base model.
         architecture: of the model.
-        name: of the model, for messages.
-
-    Raises:
-        CheckpointError: more than a norm follows its layers.
     """
 
-    def __init__(self, model: Any, architecture: Architecture, name: str = "the model") -> None:
-        self.model, self.config = model, architecture.config
+    def __init__(self, model: Any, architecture: Architecture) -> None:
+        self.model, self.config, self._architecture = model, architecture.config, architecture
         self.blocks: nn.ModuleList = model.get_submodule(architecture.layers)
-        # the final norm is applied to the positions that are needed; it acts on each token by itself
-        self._norm = take_final_norm(model, architecture, name)
+        # applied to the positions that are needed; it acts on each token by itself
+        self._norm = final_norm_of(model, architecture)
         self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
 
     @property
@@ -58,7 +54,7 @@ class LocalBackbone(Backbone):
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, deep_prompts if deep_prompts is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
-            return self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+            return last_layer_outputs(self.model, self._architecture, embeddings)
 
     def session(
         self,
@@ -73,7 +69,6 @@ class LocalBackbone(Backbone):
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: the whole model."""
         self.model.to(device)
-        self._norm.to(device)
 
 
 def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:

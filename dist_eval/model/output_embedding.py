@@ -14,6 +14,7 @@ import torch
 
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.shell import LanguageModelHead
+from dist_eval.swarm.blocks import Architecture
 from dist_eval.swarm.model_weights import ModelWeights
 
 _CHUNK_BYTES = 1 << 25
@@ -37,13 +38,14 @@ class OutputEmbedding:
     def __init__(self, model: str, config: Any) -> None:
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
             raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
-        head = LanguageModelHead.of(config)
+        architecture = Architecture(config, model)
+        head = LanguageModelHead.of(architecture)
         self._function = head.function
-        weights = ModelWeights(model, head.embeddings)
-        wanted, bias = f"{head.path}.weight", f"{head.path}.bias"
+        weights = ModelWeights(model, architecture)
+        wanted = f"{head.path}.weight"
         name = weights.find(wanted)
         if name is None and getattr(config, "tie_word_embeddings", False):  # transformers ties what is not in the file
-            name = weights.find(f"{head.embeddings}.weight")
+            name = weights.find(f"{architecture.embeddings}.weight")
         if name is None:
             raise CheckpointError(
                 f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "
@@ -51,7 +53,7 @@ class OutputEmbedding:
             )
         self._weight: Any = weights.slice(name)
         self.vocab_size, self.hidden_size = self._weight.get_shape()
-        bias_name = weights.find(bias)
+        bias_name = weights.find(f"{head.path}.bias")
         self._bias = weights.slice(bias_name)[:].to(torch.float32) if bias_name else None
 
     @property

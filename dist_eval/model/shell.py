@@ -1,14 +1,14 @@
 """What a client computes of a language model itself: all but its layers, by transformers' own classes.
 
-The base model is built with a single layer that returns its inputs, so what comes out of it are the inputs of the first
-layer: embeddings with whatever scale, norm or position a family adds to them. The final norm is applied by itself, to
-the positions that are needed. Logits pass through transformers' own language model with its base model left out, so
-that a scale or a soft cap is applied as it does.
+The base model is built with a single layer that returns its inputs, so what comes out of that are the inputs of the
+first layer: embeddings with whatever scale, norm or position a family adds to them. The final norm is applied by
+itself, to the positions that are needed. Logits pass through transformers' own language model with its base model left
+out, so that a scale or a soft cap is applied as it does.
 """
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,6 @@ from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
 from dist_eval.swarm.blocks import Architecture, LayerStub, replace_module, require_all_read
 from dist_eval.swarm.model_weights import ModelWeights
-
-_PROBED = 3
 
 
 class Shell:
@@ -44,9 +42,11 @@ class Shell:
     def __init__(self, name: str, config: Any) -> None:
         architecture = Architecture(config, name)
         self.config, self.has_attention_cache = architecture.config, architecture.has_attention_cache
+        self._architecture = architecture
         self.model = _load(name, architecture)
         self.word_embeddings: nn.Embedding = self.model.get_submodule(architecture.embeddings)
-        self.final_norm = take_final_norm(self.model, architecture, name)
+        self.final_norm = final_norm_of(self.model, architecture)
+        self._one_at_a_time = threading.Lock()
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Computes the inputs of the first layer.
@@ -59,46 +59,42 @@ class Shell:
             float32 of shape [batch, pre_seq_len + length, hidden].
         """
         words = prompted(self.word_embeddings, input_ids, prompts)
-        return self.model(inputs_embeds=words, use_cache=False).last_hidden_state
+        with self._one_at_a_time:
+            return last_layer_outputs(self.model, self._architecture, words)
 
     def move(self, device: torch.device) -> None:
         """Moves it to a device."""
         self.model.to(device)
-        self.final_norm.to(device)
 
 
-@torch.no_grad()
-def take_final_norm(model: nn.Module, architecture: Architecture, name: str) -> nn.Module:
-    """Takes the norm after the layers out of a base model, whose outputs are then those of its last layer.
+def final_norm_of(model: nn.Module, architecture: Architecture) -> nn.Module:
+    """Returns the norm after the layers of a base model.
 
     Args:
         model: the base model.
         architecture: of the model.
-        name: of the model, for messages.
-
-    Raises:
-        CheckpointError: something else than a norm follows the layers.
     """
-    called: list[Any] = []
+    return nn.Identity() if architecture.final_norm is None else model.get_submodule(architecture.final_norm)
+
+
+def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:
+    """Runs a base model, and returns the outputs of its last layer, before the final norm.
+
+    Args:
+        model: the base model; one call at a time.
+        architecture: of the model.
+        embeddings: of shape [batch, length, hidden].
+    """
+    found: list[torch.Tensor] = []
     layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
-    hooks = [layer.register_forward_hook(lambda module, args, output: called.append(output))]
-    for path in architecture.norms:
-        record = functools.partial(lambda path, *_: called.append(path), path)
-        hooks.append(model.get_submodule(path).register_forward_hook(record))
-    words = torch.linspace(-1, 1, _PROBED * architecture.config.hidden_size).view(1, _PROBED, -1)
+    hook = layer.register_forward_hook(
+        lambda _, args, output: found.append(output[0] if isinstance(output, tuple) else output)
+    )
     try:
-        found = model(inputs_embeds=words, use_cache=False).last_hidden_state
+        model(inputs_embeds=embeddings, use_cache=False)
     finally:
-        for hook in hooks:
-            hook.remove()
-    output, *after = called[max(at for at, item in enumerate(called) if not isinstance(item, str)) :]
-    norm = model.get_submodule(after[0]) if after else nn.Identity()
-    hidden = output[0] if isinstance(output, tuple) else output
-    if len(after) > 1 or not torch.equal(norm(hidden), found):
-        raise CheckpointError(f"{name} cannot be evaluated on a swarm: more than a norm follows its layers.")
-    for path in after:
-        replace_module(model, path, nn.Identity())
-    return norm
+        hook.remove()
+    return found[0]
 
 
 def _load(name: str, architecture: Architecture) -> Any:
@@ -129,7 +125,7 @@ def load_base_model(model_class: Any, name: str, architecture: Architecture, par
         CheckpointError: weights are missing or pickled, or would be left out.
     """
     tensors: dict[str, torch.Tensor] = {}
-    weights = ModelWeights(name, architecture.embeddings)
+    weights = ModelWeights(name, architecture)
     for part in parts:
         tensors |= weights.tensors(part)
     with without_warnings():
@@ -166,24 +162,21 @@ class LanguageModelHead:
     """How a language model makes logits of hidden states after the final norm.
 
     Attributes:
-        embeddings: path of the token embeddings in the base model, whose weight is the head's if they are tied.
         path: of the output embedding in the language model.
         function: what is done to the products of hidden states and output embedding, floats of shape [positions,
             tokens]; None for nothing.
     """
 
-    embeddings: str
     path: str
     function: Callable[[torch.Tensor], torch.Tensor] | None
 
     @classmethod
-    def of(cls, config: Any) -> LanguageModelHead:
-        """Finds it for a decoder, given its `transformers` config.
+    def of(cls, architecture: Architecture) -> LanguageModelHead:
+        """Finds it for a decoder.
 
         Raises:
             CheckpointError: its language model has another base model.
         """
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         class Output(MoeModelOutputWithPast):
@@ -194,10 +187,7 @@ class LanguageModelHead:
             def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
                 return Output(last_hidden_state=inputs_embeds)
 
-        architecture = Architecture(config)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)]
-        with torch.device("meta"):
-            model = model_class(architecture.config)
+        model = architecture.language_model()
         head = model.get_output_embeddings()
         path = next(path for path, module in model.named_modules() if module is head)
         replace_module(model, path, nn.Identity())
@@ -210,4 +200,4 @@ class LanguageModelHead:
             return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]
 
         products = torch.linspace(-100, 100, 64).view(2, 32)
-        return cls(architecture.embeddings, path, None if torch.equal(function(products), products) else function)
+        return cls(path, None if torch.equal(function(products), products) else function)

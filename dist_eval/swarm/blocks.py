@@ -9,6 +9,7 @@ outputs are taken from it directly.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 from collections.abc import Collection
@@ -37,6 +38,7 @@ class Architecture:
         layers: path of the layers in the base model, such as `layers`.
         embeddings: path of the token embeddings, such as `embed_tokens`.
         norms: paths of other modules outside the layers that hold weights: norms.
+        final_norm: path of the norm after the layers, with weights or without; None if there is none.
         has_attention_cache: whether keys and values are all that is needed of a text to continue it; models with
             recurrent layers, or with positions added to the embeddings, are computed in forwards only.
         returns_tuple: whether a layer returns a tuple that begins with its outputs.
@@ -90,6 +92,15 @@ class Architecture:
                 self.norms.append(path)
         self.returns_tuple = _returns_tuple(model, self)
         self.has_attention_cache = _has_attention_cache(self.config) and not _adds_positions(model, self)
+        self.final_norm = _final_norm(model, self)
+
+    def language_model(self) -> Any:
+        """Builds transformers' language model, on the meta device."""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)]
+        with torch.device("meta"):
+            return model_class(self.config)
 
     def truncated(self, layer: int) -> Any:
         """Returns the config of a model with one layer, the one at an index."""
@@ -136,7 +147,7 @@ def _returns_tuple(model: Any, architecture: Architecture) -> bool:
     """Finds whether layers return tuples, and checks that they are a chain.
 
     Args:
-        model: the base model on the meta device; not to be used afterwards.
+        model: the base model on the meta device; afterwards, stubs stand for its layers.
         architecture: where its parts are.
 
     Raises:
@@ -181,6 +192,42 @@ def _adds_positions(model: Any, architecture: Architecture) -> bool:
     layers = model.get_submodule(architecture.layers)
     whole, end = (_layer_calls(layers, model, text.clone())[0].inputs for text in (hidden, hidden[:, 1:]))
     return not torch.equal(whole[:, 1:], end)
+
+
+@torch.no_grad()
+def _final_norm(model: Any, architecture: Architecture) -> str | None:
+    """Finds the module that makes a model's outputs of those of its last layer.
+
+    Args:
+        model: the base model, with stubs for its layers.
+        architecture: where its parts are.
+
+    Raises:
+        _Unfit: it takes more than one module.
+    """
+    calls: list[tuple[str, list[torch.Tensor], Any]] = []
+
+    def note(path: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append((path, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)], output))
+
+    hooks = [
+        module.register_forward_hook(functools.partial(note, path), with_kwargs=True)
+        for path, module in model.named_modules()
+    ]
+    words = torch.linspace(-1, 1, _PROBED * architecture.config.hidden_size).view(1, _PROBED, -1)
+    found = model(inputs_embeds=words, use_cache=False).last_hidden_state
+    for hook in hooks:
+        hook.remove()
+    paths = [path for path, *_ in calls]
+    last = paths.index(f"{architecture.layers}.{len(model.get_submodule(architecture.layers)) - 1}")
+    hidden = calls[last][2][0] if architecture.returns_tuple else calls[last][2]
+    if torch.equal(hidden, found):
+        return None
+    for path, given, output in calls[last + 1 :]:
+        is_whole = isinstance(output, torch.Tensor) and torch.equal(output, found)
+        if is_whole and len(given) == 1 and torch.equal(given[0], hidden):
+            return path
+    raise _Unfit("what follows its layers is not a single norm")
 
 
 class _Call(NamedTuple):

@@ -1,14 +1,22 @@
-"""The weights of a model: safetensors in a folder or on a hub, of which only the files that are needed are read."""
+"""The weights of a model: safetensors in a folder or on a hub, of which only the files that are needed are read.
+
+Tensors go by the names of transformers' modules: what transformers renames when it loads a language model is renamed
+here, too. What it converts beyond that, such as experts, is left to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.blocks import Architecture
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -19,27 +27,27 @@ class ModelWeights:
 
     Args:
         name: folder or hub name of the model.
-        embeddings: path of the token embeddings in the base model; their place in the files tells that of the rest.
+        architecture: of the model; the place of the token embeddings in the files tells that of the rest.
 
     Attributes:
         name: as given.
-        files: file of each tensor, by the names that tensors have in the files.
 
     Raises:
         CheckpointError: there are no safetensors, or not for this base model.
     """
 
-    def __init__(self, name: str, embeddings: str) -> None:
-        self.name, self.files = name, weight_map(name)
-        wanted = f"{embeddings}.weight"
+    def __init__(self, name: str, architecture: Architecture) -> None:
+        self.name, self._files = name, weight_map(name)
+        self._stored = _stored_names(self._files, architecture.language_model())
+        wanted = f"{architecture.embeddings}.weight"
         found = self.find(wanted)
         if found is None:
             raise CheckpointError(f"The weights of {name} lack {wanted!r}.")
         self._prefix = found.removesuffix(wanted)
 
     def find(self, suffix: str) -> str | None:
-        """Returns the shortest name in the files that is, or ends with, a path; None if there is none."""
-        names = [name for name in self.files if name == suffix or name.endswith(f".{suffix}")]
+        """Returns the shortest name of a tensor that is, or ends with, a path; None if there is none."""
+        names = [name for name in self._stored if name == suffix or name.endswith(f".{suffix}")]
         return min(names, key=len, default=None)
 
     def tensors(self, path: str) -> dict[str, torch.Tensor]:
@@ -50,27 +58,47 @@ class ModelWeights:
         """
         start = self._prefix + path
         found: dict[str, torch.Tensor] = {}
-        names = [name for name in self.files if name.startswith(start)]
-        for file in sorted({self.files[name] for name in names}):
+        stored = {name: key for name, key in self._stored.items() if name.startswith(start)}
+        for file in sorted({self._files[key] for key in stored.values()}):
             tensors = self._open(file)
-            for name in names:
-                if self.files[name] == file:
-                    found[name.removeprefix(self._prefix)] = tensors.get_tensor(name)
+            for name, key in stored.items():
+                if self._files[key] == file:
+                    found[name.removeprefix(self._prefix)] = tensors.get_tensor(key)
         return found
 
     def slice(self, name: str) -> Any:
-        """Returns a tensor, by its name in the files, as what `safetensors` reads parts of (`PySafeSlice`).
+        """Returns a tensor, by its name from `find`, as what `safetensors` reads parts of (`PySafeSlice`).
 
         Raises:
             CheckpointError: its file is missing or damaged.
         """
-        return self._open(self.files[name]).get_slice(name)
+        key = self._stored[name]
+        return self._open(self._files[key]).get_slice(key)
 
     def _open(self, file: str) -> Any:
         path = file_of(self.name, file)
         if path is None:
             raise CheckpointError(f"The model {self.name} lacks {file}, which its {INDEX_FILE} names.")
         return _open(path)
+
+
+def _stored_names(stored: Iterable[str], model: Any) -> dict[str, str]:
+    """Returns the names that tensors have in files, by those that transformers gives them.
+
+    Args:
+        stored: names in the files.
+        model: the language model, on any device.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    own = model.state_dict()
+    names = dict[str, str]()
+    for key in sorted(stored):  # some renamings depend on what came before
+        renamed, _ = rename_source_key(key, renamings, [])
+        names[key if key in own and renamed not in own else renamed] = key
+    return names
 
 
 def file_of(name: str, file: str) -> Path | None:

@@ -90,7 +90,7 @@ def _architecture(name: str) -> Architecture:
 
 @functools.cache
 def _weights(name: str) -> ModelWeights:
-    return ModelWeights(name, _architecture(name).embeddings)
+    return ModelWeights(name, _architecture(name))
 
 
 def _load_pretrained_block(name: str, index: int, *, torch_dtype: torch.dtype, **_: Any) -> Block:

@@ -19,8 +19,10 @@ from transformers import (
     LlamaModel,
 )
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
 
 from dist_eval.errors import CheckpointError
+from dist_eval.model.shell import LanguageModelHead
 from dist_eval.swarm.blocks import Architecture, Block, load_block
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_server import SessionLayer
@@ -59,7 +61,7 @@ class Whole:
 
 def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> list[Block]:
     architecture = Architecture(AutoConfig.from_pretrained(folder), str(folder))
-    weights = ModelWeights(str(folder), architecture.embeddings)
+    weights = ModelWeights(str(folder), architecture)
     return [load_block(architecture, weights, index, dtype) for index in range(LAYERS)]
 
 
@@ -156,26 +158,39 @@ class MixedConfig(LlamaConfig):
 
 
 class MixedModel(LlamaModel):
-    """Its layers are no chain."""
+    """Its layers are no chain, or more than a norm follows them."""
 
-    def forward(self, input_ids: Any = None, *, inputs_embeds: torch.Tensor, **_: Any) -> None:
+    def forward(self, input_ids: Any = None, *, inputs_embeds: torch.Tensor, **_: Any) -> BaseModelOutput:
         hidden = inputs_embeds
         for layer in self.layers:
-            hidden = 2 * layer(hidden) if self.config.how == "between" else layer(hidden, inputs_embeds)
+            hidden = layer(hidden, inputs_embeds) if self.config.how == "beside" else layer(hidden)
+            hidden = 2 * hidden if self.config.how == "between" else hidden
+        return BaseModelOutput(last_hidden_state=2 * self.norm(hidden))
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"), [("between", "computed between its layers"), ("beside", "need more of a text than the outputs")]
+    ("how", "reason"),
+    [
+        ("between", "computed between its layers"),
+        ("beside", "need more of a text than the outputs"),
+        ("after", "what follows its layers is not a single norm"),
+    ],
 )
-def test_layers_that_are_no_chain_are_refused(how: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_more_than_a_chain_of_layers_and_a_norm_is_refused(
+    how: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         monkeypatch.setitem(mapping._extra_content, MixedConfig, MixedModel)
     with pytest.raises(CheckpointError, match=f"this model cannot be served in blocks: .*{reason}"):
         Architecture(MixedConfig(how=how, hidden_size=64, num_hidden_layers=2), "this model")
 
 
-@pytest.mark.parametrize(("name", "has_cache"), [("qwen3", True), ("gemma3", True), ("qwen3_next", False)])
-def test_the_config_tells_whether_layers_keep_more_than_keys_and_values(name: str, has_cache: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "has_cache"), [("qwen3", True), ("gemma3", True), ("qwen3_next", False), ("xglm", False)]
+)
+def test_the_config_tells_whether_a_text_needs_more_than_keys_and_values_to_be_continued(
+    name: str, has_cache: bool
+) -> None:
     assert Architecture(make_tiny_model(name).config).has_attention_cache == has_cache
 
 
@@ -232,7 +247,9 @@ def test_every_language_model_of_transformers_is_served_or_refused_with_a_senten
         except StrictDataclassError:  # it has no defaults
             continue
         try:
-            served.add(Architecture(config, "it").config.model_type)
+            architecture = Architecture(config, "it")
+            LanguageModelHead.of(architecture)
+            served.add(architecture.config.model_type)
         except CheckpointError as error:
             refused[config.model_type] = str(error)
     with capsys.disabled():
