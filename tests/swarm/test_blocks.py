@@ -188,9 +188,7 @@ def test_what_is_more_than_a_chain_of_layers_and_a_norm_is_refused(
 @pytest.mark.parametrize(
     ("name", "has_cache"), [("qwen3", True), ("gemma3", True), ("qwen3_next", False), ("xglm", False)]
 )
-def test_the_config_tells_whether_a_text_needs_more_than_keys_and_values_to_be_continued(
-    name: str, has_cache: bool
-) -> None:
+def test_the_config_tells_whether_keys_and_values_are_enough_to_continue_a_text(name: str, has_cache: bool) -> None:
     assert Architecture(make_tiny_model(name).config).has_attention_cache == has_cache
 
 
