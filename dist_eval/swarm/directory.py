@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dist_eval.errors import SwarmError
@@ -21,13 +21,26 @@ class ServerDirectory:
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         adapter: a LoRA adapter that servers must hold to count.
+        allowed_servers: the only servers that count, as peer ids in base58 or `PeerID`s; None for all.
+        blocked_servers: servers that do not count.
 
     Attributes:
         p2p: the connection to the servers, which is opened by `start`.
     """
 
-    def __init__(self, dht: Any, dht_prefix: str, num_blocks: int, adapter: str | None = None) -> None:
+    def __init__(
+        self,
+        dht: Any,
+        dht_prefix: str,
+        num_blocks: int,
+        adapter: str | None = None,
+        *,
+        allowed_servers: Collection[Any] | None = None,
+        blocked_servers: Collection[Any] | None = None,
+    ) -> None:
         self.dht, self.dht_prefix, self.num_blocks, self.adapter = dht, dht_prefix, num_blocks, adapter
+        self._allowed = None if allowed_servers is None else {*map(str, allowed_servers)}
+        self._blocked = {*map(str, blocked_servers or ())}
         self.p2p: Any = None
         self._spans: Sequence[Span] = ()
         self._outdated, self._closed = threading.Event(), False
@@ -63,7 +76,11 @@ class ServerDirectory:
     def _read(self, timeout: float) -> Sequence[Span]:
         from dist_eval.swarm.coverage import look_up_spans
 
-        return look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
+        spans = look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
+        return [span for span in spans if self._counts(str(span.peer))]
+
+    def _counts(self, peer: str) -> bool:
+        return peer not in self._blocked and (self._allowed is None or peer in self._allowed)
 
     def _keep_up_to_date(self) -> None:
         while True:

@@ -13,11 +13,13 @@ from conftest import FAMILIES, TIMEOUT
 from tiny_models import VOCABULARY, random_checkpoint
 
 from dist_eval import open_petals_classifier
-from dist_eval.errors import CheckpointError, ConfigError
+from dist_eval.api.petals_classifier import load_petals_classifier
+from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
+from dist_eval.swarm.coverage import look_up_spans
 
 if TYPE_CHECKING:
     from dist_eval.swarm.private import PrivateSwarm
@@ -58,6 +60,20 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
     finally:
         manager = plain.transformer.h.sequence_manager
         leave_swarm(manager.dht, manager.state.p2p, manager.shutdown)
+
+
+def test_servers_that_the_user_has_blocked_get_no_data(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: Any, petals_classifier: Any
+) -> None:
+    swarm = family_swarms["llama"]
+    dht = swarm_client.join(swarm)
+    first, *_ = look_up_spans(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT)
+    blocked = load_petals_classifier(
+        swarm.model, dht, dht_prefix=swarm.dht_prefix, blocked_servers=[str(first.peer)], num_labels=2
+    )
+    classifier_of(petals_classifier)
+    with pytest.raises(SwarmError, match="lost a server"):  # the other one does not hold all blocks
+        classifier_of(blocked)
 
 
 def test_a_checkpoint_of_other_weights_is_refused(
