@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import TIMEOUT
+from conftest import TIMEOUT, wait_for
 
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.router import Span
@@ -27,6 +27,29 @@ def test_the_thread_ends_with_the_node(demo_swarm: PrivateSwarm, swarm_client: A
     directory.update()
     directory._thread.join(TIMEOUT)
     assert not directory._thread.is_alive()
+
+
+def test_the_thread_survives_an_error_of_the_node(
+    demo_swarm: PrivateSwarm, swarm_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dht = swarm_client.join(demo_swarm)
+    directory = ServerDirectory(dht, demo_swarm.dht_prefix, demo_swarm.num_blocks)
+    directory.start(TIMEOUT)
+    before, look_up, failures = directory.spans(), dht.run_coroutine, list[str]()
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        if not failures:
+            failures.append("can't start new thread")
+            raise RuntimeError(*failures)
+        return look_up(*args, **kwargs)
+
+    monkeypatch.setattr(dht, "run_coroutine", fail_once)
+    directory.update()
+    assert wait_for(lambda: failures)
+    assert directory.spans() is before
+    directory.update()
+    assert wait_for(lambda: directory.spans() is not before)
+    directory.close()
 
 
 @pytest.mark.parametrize("as_text", [True, False])
