@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,7 +44,7 @@ class ServerDirectory:
         self.p2p: Any = None
         self._spans: Sequence[Span] = ()
         self._outdated, self._closed = threading.Event(), False
-        self._thread = threading.Thread(target=self._keep_up_to_date, daemon=True)
+        self._thread = threading.Thread(target=_keep_up_to_date, args=(weakref.ref(self), self._outdated), daemon=True)
 
     def start(self, timeout: float) -> None:
         """Reads the first list, and starts the thread.
@@ -80,13 +82,15 @@ class ServerDirectory:
     def _counts(self, peer: str) -> bool:
         return peer not in self._blocked and (self._allowed is None or peer in self._allowed)
 
-    def _keep_up_to_date(self) -> None:
-        while True:
-            self._outdated.wait(_UPDATE_SECONDS)
-            self._outdated.clear()
-            if self._closed or not self.dht.is_alive():  # a program's own model may have left before
-                return
-            try:
-                self._spans = self._read(_UPDATE_SECONDS)
-            except Exception:  # whatever went wrong in the node's process: the old list is better than none
-                continue
+
+def _keep_up_to_date(reference: weakref.ref[ServerDirectory], outdated: threading.Event) -> None:
+    """Runs in the thread, which keeps neither list nor node alive while it waits: a program may drop its model."""
+    while True:
+        outdated.wait(_UPDATE_SECONDS)
+        outdated.clear()
+        directory = reference()
+        if directory is None or directory._closed or not directory.dht.is_alive():
+            return
+        with contextlib.suppress(Exception):  # whatever went wrong in the node's process: the old list is better
+            directory._spans = directory._read(_UPDATE_SECONDS)
+        del directory

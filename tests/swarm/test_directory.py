@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,17 @@ def test_the_thread_ends_with_the_node(demo_swarm: PrivateSwarm, swarm_client: A
     directory.update()
     directory._thread.join(TIMEOUT)
     assert not directory._thread.is_alive()
+
+
+def test_the_thread_ends_with_the_list(demo_swarm: PrivateSwarm, swarm_client: Any) -> None:
+    directory = ServerDirectory(swarm_client.join(demo_swarm), demo_swarm.dht_prefix, demo_swarm.num_blocks)
+    directory.start(TIMEOUT)
+    thread, outdated, reference = directory._thread, directory._outdated, weakref.ref(directory)
+    del directory  # as with a model that a program has evaluated and drops
+    assert wait_for(lambda: reference() is None)
+    outdated.set()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
 
 
 def test_the_thread_survives_an_error_of_the_node(
