@@ -21,6 +21,7 @@ from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_file
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.patching import patched
 from dist_eval.swarm.families import default_dht_prefix, read_base_config, read_config_file
+from dist_eval.swarm.model_weights import weight_map
 
 _CLASSES = ("llama", "bloom", "falcon")
 
@@ -113,11 +114,15 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
     import petals
     from petals.utils.auto_config import _CLASS_MAPPING
 
+    weight_map(model)
     settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
     config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     classes = _CLASS_MAPPING[config.model_type]
     # the classifiers have no argument to pass an existing DHT node on to their base model
-    with patched(classes.model, "__init__", functools.partialmethod(classes.model.__init__, dht=dht)):
+    with (
+        _only_safetensors(),
+        patched(classes.model, "__init__", functools.partialmethod(classes.model.__init__, dht=dht)),
+    ):
         return load_pretrained(
             classes.model_for_sequence_classification,
             model,
@@ -125,6 +130,21 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
             optional=("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings"),
             config=config,
         )
+
+
+@contextmanager
+def _only_safetensors() -> Iterator[None]:
+    """Refuses pickles, which transformers 4.34 reads despite `use_safetensors`; it also demands metadata."""
+    from safetensors.torch import load_file
+    from transformers import modeling_utils
+
+    def load_state_dict(file: Any) -> Any:
+        if not str(file).endswith(".safetensors"):
+            raise CheckpointError(f"{file} is a pickle, which could run code")
+        return load_file(file)
+
+    with patched(modeling_utils, "load_state_dict", load_state_dict):
+        yield
 
 
 def _require_petals(model: str) -> None:

@@ -85,8 +85,7 @@ def test_a_checkpoint_of_other_weights_is_refused(
     tensors = load_file(other / "model.safetensors")
     save_file(
         {name: tensor * 2 if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()},
-        other / "model.safetensors",
-        metadata={"format": "pt"},
+        other / "model.safetensors",  # without metadata, which they need not have
     )
     base = petals_classifier.transformer
     fingerprint = base_fingerprint(base.word_embeddings, base.ln_f)
@@ -99,6 +98,29 @@ def test_a_checkpoint_of_other_weights_is_refused(
         ),
     ):
         pass
+
+
+class CreatesFile:
+    """An object that, unpickled, creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.petals_models
+@pytest.mark.parametrize("others", [[], ["prompts.safetensors"]])
+def test_pickled_weights_are_not_read(others: list[str], tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "pickled")
+    weights = (folder / "model.safetensors").rename(tmp_path / "weights")
+    for name in others:
+        shutil.copy(weights, folder / name)
+    torch.save(CreatesFile(tmp_path / "executed"), folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="no weights as safetensors, the only format that is read"):
+        load_petals_classifier(str(folder), None, dht_prefix="pickled")
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.skipif(has_packages_of_petals(), reason="Petals' classes can be used here")
