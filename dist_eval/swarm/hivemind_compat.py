@@ -28,8 +28,6 @@ _MOVED = {
     ),
 }
 
-_LOOK_UP_SECONDS = 30.0
-
 
 def prepare_hivemind(*, sockets: Path) -> None:
     """Puts the missing names back, and the daemon's sockets into a given folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TIMEOUT
-from tiny_models import VOCABULARY, random_checkpoint
+from conftest import FAMILIES, TIMEOUT, ForkedSwarm
+from foreign_records import attack, store
+from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
 from dist_eval import open_petals_classifier
 from dist_eval.api.petals_classifier import load_petals_classifier
@@ -74,6 +76,25 @@ def test_servers_that_the_user_has_blocked_get_no_data(
     classifier_of(petals_classifier)
     with pytest.raises(SwarmError, match="lost a server"):  # the other one does not hold all blocks
         classifier_of(blocked)
+
+
+@pytest.mark.petals_models
+def test_routes_of_petals_itself_survive_foreign_records(tiny_models: dict[str, Path], swarm_client: Any) -> None:
+    from dist_eval.swarm.client import leave_swarm
+
+    spans = [(0, LAYERS)]
+    swarm = ForkedSwarm(str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="attacked-llama", spans=spans)
+    with swarm_client.visiting(swarm):
+        dht = swarm_client.join(swarm)
+        assert all(dht.run_coroutine(functools.partial(store, attack(swarm.dht_prefix))))
+        manager = load_petals_classifier(swarm.model, dht, dht_prefix=swarm.dht_prefix).transformer.h.sequence_manager
+        try:
+            manager.make_sequence(mode="max_throughput")  # reads the list
+            found = manager.state.sequence_info.spans_by_priority
+            server = swarm.initial_peers[0].rpartition("/")[2]
+            assert [(str(span.peer_id), span.start, span.end) for span in found] == [(server, 0, LAYERS)]
+        finally:
+            leave_swarm(dht, manager.state.p2p, manager.shutdown)
 
 
 def test_a_checkpoint_of_other_weights_is_refused(
