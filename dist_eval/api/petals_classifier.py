@@ -20,9 +20,12 @@ from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.patching import patched
+from dist_eval.swarm.dht_records import read_blocks
 from dist_eval.swarm.families import default_dht_prefix, read_base_config, read_config_file
+from dist_eval.swarm.model_weights import weight_map
 
 _CLASSES = ("llama", "bloom", "falcon")
+_LOOK_UP_SECONDS = 30.0
 
 
 @contextmanager
@@ -111,13 +114,19 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
         CheckpointError: weights are missing or pickled.
     """
     import petals
+    from petals.client.routing import sequence_manager
     from petals.utils.auto_config import _CLASS_MAPPING
 
+    weight_map(model)
+    sequence_manager.get_remote_module_infos = _module_infos  # its own fails at a single implausible record
     settings = {"initial_peers": [], "dht_prefix": dht_prefix, "show_route": False, **settings}
     config = petals.AutoDistributedConfig.from_pretrained(model, **settings)
     classes = _CLASS_MAPPING[config.model_type]
     # the classifiers have no argument to pass an existing DHT node on to their base model
-    with patched(classes.model, "__init__", functools.partialmethod(classes.model.__init__, dht=dht)):
+    with (
+        _only_safetensors(),
+        patched(classes.model, "__init__", functools.partialmethod(classes.model.__init__, dht=dht)),
+    ):
         return load_pretrained(
             classes.model_for_sequence_classification,
             model,
@@ -125,6 +134,41 @@ def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings:
             optional=("score", "lm_head", "prompt_embeddings", "intermediate_prompt_embeddings"),
             config=config,
         )
+
+
+def _module_infos(dht: Any, uids: Sequence[str], *, active_adapter: str | None, latest: bool) -> list[Any]:
+    """Takes the place of `petals.utils.dht.get_remote_module_infos`, where Petals' client reads blocks of a model."""
+    from hivemind.p2p import PeerID
+    from petals.data_structures import RemoteModuleInfo, ServerInfo, ServerState
+
+    prefix, _, first = uids[0].rpartition(".")
+    records = read_blocks(dht, prefix, int(first) + len(uids), _LOOK_UP_SECONDS).blocks[int(first) :]
+    return [
+        RemoteModuleInfo(
+            uid,
+            {
+                PeerID.from_base58(peer): ServerInfo(**{**dict(found), "state": ServerState[found.state.upper()]})
+                for peer, found in servers.items()
+                if active_adapter is None or active_adapter in found.adapters
+            },
+        )
+        for uid, servers in zip(uids, records, strict=True)
+    ]
+
+
+@contextmanager
+def _only_safetensors() -> Iterator[None]:
+    """Refuses pickles, which transformers 4.34 reads despite `use_safetensors`; it also demands metadata."""
+    from safetensors.torch import load_file
+    from transformers import modeling_utils
+
+    def load_state_dict(file: Any) -> Any:
+        if not str(file).endswith(".safetensors"):
+            raise CheckpointError(f"{file} is a pickle, which could run code")
+        return load_file(file)
+
+    with patched(modeling_utils, "load_state_dict", load_state_dict):
+        yield
 
 
 def _require_petals(model: str) -> None:

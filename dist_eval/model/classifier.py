@@ -224,7 +224,14 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
     manager = base.h.sequence_manager
     if requests is None:
         requests = SwarmRequests(
-            ServerDirectory(manager.dht, config.dht_prefix, config.num_hidden_layers, config.active_adapter),
+            ServerDirectory(
+                manager.dht,
+                config.dht_prefix,
+                config.num_hidden_layers,
+                config.active_adapter,
+                allowed_servers=manager.allowed_servers,
+                blocked_servers=manager.blocked_servers,
+            ),
             config,
             request_timeout=config.request_timeout,
             max_retries=config.max_retries or SwarmOptions.max_retries,

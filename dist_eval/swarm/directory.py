@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from dist_eval.errors import SwarmError
 from dist_eval.swarm.router import Span
 
 _UPDATE_SECONDS = 15.0
@@ -21,17 +21,30 @@ class ServerDirectory:
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
         adapter: a LoRA adapter that servers must hold to count.
+        allowed_servers: the only servers that count, as peer ids in base58 or `PeerID`s; None for all.
+        blocked_servers: servers that do not count.
 
     Attributes:
         p2p: the connection to the servers, which is opened by `start`.
     """
 
-    def __init__(self, dht: Any, dht_prefix: str, num_blocks: int, adapter: str | None = None) -> None:
+    def __init__(
+        self,
+        dht: Any,
+        dht_prefix: str,
+        num_blocks: int,
+        adapter: str | None = None,
+        *,
+        allowed_servers: Collection[Any] | None = None,
+        blocked_servers: Collection[Any] | None = None,
+    ) -> None:
         self.dht, self.dht_prefix, self.num_blocks, self.adapter = dht, dht_prefix, num_blocks, adapter
+        self._allowed = None if allowed_servers is None else {*map(str, allowed_servers)}
+        self._blocked = {*map(str, blocked_servers or ())}
         self.p2p: Any = None
         self._spans: Sequence[Span] = ()
         self._outdated, self._closed = threading.Event(), False
-        self._thread = threading.Thread(target=self._keep_up_to_date, daemon=True)
+        self._thread = threading.Thread(target=_keep_up_to_date, args=(weakref.ref(self), self._outdated), daemon=True)
 
     def start(self, timeout: float) -> None:
         """Reads the first list, and starts the thread.
@@ -63,15 +76,21 @@ class ServerDirectory:
     def _read(self, timeout: float) -> Sequence[Span]:
         from dist_eval.swarm.coverage import look_up_spans
 
-        return look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
+        spans = look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
+        return [span for span in spans if self._counts(str(span.peer))]
 
-    def _keep_up_to_date(self) -> None:
-        while True:
-            self._outdated.wait(_UPDATE_SECONDS)
-            self._outdated.clear()
-            if self._closed or not self.dht.is_alive():  # a program's own model may have left before
-                return
-            try:
-                self._spans = self._read(_UPDATE_SECONDS)
-            except (SwarmError, OSError, concurrent.futures.CancelledError):
-                continue  # the old list is better than none
+    def _counts(self, peer: str) -> bool:
+        return peer not in self._blocked and (self._allowed is None or peer in self._allowed)
+
+
+def _keep_up_to_date(reference: weakref.ref[ServerDirectory], outdated: threading.Event) -> None:
+    """Runs in the thread, which keeps neither list nor node alive while it waits: a program may drop its model."""
+    while True:
+        outdated.wait(_UPDATE_SECONDS)
+        outdated.clear()
+        directory = reference()
+        if directory is None or directory._closed or not directory.dht.is_alive():
+            return
+        with contextlib.suppress(Exception):  # whatever went wrong in the node's process: the old list is better
+            directory._spans = directory._read(_UPDATE_SECONDS)
+        del directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TIMEOUT
-from tiny_models import VOCABULARY, random_checkpoint
+from conftest import FAMILIES, TIMEOUT, ForkedSwarm
+from foreign_records import attack, store
+from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
 from dist_eval import open_petals_classifier
-from dist_eval.errors import CheckpointError, ConfigError
+from dist_eval.api.petals_classifier import load_petals_classifier
+from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
+from dist_eval.swarm.coverage import look_up_spans
 
 if TYPE_CHECKING:
     from dist_eval.swarm.private import PrivateSwarm
@@ -60,6 +64,39 @@ def test_a_checkpoint_gives_the_same_logits_in_plain_petals(
         leave_swarm(manager.dht, manager.state.p2p, manager.shutdown)
 
 
+def test_servers_that_the_user_has_blocked_get_no_data(
+    family_swarms: dict[str, PrivateSwarm], swarm_client: Any, petals_classifier: Any
+) -> None:
+    swarm = family_swarms["llama"]
+    dht = swarm_client.join(swarm)
+    first, *_ = look_up_spans(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT)
+    blocked = load_petals_classifier(
+        swarm.model, dht, dht_prefix=swarm.dht_prefix, blocked_servers=[str(first.peer)], num_labels=2
+    )
+    classifier_of(petals_classifier)
+    with pytest.raises(SwarmError, match="lost a server"):  # the other one does not hold all blocks
+        classifier_of(blocked)
+
+
+@pytest.mark.petals_models
+def test_routes_of_petals_itself_survive_foreign_records(tiny_models: dict[str, Path], swarm_client: Any) -> None:
+    from dist_eval.swarm.client import leave_swarm
+
+    spans = [(0, LAYERS)]
+    swarm = ForkedSwarm(str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="attacked-llama", spans=spans)
+    with swarm_client.visiting(swarm):
+        dht = swarm_client.join(swarm)
+        assert all(dht.run_coroutine(functools.partial(store, attack(swarm.dht_prefix))))
+        manager = load_petals_classifier(swarm.model, dht, dht_prefix=swarm.dht_prefix).transformer.h.sequence_manager
+        try:
+            manager.make_sequence(mode="max_throughput")  # reads the list
+            found = manager.state.sequence_info.spans_by_priority
+            server = swarm.initial_peers[0].rpartition("/")[2]
+            assert [(str(span.peer_id), span.start, span.end) for span in found] == [(server, 0, LAYERS)]
+        finally:
+            leave_swarm(dht, manager.state.p2p, manager.shutdown)
+
+
 def test_a_checkpoint_of_other_weights_is_refused(
     tmp_path: Path, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], petals_classifier: Any
 ) -> None:
@@ -69,8 +106,7 @@ def test_a_checkpoint_of_other_weights_is_refused(
     tensors = load_file(other / "model.safetensors")
     save_file(
         {name: tensor * 2 if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()},
-        other / "model.safetensors",
-        metadata={"format": "pt"},
+        other / "model.safetensors",  # without metadata, which they need not have
     )
     base = petals_classifier.transformer
     fingerprint = base_fingerprint(base.word_embeddings, base.ln_f)
@@ -83,6 +119,29 @@ def test_a_checkpoint_of_other_weights_is_refused(
         ),
     ):
         pass
+
+
+class CreatesFile:
+    """An object that, unpickled, creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.petals_models
+@pytest.mark.parametrize("others", [[], ["prompts.safetensors"]])
+def test_pickled_weights_are_not_read(others: list[str], tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "pickled")
+    weights = (folder / "model.safetensors").rename(tmp_path / "weights")
+    for name in others:
+        shutil.copy(weights, folder / name)
+    torch.save(CreatesFile(tmp_path / "executed"), folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="no weights as safetensors, the only format that is read"):
+        load_petals_classifier(str(folder), None, dht_prefix="pickled")
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.skipif(has_packages_of_petals(), reason="Petals' classes can be used here")
