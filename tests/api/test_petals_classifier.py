@@ -14,7 +14,7 @@ from conftest import FAMILIES, TIMEOUT, ForkedSwarm
 from foreign_records import attack, store
 from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
-from dist_eval import open_petals_classifier
+from dist_eval import demo, open_petals_classifier
 from dist_eval.api.petals_classifier import load_petals_classifier
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -22,6 +22,7 @@ from dist_eval.model.classifier import base_fingerprint, classifier_of
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.swarm.coverage import look_up_spans
+from dist_eval.swarm.families import read_base_config
 
 if TYPE_CHECKING:
     from dist_eval.swarm.private import PrivateSwarm
@@ -157,3 +158,8 @@ def test_current_packages_are_refused_for_what_they_are(tiny_models: dict[str, P
 def test_runs_are_refused_with_the_packages_of_petals() -> None:
     with pytest.raises(ConfigError, match=r"^transformers 4\..* without `--project launch/petals-2\.2`\.$"):
         parse_args(["--demo"])
+
+
+@pytest.mark.petals_models
+def test_a_base_model_is_read_for_servers_of_petals_own() -> None:
+    assert read_base_config(str(demo.BASE_MODEL)).num_hidden_layers == LAYERS
