@@ -110,7 +110,7 @@ def test_soft_prompts_are_computed_once(demo_swarm: PrivateSwarm, tmp_path: Path
     assert np.allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("examples", [0, 3])
+@pytest.mark.parametrize("examples", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_prompts_before_several_words_are_computed_once(
     options: list[str], examples: int, launcher: Launcher, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ from petals_models_worker import texts  # noqa: E402
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")]
 
 RELEASE, TODAY = "2.2.0.post1", ANNOUNCED
-SERVED, NEWER = ("llama", "grouped", "bloom", "falcon"), ("llama31", "mixtral", "qwen3")
+SERVED, NEWER = ("grouped", "bloom", "falcon"), ("llama31", "mixtral", "qwen3")
 _OURS, _OR_MAIN = "needs servers with `dist-eval swarm`.", "needs servers with `dist-eval swarm` or Petals main"
 _NO_CLASSES = {
     "llama31": "is not read by transformers 4.34.1",
