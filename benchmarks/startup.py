@@ -1,7 +1,7 @@
 """`python -m benchmarks.startup`: the time until the help is shown, and until the first forward pass is sent.
 
 Unavoidable parts are measured in the same rounds: the start of Python and of torchrun, and a client that only imports
-Petals and connects to the same swarm.
+hivemind and transformers' Llama and connects to the same swarm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from benchmarks import harness, ranks
 from benchmarks.harness import Report
 from benchmarks.hosting import swarm_of
 from benchmarks.models import Model, Size
-from benchmarks.petals_environment import petals_python
 from benchmarks.program import run_program
 from dist_eval import demo
 
@@ -55,10 +54,10 @@ class Starts:
         Returns:
             Seconds until the last client started and until it was connected, and the CPU seconds of all.
         """
-        launcher, python = [] if world_size is None else ranks.torchrun(world_size), petals_python()
+        launcher = [] if world_size is None else ranks.torchrun(world_size)
         start, used = time.time(), _cpu_seconds()
         arguments = [*launcher, "-m", "benchmarks.startup_client", str(self._scratch_dir), *self._peers]
-        ranks.run(arguments, self._scratch_dir, python=python)
+        ranks.run(arguments, self._scratch_dir)
         files = [self._scratch_dir / f"client-{rank}.json" for rank in range(world_size or 1)]
         moments = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         began, connected = (max(one[name] for one in moments) - start for name in ("began", "connected"))
@@ -103,9 +102,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             _add_round(report, starts, world_sizes)
     _compare(report, max(world_sizes))
     report.note(
-        "A client that only connects imports Petals, starts its DHT node and leaves. With several ranks the last one "
-        f"counts. The swarm has two servers on this host; {_ROWS} rows are evaluated, their forwards and the report "
-        "are part of the CPU seconds."
+        "A client that only connects imports hivemind and transformers' Llama, starts its DHT node and leaves. With "
+        f"several ranks the last one counts. The swarm has two servers on this host; {_ROWS} rows are evaluated, their "
+        "forwards and the report are part of the CPU seconds."
     )
     report.finish()
 

@@ -1,4 +1,4 @@
-"""The minimal client of a swarm: imports Petals with its own classes of models, connects, and records the times.
+"""The minimal client of a swarm: imports hivemind and a class of transformers' models, connects, and records the times.
 
 python -m benchmarks.startup_client FOLDER PEER...
 """
@@ -27,7 +27,7 @@ def main() -> None:
     with workspace() as scratch_dir, temporary_files_in(scratch_dir):
         prepare_hivemind(sockets=scratch_dir)
         import hivemind
-        import petals  # noqa: F401
+        from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: F401
 
         from dist_eval.swarm.client import leave_swarm
 

@@ -80,6 +80,8 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same one.
     """
     with gc_paused():
+        from transformers import masking_utils, modeling_layers  # noqa: F401  (what any of its models imports)
+
         from dist_eval.evaluation import session  # noqa: F401  (what `_run_in` imports)
 
         run_function, folder_class = load(config)

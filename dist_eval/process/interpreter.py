@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
-
-from packaging.version import Version
 
 from dist_eval.errors import ConfigError
 
@@ -28,7 +25,9 @@ def has_packages_of_petals() -> bool:
 
     Such an environment is that of `launch/petals-2.2`.
     """
-    return Version(version("transformers")) < Version("4.35")
+    from packaging.version import Version
+
+    return Version(_transformers_version()) < Version("4.35")
 
 
 def require_current_packages() -> None:
@@ -39,6 +38,12 @@ def require_current_packages() -> None:
     """
     if has_packages_of_petals():
         raise ConfigError(
-            f"transformers {version('transformers')} is installed, which is for servers with Petals 2.2 and for "
+            f"transformers {_transformers_version()} is installed, which is for servers with Petals 2.2 and for "
             "programs with Petals' own classes of models: start this command without `--project launch/petals-2.2`."
         )
+
+
+def _transformers_version() -> str:
+    from importlib.metadata import version  # not by `--help`
+
+    return version("transformers")
