@@ -51,9 +51,6 @@ _NO_EFFECT = re.compile(
 )
 """Names of keys without an effect on the answers of a model whose weights fit."""
 
-_LEFT_TO_SERVERS = ("mlp_bias",)
-"""Keys that only blocks need: `petals_version.require_local` refuses them where the installed version lacks them."""
-
 _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
 """Later keys of a model type, and the value that stands for what was computed before there was a choice."""
 
@@ -101,8 +98,7 @@ def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
     if missed := _rotary(raw).items() - _rotary(_as_read(config, known)).items():
         key = next(key for key in _ROTARY if key in raw)
         what = f"{key} with {', '.join(f'{name} {value}' for name, value in sorted(missed))}"
-        advice = "Write the same into rope_theta and rope_scaling." if key == _ROTARY[0] else ""
-        raise _refusal(f"{where}: {what}", config, advice)
+        raise _refusal(f"{where}: {what}", config)
     for key in _unread(raw, config.model_type, known):
         raise _refusal(f"{where}: {key} {raw[key]!r:.80}", config)
 
@@ -145,10 +141,10 @@ def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> 
             yield key
 
 
-def _refusal(what: str, config: Any, advice: str = "A version that reads it is needed.") -> CheckpointError:
+def _refusal(what: str, config: Any) -> CheckpointError:
     return CheckpointError(
         f"{what} is not read by transformers {version('transformers')} for models of type {config.model_type!r}, and "
-        f"may change what they compute. {advice}".rstrip()
+        "may change what they compute. A version that reads it is needed."
     )
 
 
@@ -158,7 +154,7 @@ def _as_read(config: Any, known: Collection[str]) -> dict[str, Any]:
 
 def _known_keys(kind: Any) -> set[str]:
     """Returns the keys that a class of configs reads: arguments of constructors, and names in their code."""
-    known = {*dir(kind), *getattr(kind, "attribute_map", ()), *_LEFT_TO_SERVERS}
+    known = {*dir(kind), *getattr(kind, "attribute_map", ())}
     for base in (base for base in kind.__mro__ if base.__module__.startswith("transformers.models.")):
         for function in (vars(base).get(name) for name in ("__init__", "__post_init__")):
             if function is not None:
