@@ -21,7 +21,7 @@ from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.shell import Shell, load_base_model, prompted
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.router import Router, Routing
 

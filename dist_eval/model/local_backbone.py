@@ -13,7 +13,7 @@ from torch import nn
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.router import Routing
 
 

@@ -14,7 +14,7 @@ import torch
 
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.shell import LanguageModelHead
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.model_weights import ModelWeights
 
 _CHUNK_BYTES = 1 << 25

@@ -18,8 +18,8 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
-from dist_eval.swarm.blocks import Architecture, LayerStub, replace_module, require_all_read
-from dist_eval.swarm.model_weights import ModelWeights
+from dist_eval.swarm.architecture import Architecture, LayerStub, replace_module
+from dist_eval.swarm.model_weights import ModelWeights, require_all_read
 
 
 class Shell:

@@ -44,7 +44,7 @@ def read_base_config(model: str) -> Any:
     Raises:
         CheckpointError: there is no such model, or it cannot be served in blocks.
     """
-    from dist_eval.swarm.blocks import Architecture
+    from dist_eval.swarm.architecture import Architecture
 
     config = read_config(model, "base model")
     # where Petals' own models are used, Petals itself says which it has

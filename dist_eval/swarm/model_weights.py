@@ -6,7 +6,7 @@ here, too. What it converts beyond that, such as experts, is left to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.blocks import Architecture
+    from dist_eval.swarm.architecture import Architecture
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -99,6 +99,12 @@ def _stored_names(stored: Iterable[str], model: Any) -> dict[str, str]:
         renamed, _ = rename_source_key(key, renamings, [])
         names[key if key in own and renamed not in own else renamed] = key
     return names
+
+
+def require_all_read(unread: Collection[str], what: str) -> None:
+    """Raises a `CheckpointError` if transformers has left out weights of something."""
+    if unread:
+        raise CheckpointError(f"{what} has weights that transformers does not read: {sorted(unread)!s:.200}.")
 
 
 def file_of(name: str, file: str) -> Path | None:

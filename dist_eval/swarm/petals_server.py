@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from dist_eval.swarm.blocks import Architecture, Block, load_block
+from dist_eval.swarm.architecture import Architecture
+from dist_eval.swarm.blocks import Block, load_block
 from dist_eval.swarm.lora import add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals

@@ -20,7 +20,7 @@ from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.router import Routing
 
 TOKENS = 64

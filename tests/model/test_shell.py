@@ -16,7 +16,7 @@ from dist_eval.errors import CheckpointError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.model.shell import Shell
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "wide"])

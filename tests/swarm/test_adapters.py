@@ -17,7 +17,7 @@ from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.local_backbone import LocalBackbone
-from dist_eval.swarm.blocks import Architecture
+from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.coverage import wait_until_covered
 from dist_eval.swarm.private import PrivateSwarm
 

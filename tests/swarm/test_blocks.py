@@ -23,7 +23,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model.shell import LanguageModelHead
-from dist_eval.swarm.blocks import Architecture, Block, load_block
+from dist_eval.swarm.architecture import Architecture
+from dist_eval.swarm.blocks import Block, load_block
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_server import SessionLayer
 
