@@ -41,7 +41,7 @@ def collect_models(facts: RankFacts, config: DoctorConfig) -> BaseModelSpec:
 
 def collect_needs(facts: RankFacts, config: DoctorConfig, base: BaseModelSpec, target: EvalTarget) -> None:
     """Records the memory that this rank will need, and the GPU that it would use."""
-    is_local = config.backend == "local" or config.compare_backends
+    is_local = config.backend == "local"
     weights = parameters_of(base) * _FLOAT_BYTES if is_local or config.starts_swarm else 0
     facts.memory_needed = _RANK_BYTES
     if config.uses_swarm and not isinstance(target, PretrainedClassifier):

@@ -13,22 +13,17 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather
-from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.distributed.stop import Stop
-from dist_eval.evaluation.backend_comparison import Comparison, compare_backends
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.evaluation.scoring import Gathered, gather
-from dist_eval.evaluation.worker import BatchWorker, require_complete
-from dist_eval.inference.forward import TextModel
+from dist_eval.evaluation.worker import BatchWorker
 from dist_eval.metrics.computing import Metrics, Totals
 from dist_eval.metrics.custom_computing import ReducedMetrics, custom_results, reduce_batches
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backends import LoadedModel
 from dist_eval.results.work import RankResults, RankTimeline, RankWork, Spread, Throughput
-from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
-_COMPARISON_SECONDS = 6 * 3600.0
 """Longest wait for a rank that is still comparing; if it dies, torchrun ends the waiting ranks at once."""
 
 _SHORTEST_SECONDS = 1e-3
@@ -110,27 +105,6 @@ def combine(
         metrics=reduced,
         fell_back=sum(all_gather(worker.fell_back)),
     )
-
-
-def compare_all(
-    local: TextModel,
-    data: TokenizedDataset,
-    plan: Plan,
-    journal: Journal,
-    batches: np.ndarray,
-    stop: Stop,
-    rank_store: RankStore,
-) -> Comparison:
-    """Compares the swarm's answers with those of a local model; every rank calls it, with its assigned batches.
-
-    Raises:
-        RunStopped: the run was asked to stop; on all ranks.
-    """
-    found = compare_backends(local, data, plan, journal, batches, lambda: stop.requested)
-    rank_store.barrier("compared", _COMPARISON_SECONDS)
-    examples = int(plan.sizes[batches].sum())
-    require_complete(found.left, examples - found.failed, found.failed, 0, stop, len(data))
-    return Comparison.merged(all_gather(found))
 
 
 def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:

@@ -13,7 +13,7 @@ from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary, PlanSummary, SessionsSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
-from dist_eval.results.work import Audit, BackendComparison, Swarm
+from dist_eval.results.work import Audit, Swarm
 
 
 def results_of(
@@ -28,7 +28,6 @@ def results_of(
     sessions: SessionsSummary | None,
     swarm: Swarm | None,
     audit: Audit | None,
-    backends: BackendComparison | None,
 ) -> EvaluationResults:
     """Returns all sections of `results.json` that only a complete run has.
 
@@ -43,7 +42,6 @@ def results_of(
         sessions: what was planned for sessions, None without any.
         swarm: the servers, None without a swarm.
         audit: the findings of the audits, None without any.
-        backends: the comparison of the backends, None without one.
     """
     return EvaluationResults(
         **dict(scores_of(metrics)),
@@ -59,7 +57,6 @@ def results_of(
         throughput=throughput(combined.ranks),
         swarm=swarm and swarm.model_copy(update={"precisions": combined.precisions}),
         audit=audit,
-        backends=backends,
     )
 
 

@@ -8,16 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
-from dist_eval.evaluation.backend_comparison import Comparison
-from dist_eval.evaluation.combination import Combined, combine, compare_all, with_custom_metrics
+from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.scoring import score
@@ -25,7 +22,7 @@ from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.backends import LoadedModel, load_on_host
+from dist_eval.model.backends import LoadedModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
@@ -54,12 +51,12 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
     with session:
         config = keep_recorded_analysis(session)
         task = EvalTask.of(config)
-        needs_model = config.compare_backends or not session.found_results
+        needs_model = not session.found_results
         if needs_model:
             session.open_swarm(task.base)
         session.publish_dataset(partial(tokenize, config, task))
         dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
-        session.claim(lambda: has_work(session, task, *dataset()))
+        session.claim(lambda: session.folder.claim(task.fingerprint(config, *dataset())))
         model = session.load_model(task.base, task.target) if needs_model else None
         data = dataset()[0]
         if session.is_complete() or model is None:
@@ -71,13 +68,11 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         share = 0.0 if config.audit else config.session_share
         plan = session.plan_with_sessions(partial(task.plan, data), task.base, model, share)
         run = Evaluation(session, task, data, plan, model)
-        local = load_on_host(task.base, task.target, session.topology) if config.compare_backends else None
         with session.process_group(), run.predicting() as worker:
             batches = worker.run(session.topology, config.collective_timeout)
-            comparison = run.compare(local, batches) if local else None
             combined = combine(worker, batches, session.topology, model, task.custom_metrics, run.data, run.plan)
         if session.topology.is_leader:
-            return run.finish(combined, comparison)
+            return run.finish(combined)
         run.wait_for_results()
         return None
 
@@ -149,12 +144,7 @@ class Evaluation:
             cast(ModelOnBackbone, self.model), self.journal.exclude, self.session.config.audit_tolerance
         )
 
-    def compare(self, local: LoadedModel, batches: np.ndarray) -> Comparison:
-        """Compares the answers in the journal with those of a model in this process (see `compare_all`)."""
-        stop, rank_store = self.session.stop, self.session.rank_store
-        return compare_all(local, self.data, self.plan, self.journal, batches, stop, rank_store)
-
-    def finish(self, combined: Combined, comparison: Comparison | None) -> dict[str, float | None]:
+    def finish(self, combined: Combined) -> dict[str, float | None]:
         """Computes the metrics, and writes and prints the results; on the leader.
 
         Returns:
@@ -189,7 +179,6 @@ class Evaluation:
             sessions=self.plan.sessions(combined.fell_back),
             swarm=self.session.swarm,
             audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
-            backends=comparison.summary(folder.path) if comparison else None,
         )
         folder.save_timelines(combined.timelines)
         folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
@@ -228,15 +217,3 @@ def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
     """Writes the tokenized dataset to a folder, with the columns that the analysis needs."""
     extra_columns = columns_asked_for(config.slice_by, config.group_column)
     write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns, task.selection)
-
-
-def has_work(session: EvalSession, task: EvalTask, data: TokenizedDataset, plan: Plan) -> bool:
-    """Returns whether there is something to compute for the run's folder; on the leader.
-
-    Raises:
-        RunError: the folder holds another run.
-    """
-    config, folder = session.config, session.folder
-    is_new = folder.claim(task.fingerprint(config, data, plan))
-    complete = folder.results()
-    return is_new or (config.compare_backends and not (complete and complete.backends))

@@ -65,8 +65,6 @@ class EvalTask:
                     f"The examples of --few-shot {config.few_shot} have {tokens} tokens, and a prompt may have "
                     f"{base.max_length}: nothing would be left of them. Give fewer, or a larger --max-length."
                 )
-        if base.adapter and config.compare_backends:
-            raise ConfigError(f"--compare-backends has no local model with the adapter {base.adapter!r}: leave it out.")
         selection = selection_of(config, config.confidence, target.problem)
         return cls(base, target, find_metrics(config.metric, target), selection)
 

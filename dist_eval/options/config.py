@@ -31,7 +31,7 @@ from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.options.selection import SelectionOptions
 
 _OF_CLASSIFIERS = (
-    *("label_delimiter", "length_normalization", "few_shot", "metric", "compare_backends", "audit", "on_error"),
+    *("label_delimiter", "length_normalization", "few_shot", "metric", "audit", "on_error"),
     *("slice_by", "group_column", "labels", "limit", "sample", "precision"),
 )
 """Options that --generate does not go with."""
@@ -144,10 +144,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         nargs="+",
         action="extend",
         metavar="METRIC",
-    )
-
-    compare_backends: bool = option(
-        False, "also run the base model in each rank's own process, and report differences", group="where"
     )
 
     audit: float = option(
@@ -281,8 +277,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     def _check_where(self) -> None:
         if self.backend == "local" and self.audit:
             raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
-        if self.backend == "local" and self.compare_backends:
-            raise ConfigError("--compare-backends compares a swarm with --backend local: leave one of them out.")
         if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
             super()._check_where()
 

@@ -14,7 +14,7 @@ from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
-from dist_eval.results.work import Audit, BackendComparison, Spread, Swarm
+from dist_eval.results.work import Audit, Spread, Swarm
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
 from dist_eval.statistics.units import FEW_UNITS
@@ -74,7 +74,6 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         *_spread_lines(results.spread),
         *([f"adapter: {results.model.adapter}"] if results.model.adapter else []),
         *precision_lines(results.swarm),
-        *_backend_lines(results.backends),
         *_audit_lines(results.audit),
         "files:",
         *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(problem))),
@@ -242,19 +241,6 @@ def _spread_lines(spread: Spread | None) -> list[str]:
     return [
         f"by rank: {spread.figure} from {spread.lowest:.4f} (rank {spread.lowest_rank}) to {spread.highest:.4f} "
         f"(rank {spread.highest_rank}), their plain mean {spread.mean:.4f}; the metrics above are over all examples"
-    ]
-
-
-def _backend_lines(backends: BackendComparison | None) -> list[str]:
-    if backends is None:
-        return []
-    changed = backends.changed
-    what = (
-        "" if changed is None else f"; {format_count(changed, 'prediction') if changed else 'no predictions'} changed"
-    )
-    return [
-        f"swarm and local backend: largest difference of a logit {backends.largest_difference:.1e}, over "
-        f"{format_count(backends.compared, 'example')}{what}" + (f" (see {backends.file})" if backends.file else "")
     ]
 
 

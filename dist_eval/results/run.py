@@ -19,7 +19,7 @@ from dist_eval.results.inputs import (
 )
 from dist_eval.results.record import Count, Record, Time, UnknownEarlier
 from dist_eval.results.scores import Analysis, OutputResults, Scores
-from dist_eval.results.work import Audit, BackendComparison, RankResults, Spread, Swarm, Throughput
+from dist_eval.results.work import Audit, RankResults, Spread, Swarm, Throughput
 
 OptionValue = bool | int | float | str | list[str] | None
 RecordedOptions = dict[str, OptionValue]
@@ -132,8 +132,6 @@ class EvaluationResults(Analysis, Scores):
     """The servers, null without a swarm."""
     audit: Audit | None
     """Null where nothing was audited."""
-    backends: BackendComparison | None
-    """Null without --compare-backends."""
 
 
 _NULL, _ARRAY, _OBJECT = ({"type": name} for name in ("null", "array", "object"))

@@ -1,4 +1,4 @@
-"""Who computed the predictions, and how: ranks, servers, audits, the comparison of backends."""
+"""Who computed the predictions, and how: ranks, servers, audits."""
 
 from __future__ import annotations
 
@@ -218,41 +218,6 @@ class Audit(Record):
     """Differences that nobody can settle."""
     first_disputes: list[Dispute]
     """The first of them."""
-
-
-class Answer(Record):
-    """An answer of one of two backends."""
-
-    prediction: int | list[int]
-    """Class number, or the numbers of several labels."""
-    logits: list[float]
-    """The model's outputs."""
-
-
-class ChangedPrediction(Record):
-    """An example that two backends predict differently."""
-
-    index: Count
-    """Row of the dataset."""
-    swarm: Answer
-    """The swarm's answer."""
-    local: Answer
-    """The local model's answer."""
-
-
-class BackendComparison(Record):
-    """How far a swarm's answers are from those of a local model."""
-
-    compared: Count
-    """Number of examples."""
-    largest_difference: float
-    """Of a logit."""
-    changed: int | None
-    """Predictions that changed, null for a regression."""
-    examples: list[ChangedPrediction]
-    """The first that changed."""
-    file: str | None
-    """Names the file with all of them (JSONL), if they are more."""
 
 
 class TimelineBins(Record):

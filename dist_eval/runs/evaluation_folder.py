@@ -22,7 +22,7 @@ from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults,
 from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.environment import now
 from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
-from dist_eval.runs.files import CHANGES, PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
+from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
 
@@ -52,7 +52,7 @@ class ResultsFolder(RunFolder):
 class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
-    derived_files = (PREDICTIONS, CHANGES, TIMELINE, REPORT, *FIGURES)
+    derived_files = (PREDICTIONS, TIMELINE, REPORT, *FIGURES)
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""

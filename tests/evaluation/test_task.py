@@ -25,7 +25,7 @@ BY_CONTENT = {
 BY_VALUE = {"compression", "backend"}
 
 WITHOUT_EFFECT = {
-    *("initial_peers", "peers_file", "swarm", "servers", "dht_prefix", "in_flight", "compare_backends"),
+    *("initial_peers", "peers_file", "swarm", "servers", "dht_prefix", "in_flight"),
     "max_tokens_per_second",
     *("swarm_timeout", "request_timeout", "max_retries", "collective_timeout", "stop_grace"),
     *("audit", "audit_tolerance", "on_error", "max_failed"),

@@ -47,7 +47,6 @@ def test_the_adapter_is_the_one_that_is_asked_for_or_that_the_checkpoint_names(w
     [
         ({"adapter": "other"}, CheckpointError, r"was tuned with the adapter 'org/lora': leave out --adapter other\."),
         ({"swarm": None, "backend": "local"}, ConfigError, "--backend local cannot use the adapter 'org/lora'"),
-        ({"compare_backends": True}, ConfigError, "--compare-backends has no local model with the adapter 'org/lora'"),
     ],
 )
 def test_an_adapter_that_cannot_be_used_is_named(

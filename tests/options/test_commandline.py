@@ -60,7 +60,7 @@ outputs = {
     "overwrite": st.booleans(),
     "report": st.sampled_from(["numbers", "texts", "none"]),
 }
-audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10), "compare_backends": st.booleans()}
+audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10)}
 wheres = st.one_of(
     st.just({"backend": "local"}),
     st.fixed_dictionaries(

@@ -186,11 +186,6 @@ def test_without_a_checkpoint_a_model_is_evaluated_only_on_this_host() -> None:
         EvaluationConfig(dataset="test.csv", backend="local")
 
 
-def test_a_local_run_has_nothing_to_be_compared_with() -> None:
-    with pytest.raises(ConfigError, match="--compare-backends compares a swarm with --backend local"):
-        EvaluationConfig(**LOCAL, compare_backends=True)
-
-
 def test_no_swarm_is_a_default() -> None:
     with pytest.raises(ConfigError, match=r"No swarm was named.*--initial-peers.*--swarm embedded.*--swarm public"):
         EvaluationConfig(**REQUIRED)
