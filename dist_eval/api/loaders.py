@@ -37,34 +37,17 @@ _KEPT_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class LoaderShard:
-    """One rank's share of the batches of an evaluation set.
+    """One rank's share of the batches of an evaluation set."""
 
-    Attributes:
-        batches: yields for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with
-            -1 for a repeated example, and the batch as the DataLoader yields it.
-        count: returns the number of examples of the evaluation set; call it once the batches are exhausted.
-    """
-
+    # yields for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with -1 for a
+    # repeated example, and the batch as the DataLoader yields it
     batches: Iterable[tuple[np.ndarray, Any]]
+    # returns the number of examples of the evaluation set; call it once the batches are exhausted
     count: Callable[[], int]
 
 
 def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: Gather) -> LoaderShard:
-    """Takes one rank's share of the batches of a DataLoader; every rank calls it.
-
-    Args:
-        loader: a DataLoader, or anything that yields batches, in the same order on all ranks.
-        rank: this rank.
-        world_size: number of ranks.
-        gather: gathers an object from every rank on every rank.
-
-    Returns:
-        The shard.
-
-    Raises:
-        ConfigError: the DataLoader leaves examples out, draws some more than once, or shards for other ranks.
-        RunError: another rank's DataLoader has one of these faults.
-    """
+    """Takes one rank's share of the batches of a DataLoader; every rank calls it."""
     failure = batches = sampler = None
     is_sharded, digest = False, ""
     try:
@@ -248,11 +231,7 @@ class _Zipped:
 
 
 def rows_of(batch: Any) -> int:
-    """Returns the number of examples in a batch, by its labels.
-
-    Raises:
-        ConfigError: the batch has no labels.
-    """
+    """Returns the number of examples in a batch, by its labels."""
     try:
         labels = batch["labels"]
     except (KeyError, TypeError, IndexError) as error:

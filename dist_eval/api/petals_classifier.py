@@ -99,20 +99,7 @@ def open_petals_classifier(
 
 
 def load_petals_classifier(model: str, dht: Any, *, dht_prefix: str, **settings: Any) -> Any:
-    """Loads Petals' classifier with random prompts and a random head, for tuning.
-
-    Args:
-        model: folder or hub name of the base model.
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the swarm announces the blocks.
-        **settings: other fields of its config, such as `tuning_mode`, `pre_seq_len` and `num_labels`.
-
-    Returns:
-        A Petals `Distributed*ForSequenceClassification`, float32 on the CPU.
-
-    Raises:
-        CheckpointError: weights are missing or pickled.
-    """
+    """Loads Petals' classifier with random prompts and a random head, for tuning."""
     import petals
     from petals.client.routing import sequence_manager
     from petals.utils.auto_config import _CLASS_MAPPING
@@ -172,12 +159,7 @@ def _only_safetensors() -> Iterator[None]:
 
 
 def _require_petals(model: str) -> None:
-    """Checks that Petals has its own classes for a model here.
-
-    Raises:
-        CheckpointError: it has none for models of this type.
-        ConfigError: it cannot have any with the installed transformers.
-    """
+    """Checks that Petals has its own classes for a model here."""
     if not has_packages_of_petals():
         raise ConfigError(
             f"Petals' own classes of models need its pinned packages of 2023, not transformers "

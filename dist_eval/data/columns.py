@@ -21,17 +21,7 @@ _FILE = "columns.arrow"
 
 @contextmanager
 def column_writer(folder: Path, source: str, names: Sequence[str]) -> Iterator[Callable[[Sequence[pa.Array]], None]]:
-    """Opens the file of columns for writing, in chunks.
-
-    Args:
-        folder: an existing folder.
-        source: name of the dataset, for messages.
-        names: names of the columns.
-
-    Yields:
-        A function that writes the next rows, given an array for each column, in their order. It raises a `DataError`
-        if a column has a type that cannot be converted to text, such as lists.
-    """
+    """Opens the file of columns for writing, in chunks."""
     schema = pa.schema([(name, pa.string()) for name in names])
     with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
 

@@ -62,17 +62,7 @@ def is_saved_by_datasets(folder: Path) -> bool:
 
 
 def find_files(names: Sequence[str]) -> list[Path]:
-    """Finds the files of a dataset.
-
-    Args:
-        names: files, folders and patterns.
-
-    Returns:
-        The files in the order of their rows.
-
-    Raises:
-        DataError: there is no such file, one is no data, or together they are no dataset.
-    """
+    """Finds the files of a dataset."""
     files: list[Path] = []
     for name in names:
         with translating_os_errors(DataError, f"{name} cannot be read"):

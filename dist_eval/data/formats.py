@@ -34,8 +34,8 @@ from dist_eval.process.parsing import parse_json
 ROWS_PER_BATCH = 2048
 """Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
 
+# Block sizes of the CSV and JSON readers: the usual one, and one for larger rows
 _BLOCK_BYTES = (1 << 20, LARGEST_ROW_BYTES)
-"""Block sizes of the CSV and JSON readers: the usual one, and one for larger rows."""
 
 _ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
@@ -44,12 +44,7 @@ _LARGEST_ARRAY_BYTES = 64 << 20
 
 
 class MissingColumnError(DataError):
-    """A file lacks a column.
-
-    Args:
-        message: the error message.
-        column: name of the column.
-    """
+    """A file lacks a column."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -57,18 +52,7 @@ class MissingColumnError(DataError):
 
 
 def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads a file piece by piece.
-
-    Args:
-        path: a file of a known format (see `dist_eval.data.files`).
-        columns: the columns to read, in this order.
-
-    Yields:
-        Batches of at most `ROWS_PER_BATCH` rows.
-
-    Raises:
-        DataError: the file lacks a column, or cannot be read.
-    """
+    """Reads a file piece by piece."""
     with translating_os_errors(DataError, f"{path} cannot be read"):
         require_content_of_name(path)
     try:
@@ -109,18 +93,7 @@ def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
 
 
 def require_columns(name: str, columns: Sequence[str], available: Sequence[str], hint: str = "") -> None:
-    """Checks that a dataset has the requested columns, and each column once.
-
-    Args:
-        name: name of the file or dataset.
-        columns: the requested columns.
-        available: the columns that it has.
-        hint: what else may be wrong if one is missing, a sentence.
-
-    Raises:
-        DataError: it has a column twice.
-        MissingColumnError: it lacks a column.
-    """
+    """Checks that a dataset has the requested columns, and each column once."""
     doubled = sorted({c for c in available if list(available).count(c) > 1})
     if doubled:
         raise DataError(f"{name} has the column {doubled[0]!r} more than once.")

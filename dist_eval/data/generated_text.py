@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# Tokens looked at besides those of a stop string itself: it may be split differently where it is generated
 _TOKENS_AROUND = 2
-"""Tokens looked at besides those of a stop string itself: it may be split differently where it is generated."""
 
 
 class StopStrings:

@@ -25,8 +25,7 @@ from dist_eval.errors import ConfigError, DataError
 from dist_eval.tables import format_count
 
 SEPARATOR = "|"
-_AMBIGUOUS_WIDTH = 2
-"""With more classes, a 0/1 vector repeats a value, so it cannot be a list of class numbers."""
+_AMBIGUOUS_WIDTH = 2  # With more classes, a 0/1 vector repeats a value, so it cannot be a list of class numbers
 
 
 class LabelColumn(Protocol):
@@ -49,18 +48,7 @@ class LabelColumn(Protocol):
 def open_labels(
     problem: Problem, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto"
 ) -> LabelColumn:
-    """Returns the label reader for a problem type.
-
-    Args:
-        problem: the problem type.
-        source: the rows.
-        column: name of the label column.
-        label_names: names of the head's classes or outputs.
-        how: value of `--labels`.
-
-    Raises:
-        ConfigError: the value of `--labels` does not apply to the problem type.
-    """
+    """Returns the label reader for a problem type."""
     if (how == "vectors" and problem is not MULTI_LABEL) or (how != "auto" and problem is REGRESSION):
         raise ConfigError(f"--labels {how} cannot be used with a head for {problem.name}: leave it out.")
     if problem is SINGLE_LABEL:
@@ -112,13 +100,7 @@ class _Column:
 
 
 class Targets(_Column):
-    """Reads the targets of a regression.
-
-    Args:
-        source: the rows.
-        column: name of the label column.
-        outputs: number of targets in each row.
-    """
+    """Reads the targets of a regression."""
 
     def __init__(self, source: RowSource, column: str, outputs: int) -> None:
         super().__init__(source, column)
@@ -161,14 +143,7 @@ class Targets(_Column):
 
 
 class LabelSets(_Column):
-    """Reads which labels each row has.
-
-    Args:
-        source: the rows.
-        column: name of the label column.
-        label_names: names of the head's classes.
-        how: "names", "numbers" or "vectors" for a fixed interpretation, "auto" for the rules in the module's docstring.
-    """
+    """Reads which labels each row has."""
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
         super().__init__(source, column)
@@ -210,11 +185,7 @@ class LabelSets(_Column):
         return np.arange(first_row, first_row + len(counts))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Returns which labels each row has, bool of shape [n, classes].
-
-        Raises:
-            DataError: a value is not a class of the head, or a row names one twice; the message names the row.
-        """
+        """Returns which labels each row has, bool of shape [n, classes]."""
         labels = np.zeros((len(codes), self._width), dtype=np.bool_)
         every = np.concatenate([code for _, code in self._lists])
         numbers = every.astype(np.int64) if self._are_vectors or not len(every) else self._classes.ids(every)

@@ -21,8 +21,7 @@ FILL_IN = "Fill it in, or remove the row."
 
 _SHOWN = 60
 _LABELS_ARE = "labels are class numbers or names."
-_LARGEST_WHOLE = 2**53
-"""Beyond it, 64-bit floats are no longer all integers."""
+_LARGEST_WHOLE = 2**53  # Beyond it, 64-bit floats are no longer all integers
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _WHOLE = re.compile(r"([+-]?\d{1,18})\.0+")
 
@@ -51,12 +50,6 @@ class LabelReader:
     - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
       around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
       which a value was missing.
-
-    Args:
-        source: the rows.
-        column: name of the label column.
-        label_names: names of the head's classes.
-        how: "names" or "numbers" for a fixed interpretation, "auto" for the rules above.
 
     Attributes:
         mended: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.

@@ -36,17 +36,11 @@ class SessionShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Held:
-    """What sessions hold of the texts in a plan.
+    """What sessions hold of the texts in a plan."""
 
-    Attributes:
-        shapes: fields of the `SessionShape` of each batch, 0 for plain forwards, int64 of shape [batches, 4].
-        saved: tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches].
-        session_tokens: most tokens that a session may hold, unless it has a single row.
-    """
-
-    shapes: np.ndarray
-    saved: np.ndarray
-    session_tokens: int
+    shapes: np.ndarray  # fields of the `SessionShape` of each batch, 0 for plain forwards, int64 of shape [batches, 4]
+    saved: np.ndarray  # tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches]
+    session_tokens: int  # most tokens that a session may hold, unless it has a single row
 
     @property
     def batches(self) -> np.ndarray:

@@ -11,8 +11,7 @@ from dist_eval.errors import ConfigError, DataError
 
 _END = re.compile(r"\s*\S{1,64}\s*\Z")
 _CONSTANT_END = re.compile(r"\s\S+\s*\Z")
-_STAND_IN = "."
-"""For the end of a prompt that ends with a column."""
+_STAND_IN = "."  # For the end of a prompt that ends with a column
 
 _SHOWN = 40
 

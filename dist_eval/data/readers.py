@@ -40,35 +40,24 @@ _PIECE = 1 << 20
 
 @dataclass
 class Shard:
-    """A file of a dataset.
+    """A file of a dataset."""
 
-    Attributes:
-        path: the file.
-        rows: number of rows read so far.
-    """
-
-    path: Path
-    rows: int = 0
+    path: Path  # the file
+    rows: int = 0  # number of rows read so far
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """A stream of rows.
+    """A stream of rows."""
 
-    Attributes:
-        name: name of the dataset, for messages.
-        batches: record batches with the requested columns, in their order; the last column has the labels.
-        class_names: names of integer labels, if the dataset declares them.
-        is_path: whether it is made of local files, and not a dataset on the hub.
-        shards: its files in the order of their rows; empty if it was saved by `datasets`, or is on the hub.
-        selected: the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all.
-    """
-
-    name: str
+    name: str  # name of the dataset, for messages
+    # record batches with the requested columns, in their order; the last column has the labels
     batches: Iterator[pa.RecordBatch]
-    class_names: list[str] | None = None
-    is_path: bool = False
+    class_names: list[str] | None = None  # names of integer labels, if the dataset declares them
+    is_path: bool = False  # whether it is made of local files, and not a dataset on the hub
+    # its files in the order of their rows; empty if it was saved by `datasets`, or is on the hub
     shards: list[Shard] = field(default_factory=list)
+    # the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all
     selected: np.ndarray | None = None
 
     @property
@@ -90,13 +79,7 @@ class RowSource:
 
 
 def place_of(row: int, name: str, files: Sequence[tuple[str, int]]) -> str:
-    """Says where a row is.
-
-    Args:
-        row: position in the dataset.
-        name: name of the dataset, for rows of no file.
-        files: the files in their order, and how many rows each has.
-    """
+    """Says where a row is."""
     for file, rows in files:
         if row < rows:
             return f"{file}, row {row} (counted from 0)"
@@ -211,18 +194,7 @@ def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
 
 
 def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads files one after the other.
-
-    Args:
-        shards: the files; the rows of each are counted as they are read.
-        columns: the columns to read, the one with the labels last.
-
-    Yields:
-        Batches, each of one file.
-
-    Raises:
-        DataError: a file cannot be read, or differs from an earlier one in its columns, types or names of classes.
-    """
+    """Reads files one after the other."""
     first = shards[0].path
     class_names = class_names_of(first, columns[-1])
     kinds: dict[str, tuple[str, Path]] = {}

@@ -46,15 +46,10 @@ class Selection:
 
 
 class SelectedRows(NamedTuple):
-    """Some rows of a dataset.
+    """Some rows of a dataset."""
 
-    Attributes:
-        rows: ascending, int64 of shape [rows].
-        summary: how they were selected.
-    """
-
-    rows: np.ndarray
-    summary: SelectionSummary
+    rows: np.ndarray  # ascending, int64 of shape [rows]
+    summary: SelectionSummary  # how they were selected
 
 
 def select_rows(

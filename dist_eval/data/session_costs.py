@@ -31,38 +31,21 @@ def rows_in_session(length: int, session_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Costs:
-    """What texts cost, by the way that they are sent.
+    """What texts cost, by the way that they are sent."""
 
-    Attributes:
-        prefix: see `dist_eval.data.plan.plan_batches`.
-        prompt_tokens: those of `prefix` that are prompts, which all texts begin with.
-        copies: see `dist_eval.data.plan.plan_batches`.
-        session_tokens: tokens that a session may hold.
-    """
-
-    prefix: int
-    prompt_tokens: int
-    copies: int
-    session_tokens: int
+    prefix: int  # see `dist_eval.data.plan.plan_batches`
+    prompt_tokens: int  # those of `prefix` that are prompts, which all texts begin with
+    copies: int  # see `dist_eval.data.plan.plan_batches`
+    session_tokens: int  # tokens that a session may hold
 
     def of_forwards(self, count: int, tokens: int) -> float:
-        """Estimates plain forwards.
-
-        Args:
-            count: number of texts.
-            tokens: of all of them, without prompts.
-        """
+        """Estimates plain forwards."""
         return self._sent(count, tokens) * (1 + REQUEST_OVERHEAD / 1024)
 
     def rows(self, longest: int, requests: int, beginning: int) -> int:
         """Returns how many rows cost least: more of them take fewer requests, but compute the beginning more often.
 
         With r rows, that is requests / r * REQUEST_OVERHEAD + SESSIONS * r * beginning.
-
-        Args:
-            longest: most tokens of a text, prompts included.
-            requests: how many there are with a single row, at least 1.
-            beginning: tokens that each row begins with, prompts included, and that are computed for many requests.
         """
         most = rows_in_session(longest, self.session_tokens)
         if beginning:
@@ -70,13 +53,7 @@ class Costs:
         return max(1, most)
 
     def of_turns(self, count: int, tokens: int, common: int) -> float:
-        """Estimates sessions that hold a common beginning, and continue it by one text after the other.
-
-        Args:
-            count: number of texts, at least 1.
-            tokens: of all of them, without prompts.
-            common: tokens that all of them begin with, without prompts.
-        """
+        """Estimates sessions that hold a common beginning, and continue it by one text after the other."""
         sent, forwards, beginning = self._sent(count, tokens), count * self.copies, self.prompt_tokens + common
         rows = self.rows(-(-sent // forwards), forwards, beginning)
         steps = -(-forwards // rows)

@@ -13,9 +13,9 @@ import numpy as np
 from dist_eval.data.plan import Held, Plan, SessionShape
 from dist_eval.data.session_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
+# Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
+# continued in several batches
 _LARGEST = 4096
-"""Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
-continued in several batches."""
 
 
 def plan_contexts(

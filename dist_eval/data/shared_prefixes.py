@@ -18,27 +18,20 @@ from dist_eval.data.plan import Held, Plan, SessionShape, join_plans, plan_batch
 from dist_eval.data.session_costs import MORE_ROWS, Costs
 from dist_eval.data.shared_contexts import plan_contexts
 
-_LONGEST = 2048
-"""Longest text that Petals' servers take in a session by default."""
+_LONGEST = 2048  # Longest text that Petals' servers take in a session by default
 
-_Part = tuple[Plan, np.ndarray]
-"""A plan for some of the texts, and their positions."""
+_Part = tuple[Plan, np.ndarray]  # A plan for some of the texts, and their positions
 
 
 @dataclass(frozen=True)
 class Beginnings:
-    """What texts have in common with the text before.
+    """What texts have in common with the text before."""
 
-    Attributes:
-        common: tokens that each text shares with the one before it; negative for a text that was cut from the left,
-            which is skipped. Integers of shape [n].
-        unused: tokens at the beginning of each text whose outputs nobody needs, integers of shape [n].
-        prefix_of: returns the first tokens of a text, by its position and their number.
-    """
-
+    # tokens that each text shares with the one before it; negative for a text that was cut from the left, which is
+    # skipped. Integers of shape [n].
     common: np.ndarray
-    unused: np.ndarray
-    prefix_of: Callable[[int, int], np.ndarray]
+    unused: np.ndarray  # tokens at the beginning of each text whose outputs nobody needs, integers of shape [n]
+    prefix_of: Callable[[int, int], np.ndarray]  # returns the first tokens of a text, by its position and their number
 
 
 class CommonTokens:

@@ -23,6 +23,7 @@ LARGEST_ROW_BYTES = 16 << 20
 """Rows are read as a whole, and readers hold 32 blocks of this size if one needs it."""
 
 _PIECE = 1 << 20
+# The first bytes of a file, the suffix that belongs to them, and what is said to any other
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
     (rb"BZh[1-9]1AY&SY", ".bz2", "is compressed by bzip2: give it a name that ends with .bz2."),
@@ -33,7 +34,6 @@ _BEGINNINGS = (
     (rb"version https://git-lfs", "", "is a pointer of Git LFS, not the data: get them with `git lfs pull`."),
     (rb"(?i)\s*<(!doctype|html)", "", "is an HTML page, as failed downloads leave it: download the data again."),
 )
-"""The first bytes of a file, the suffix that belongs to them, and what is said to any other."""
 
 
 def require_content_of_name(path: Path) -> None:
@@ -60,11 +60,7 @@ def not_utf8(path: Path) -> DataError | None:
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file.
-
-    Raises:
-        DataError: it is not UTF-8, or has a line that is too long.
-    """
+    """Yields the lines of a text file."""
     with pa.input_stream(path, compression="detect") as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
         try:

@@ -12,16 +12,12 @@ import pyarrow as pa
 
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32()))])
 _ROWS_IN_A_CHUNK = 1024
+# The kernel maps 64 KiB around whatever is read; after so many rows or beginnings of chunks the pages are released
 _ROWS_KEPT_MAPPED, _CHUNKS_KEPT_MAPPED = 128, 16
-"""The kernel maps 64 KiB around whatever is read; after so many rows or beginnings of chunks the pages are released."""
 
 
 class TokenFile:
-    """Token ids of texts.
-
-    Args:
-        path: a file that `TokenWriter` wrote.
-    """
+    """Token ids of texts."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -40,11 +40,7 @@ BASE_NAME = "dist_eval/demo/base"
 
 
 def build_tokenizer() -> Any:
-    """Builds a character tokenizer with one additional token for each label.
-
-    Returns:
-        A `transformers.PreTrainedTokenizerFast` that puts `<s>` in front of a text.
-    """
+    """Builds a character tokenizer with one additional token for each label."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -77,11 +73,7 @@ def shifted(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 def epoch_batches(
     positions: np.ndarray, generator: np.random.Generator, tokenizer: Any
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields one epoch of shuffled, shifted digits, each with its label as the last token.
-
-    Yields:
-        Token ids padded on the right [batch, length], lengths [batch], all int64.
-    """
+    """Yields one epoch of shuffled, shifted digits, each with its label as the last token."""
     images, labels = digits.load_images()
     order = generator.permutation(positions)
     for start in range(0, len(order), BATCH):
@@ -140,16 +132,7 @@ def pretrain(folder: Path) -> None:
 
 
 def tune(base: Path, train: Path, folder: Path) -> TunedCheckpoint:
-    """Tunes deep prompts and a head through a private swarm, and saves them.
-
-    Args:
-        base: folder of the base model.
-        train: file with the training digits.
-        folder: folder of the checkpoint.
-
-    Returns:
-        The checkpoint.
-    """
+    """Tunes deep prompts and a head through a private swarm, and saves them."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as output:

@@ -44,11 +44,7 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_indices() -> dict[str, np.ndarray]:
-    """Splits the digits into a training and a test part, stratified by class and reproducible.
-
-    Returns:
-        `train` and `test`, each a sorted int64 array of positions in `load_images()`.
-    """
+    """Splits the digits into a training and a test part, stratified by class and reproducible."""
     _, labels = load_images()
     generator = np.random.default_rng(SPLIT_SEED)
     by_class = [np.flatnonzero(labels == label) for label in range(NUM_CLASSES)]
@@ -58,12 +54,7 @@ def split_indices() -> dict[str, np.ndarray]:
 
 
 def write_csv(path: Path, split: str) -> None:
-    """Writes one split as a CSV file with the columns `text` and `label`.
-
-    Args:
-        path: the file to write; replaced if it exists.
-        split: `train` or `test`.
-    """
+    """Writes one split as a CSV file with the columns `text` and `label`."""
     images, labels = load_images()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

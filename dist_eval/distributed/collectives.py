@@ -24,29 +24,28 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, LostRankError, RunError, one_line
 from dist_eval.process.files import allow_many_files
 
+# Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at least
+# of each rank, because a round has a fixed cost
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
-"""Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at
-least of each rank, because a round has a fixed cost."""
 
 _MOST_DENSE_CELLS = 1 << 20  # a larger sparse array is not filled up before it is sent
 
+# Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others
 _CALL_SECONDS = 6 * 3600.0
-"""Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others."""
 
+# Longest wait for all ranks to make a call: some programs make it on one rank only, by mistake
 _BARRIER_SECONDS = 1800.0
-"""Longest wait for all ranks to make a call: some programs make it on one rank only, by mistake."""
 
+# How long a failing rank may take to report its error: it leaves the swarm first
 _ROOT_CAUSE_SECONDS, _POLL_SECONDS = 15.0, 0.1
-"""How long a failing rank may take to report its error: it leaves the swarm first."""
 
+# Words in torch's messages when a collective loses its connection; its errors have no type of their own
 _LOST_CONNECTION = ("gloo", "connection", "socket", "timed out")
-"""Words in torch's messages when a collective loses its connection; its errors have no type of their own."""
 
+# Environment variable: names of the network interfaces at which gloo listens, separated by commas
 _INTERFACES = "GLOO_SOCKET_IFNAME"
-"""Environment variable: names of the network interfaces at which gloo listens, separated by commas."""
 
-_group: dist.ProcessGroup | None = None
-"""The group for collectives, if it is not the default group."""
+_group: dist.ProcessGroup | None = None  # The group for collectives, if it is not the default group
 _calls = 0
 
 

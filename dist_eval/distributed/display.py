@@ -16,13 +16,7 @@ class Display(Protocol):
     """Shows the progress of all ranks."""
 
     def show(self, done: int, before: int, seconds_left: float | None) -> None:
-        """Shows how far the run is.
-
-        Args:
-            done: examples that are done.
-            before: those of earlier starts among them.
-            seconds_left: estimated time for all others, None if unknown.
-        """
+        """Shows how far the run is."""
         ...
 
     def note(self, text: str) -> None:

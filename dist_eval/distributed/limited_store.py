@@ -15,13 +15,7 @@ from dist_eval.errors import LostRankError
 
 
 class LimitedStore:
-    """Forwards calls to a store.
-
-    Args:
-        store: a `torch.distributed.Store`.
-        limit: longest wait for an answer, in seconds.
-        unanswered: returns the error message; called when the limit has passed.
-    """
+    """Forwards calls to a store."""
 
     def __init__(self, store: Any, limit: float, unanswered: Callable[[], str]) -> None:
         self._store, self._limit, self._unanswered = store, limit, unanswered
@@ -59,11 +53,7 @@ class LimitedStore:
         self._calls.put(None)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """Makes one call.
-
-        Raises:
-            LostRankError: this call or an earlier one timed out: a late answer would be taken for that of another call.
-        """
+        """Makes one call."""
         if not self._is_lost:
             self._calls.put(call)
             try:

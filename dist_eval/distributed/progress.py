@@ -28,14 +28,13 @@ _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _TOKENS, _HOST, _BATCH, _BEAT = "examples_done", "failed", "tokens_done", "host", "batch", "beat"
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
+# Added for each rank to the interval between reports, and between reads of all counters: one store serves all
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
-"""Added for each rank to the interval between reports, and between reads of all counters: one store serves all."""
 
+# Once the run was asked to stop, a rank without a heartbeat for this long is not waited for
 _BEATS_MISSED_SECONDS = 10.0
-"""Once the run was asked to stop, a rank without a heartbeat for this long is not waited for."""
 
-_BLIND_SECONDS = 5.0
-"""A leader that has not read the heartbeats for this long cannot tell which ranks were silent."""
+_BLIND_SECONDS = 5.0  # A leader that has not read the heartbeats for this long cannot tell which ranks were silent
 
 _LONGER = " To wait longer, raise --collective-timeout."
 _NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"

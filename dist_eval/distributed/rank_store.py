@@ -25,8 +25,7 @@ from dist_eval.errors import LostRankError, RunError, one_line
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 
-_SECONDS_FOR_A_RANK = 0.0005
-"""Added for each rank to the polling interval: one store answers all ranks."""
+_SECONDS_FOR_A_RANK = 0.0005  # Added for each rank to the polling interval: one store answers all ranks
 
 _FAILURE, _STARTED = "failure", "started"
 

@@ -17,11 +17,10 @@ from types import FrameType
 from dist_eval.process.files import PRIVATE
 
 STOP_FILE = "STOP"
+# How the reason begins if a person asked, not a scheduler or another program that sends signals
 _FILE_REASON = "there is a file"
-"""How the reason begins if a person asked, not a scheduler or another program that sends signals."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_SAME_REQUEST_SECONDS = 2.0
-"""A terminal's Ctrl-C reaches a rank twice, the second time from torchrun."""
+_SAME_REQUEST_SECONDS = 2.0  # A terminal's Ctrl-C reaches a rank twice, the second time from torchrun
 
 
 def leave_stop_file(folder: Path) -> None:

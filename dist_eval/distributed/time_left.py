@@ -22,12 +22,7 @@ class TimeLeft:
         self._began = 0.0
 
     def update(self, left: int, now: float) -> None:
-        """Records how much work is left; more than before begins anew.
-
-        Args:
-            left: the work, such as tokens.
-            now: current time, in seconds of any clock.
-        """
+        """Records how much work is left; more than before begins anew."""
         if not self._seen or left > self._seen[-1][1]:
             self._seen, self._began = deque([(now, left)]), now
         elif left < self._seen[-1][1]:
@@ -38,11 +33,7 @@ class TimeLeft:
             self._seen.popleft()
 
     def seconds(self, now: float) -> float | None:
-        """Returns the estimate in seconds, None as long as nothing is finished.
-
-        Args:
-            now: current time.
-        """
+        """Returns the estimate in seconds, None as long as nothing is finished."""
         if len(self._seen) < 2:
             return None
         (began, left_then), (last, left) = self._seen[0], self._seen[-1]

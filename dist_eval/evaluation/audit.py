@@ -37,8 +37,7 @@ swaps or quantizes blocks is far above them.
 """
 
 _MOST_ROUNDS, _ROUNDING = 10, 1e-9
-_MOST_JUDGES = 5
-"""Servers that decide a dispute, where there are as many: an odd number, so that two of them cannot."""
+_MOST_JUDGES = 5  # Servers that decide a dispute, where there are as many: an odd number, so that two of them cannot
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
@@ -56,11 +55,7 @@ def audited_batches(batches: int, fraction: float) -> frozenset[int]:
 
 
 def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
-    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce.
-
-    Args:
-        dtypes: what each server announces, which may be anything; the finest one counts of several that are as many.
-    """
+    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce."""
     counts = Counter(dtype for dtype in dtypes if dtype in TOLERANCES)
     most = max(counts.values(), default=0)
     tolerances = [TOLERANCES[dtype] for dtype, count in counts.items() if count == most]
@@ -68,12 +63,7 @@ def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
 
 
 def elected(votes: Counter[str], voters: int) -> str:
-    """Returns who has more than half of the votes; empty if nobody has.
-
-    Args:
-        votes: by candidate.
-        voters: number of all who vote, also of those who voted for nobody.
-    """
+    """Returns who has more than half of the votes; empty if nobody has."""
     return next((name for name, count in votes.items() if 2 * count > voters), "")
 
 

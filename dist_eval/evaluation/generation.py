@@ -56,13 +56,7 @@ def generate_run(session: RequestSession) -> HarnessResults | None:
 
 
 class _Leader:
-    """The rank that reads the dataset.
-
-    Args:
-        session: its part of the run.
-        base: the base model.
-        target: the language model.
-    """
+    """The rank that reads the dataset."""
 
     def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target, config = session, base, target, session.config

@@ -18,18 +18,7 @@ BETWEEN_EXAMPLES = "\n\n"
 
 
 def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> LabelWords:
-    """Reads what the options about prompts name.
-
-    Args:
-        model: folder or hub name of the language model.
-        options: the prompt and the label words.
-        data: how the columns of the examples are to be read.
-
-    Raises:
-        CheckpointError: there is no such model, Petals cannot serve it, or it has no tokenizer or language-model head.
-        ConfigError: prompt or label words cannot be used.
-        DataError: an example cannot be read.
-    """
+    """Reads what the options about prompts name."""
     config, template = read_base_config(model), Template(str(options.prompt))
     if Path(model).is_dir():  # a hub's is read once the model is loaded
         OutputEmbedding(model, config)
@@ -52,11 +41,7 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
 
 
 def split_name(item: str) -> tuple[str, str]:
-    """Splits an item of `--label-words` into the name of the class and its word.
-
-    Raises:
-        ConfigError: one of them is empty.
-    """
+    """Splits an item of `--label-words` into the name of the class and its word."""
     name, is_pair, word = item.partition("=")
     word = word if is_pair else name
     if not name.strip() or not word.strip():

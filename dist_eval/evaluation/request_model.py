@@ -26,9 +26,6 @@ FILES = (*continuations.FILES, *generation.FILES)
 class Requests:
     """The requests of a run; a batch has either continuations or prompts.
 
-    Args:
-        folder: what `write_continuations` and `write_prompts` wrote to.
-
     Attributes:
         continuations: those whose log-likelihoods are asked for.
         prompts: those after which a text is asked for.
@@ -70,13 +67,7 @@ class Requests:
 
 
 class RequestModel(ModelOnBackbone):
-    """A language model that answers requests of both kinds.
-
-    Args:
-        model: computes log-likelihoods.
-        generator: generates texts; None if none are asked for.
-        columns: of the answers (see `Requests.columns`).
-    """
+    """A language model that answers requests of both kinds."""
 
     def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
         super().__init__(model.backbone, model.output.hidden_size)
@@ -90,11 +81,7 @@ class RequestModel(ModelOnBackbone):
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
     ) -> dict[str, torch.Tensor]:
-        """Answers a batch (see `LanguageModel.answer` and `Generator.answer`).
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
+        """Answers a batch (see `LanguageModel.answer` and `Generator.answer`)."""
         is_prompt = lengths.shape[1] == Generator.LENGTHS
         model: Any = self._generator if is_prompt else self._model
         found = model.answer(input_ids, lengths, routing)

@@ -249,14 +249,7 @@ def fingerprint_of(
     data: Requests,
     plan: Plan,
 ) -> Fingerprint:
-    """Returns what answers depend on, by names for error messages.
-
-    Args:
-        config: the run's options.
-        base: the base model.
-        data: the requests.
-        plan: their batches.
-    """
+    """Returns what answers depend on, by names for error messages."""
     return Fingerprint(
         {
             **base.identity(),

@@ -29,20 +29,7 @@ def results_of(
     swarm: Swarm | None,
     audit: Audit | None,
 ) -> EvaluationResults:
-    """Returns all sections of `results.json` that only a complete run has.
-
-    Args:
-        combined: the results of all ranks.
-        metrics: of the predictions.
-        analysis: of the predictions.
-        coverage: the proof that they cover the dataset.
-        data: the dataset.
-        model: the model.
-        plan: the batches.
-        sessions: what was planned for sessions, None without any.
-        swarm: the servers, None without a swarm.
-        audit: the findings of the audits, None without any.
-    """
+    """Returns all sections of `results.json` that only a complete run has."""
     return EvaluationResults(
         **dict(scores_of(metrics)),
         **dict(analysis),

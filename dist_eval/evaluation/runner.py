@@ -78,19 +78,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
 
 
 class Evaluation:
-    """The phases of an evaluation whose dataset and model are ready.
-
-    Args:
-        session: this rank's part of the run.
-        task: what is evaluated.
-        data: the dataset.
-        plan: its batches.
-        model: the model.
-
-    Raises:
-        DataError: a row names no group; on the leader, before anything is sent.
-        RunError: the journal cannot be opened.
-    """
+    """The phases of an evaluation whose dataset and model are ready."""
 
     def __init__(
         self,
@@ -112,11 +100,7 @@ class Evaluation:
 
     @contextmanager
     def predicting(self) -> Iterator[BatchWorker]:
-        """Shows the progress of all ranks while this rank's worker is at work; every rank calls it.
-
-        Raises:
-            ExactnessError: the ranks have different models, data or options.
-        """
+        """Shows the progress of all ranks while this rank's worker is at work; every rank calls it."""
         session, config, model = self.session, self.session.config, self.model
         require_agreement(self.fingerprint.values)
         progress = Progress(
@@ -145,15 +129,7 @@ class Evaluation:
         )
 
     def finish(self, combined: Combined) -> dict[str, float | None]:
-        """Computes the metrics, and writes and prints the results; on the leader.
-
-        Returns:
-            The metrics by name.
-
-        Raises:
-            RunError: too many examples failed, or the results cannot be written.
-            ExactnessError: the examples are not covered exactly once, or totals that are computed twice differ.
-        """
+        """Computes the metrics, and writes and prints the results; on the leader."""
         task, config, folder = self.task, self.session.config, self.session.folder
         predictions = combined.gathered.predictions
         if combined.failed:

@@ -36,12 +36,12 @@ from dist_eval.swarm.session_room import NO_ROOM
 from dist_eval.swarm.window import Window, window_in_memory
 
 _OPENING_SECONDS = 120.0
+# Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
+# texts take about a day.
 _PREPARATION_SECONDS = 72 * 3600.0
-"""Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
-texts take about a day."""
 
+# Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
 _WORTHWHILE = 1.2
-"""Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy."""
 
 _TO_DO, _COMPLETE = "to do", "complete"
 
@@ -82,11 +82,7 @@ class Session(Generic[Config, Folder]):
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
     def __enter__(self) -> Session[Config, Folder]:
-        """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded.
-
-        Raises:
-            RunError: the folder cannot be written, or another run is using it; or ranks cannot talk to each other.
-        """
+        """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded."""
         require_known_interfaces()
         if self.topology.is_leader:
             self.folder.open(self.topology.attempt)

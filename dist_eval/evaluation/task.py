@@ -126,16 +126,7 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
 
 
 def selection_of(options: SelectionOptions, confidence: float, problem: Problem) -> Selection | None:
-    """Returns which rows the options select; None for all.
-
-    Args:
-        options: the options.
-        confidence: confidence level of the intervals that `--precision` is about.
-        problem: the problem type.
-
-    Raises:
-        ConfigError: an option does not fit the problem type.
-    """
+    """Returns which rows the options select; None for all."""
     if options.stratify and problem is not SINGLE_LABEL:
         raise ConfigError(f"--stratify takes rows of one class each, and this is a {problem.name}: leave it out.")
     if options.precision is not None and problem is REGRESSION:

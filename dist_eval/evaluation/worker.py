@@ -32,28 +32,18 @@ from dist_eval.tables import format_count
 
 @dataclass(frozen=True)
 class Assignment:
-    """Batches of one rank.
+    """Batches of one rank."""
 
-    Attributes:
-        resumed: finished by an earlier start; this rank reads them from the journal. int64 of shape [n].
-        shard: to be predicted now, int64 of shape [m].
-    """
-
-    resumed: np.ndarray
-    shard: np.ndarray
+    resumed: np.ndarray  # finished by an earlier start; this rank reads them from the journal. int64 of shape [n].
+    shard: np.ndarray  # to be predicted now, int64 of shape [m]
 
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What to do about examples that get no prediction.
+    """What to do about examples that get no prediction."""
 
-    Attributes:
-        skip: whether they are counted and left out; otherwise the first one ends the run.
-        limit: how many may be left out, on all ranks together.
-    """
-
-    skip: bool = False
-    limit: int = 0
+    skip: bool = False  # whether they are counted and left out; otherwise the first one ends the run
+    limit: int = 0  # how many may be left out, on all ranks together
 
     def require_few(self, count: int, examples: int, reason: str) -> None:
         """Raises a `RunError`, with the reason of one failure, if more examples failed than allowed, or all of them."""
@@ -105,19 +95,7 @@ def _shard(left: np.ndarray, plan: Plan, topology: Topology, session_ranks: int)
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
-    """Checks that no rank has stopped early; every rank calls it.
-
-    Args:
-        left: batches that this rank has not predicted.
-        finished: examples that it has predicted in this start.
-        failed: examples that it got no prediction for.
-        before: examples that earlier starts have predicted.
-        stop: holds the reason to stop.
-        examples: number of examples in the dataset.
-
-    Raises:
-        RunStopped: a rank has stopped early; on all ranks.
-    """
+    """Checks that no rank has stopped early; every rank calls it."""
     everybody = all_gather((left, finished, failed, stop.reason))
     if any(left for left, *_ in everybody):
         seen = before + sum(finished for _, finished, *_ in everybody)
@@ -133,19 +111,6 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
 
 class BatchWorker:
     """Predicts this rank's batches, and counts what it has done.
-
-    Args:
-        model: the model.
-        data: the tokenized examples, the same on all ranks.
-        plan: all batches, the same on all ranks.
-        journal: where finished batches are written.
-        progress: counts finished examples.
-        window: how many batches of this rank may be in flight at a time.
-        stop: tells whether the run was asked to stop.
-        drain_timeout: seconds to wait for batches in flight once the run was asked to stop.
-        failures: what to do about examples that get no prediction.
-        audited: numbers of the batches to audit.
-        session_ranks: the first so many ranks may hold sessions.
 
     Attributes:
         timeline: this rank's batches over time, and their examples.
@@ -217,19 +182,7 @@ class BatchWorker:
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
-        """Predicts batches, and writes each to the journal as soon as its answer is back.
-
-        Args:
-            shard: numbers of the batches.
-
-        Returns:
-            How many were not predicted, because the run was asked to stop.
-
-        Raises:
-            RunError: too many examples failed, or the journal cannot be written.
-            ModelOutputError: the model's outputs are no predictions.
-            SwarmError: a batch got no answer.
-        """
+        """Predicts batches, and writes each to the journal as soon as its answer is back."""
         start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
             self._model,
@@ -257,12 +210,7 @@ class BatchWorker:
         return left
 
     def work(self, topology: Topology, traffic: Traffic | None) -> RankWork:
-        """Returns what this rank did, for the section `ranks` of `results.json`.
-
-        Args:
-            topology: this process's place among the ranks.
-            traffic: what it sent to a swarm, None without one.
-        """
+        """Returns what this rank did, for the section `ranks` of `results.json`."""
         return RankWork(
             rank=topology.rank,
             host=topology.host,

@@ -23,9 +23,6 @@ class ExampleGuard:
     The harness leaves a question out of its examples only if they come from a split with the same name as `test_split`,
     which they do not where a task names no `fewshot_split`, or is evaluated on its validation split.
 
-    Args:
-        task: a task of the harness, which calls the guard from then on.
-
     Attributes:
         prompts: number of prompts with an example that was replaced.
     """
@@ -44,11 +41,7 @@ class ExampleGuard:
         return self._fewshot_context(doc, num_fewshot=num_fewshot, **options)
 
     def sample(self, n: int, **options: Any) -> Sequence[Any]:
-        """Returns examples as the task's own sampler draws them, with others in the place of the question.
-
-        Raises:
-            DataError: the task has too few examples.
-        """
+        """Returns examples as the task's own sampler draws them, with others in the place of the question."""
         sampler = self._task.sampler
         try:
             drawn = self._sample(n=n, **options)

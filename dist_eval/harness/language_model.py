@@ -30,11 +30,11 @@ Answer = Callable[[Iterator[Pair], Iterator[Prompt]], np.ndarray]
 and of `generation_columns`, of shape [n]."""
 
 _ROLLING, _GENERATION = "loglikelihood_rolling", "generate_until"
+# Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default
 _SAMPLED_FROM = 50
-"""Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default."""
 
+# Further settings that a task may name, with the only values that are supported
 _NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "use_cache": True}
-"""Further settings that a task may name, with the only values that are supported."""
 _TOKENIZED_AT_ONCE = 1000
 
 
@@ -42,16 +42,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     """A language model for the harness, which answers the requests of all tasks at the first call.
 
     Token ids are those of the harness' own Hugging Face backend (`lm_eval.models.huggingface.HFLM`).
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        tasks: all tasks of the run, whose requests the harness has built before its first call.
-        answer: answers them.
-        max_length: most tokens that the model can be sent.
-        vocab_size: number of token ids that the model knows.
-        strict: raise an error for a context that is too long.
-        seed: of texts that a task wants to be drawn at random.
-        say: takes a notice for the user, and its kind (see `dist_eval.harness.notices.Notices.say`).
     """
 
     def __init__(
@@ -257,11 +247,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return list(self.tokenizer.encode(string, verbose=False, **special))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Puts a conversation into the tokenizer's chat template, without system messages if it refuses them.
-
-        Raises:
-            ConfigError: the template does not take this conversation.
-        """
+        """Puts a conversation into the tokenizer's chat template, without system messages if it refuses them."""
         try:
             text = self._templated(chat_history, add_generation_prompt)
         except TemplateError as error:
@@ -305,11 +291,7 @@ def _bad_template(error: Exception) -> ConfigError:
 
 
 def _text_of(instance: Instance, number: int) -> str:
-    """Returns one of the texts of a request.
-
-    Raises:
-        DataError: the task has made something else.
-    """
+    """Returns one of the texts of a request."""
     text = instance.args[number]
     if not isinstance(text, str):
         is_target = number == 1 or instance.request_type == _ROLLING

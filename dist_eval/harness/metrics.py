@@ -13,13 +13,7 @@ from dist_eval.statistics.documents import document_interval
 def task_results(
     results: Mapping[str, Any], aggregations: Mapping[str, Mapping[str, str | None]], confidence: float
 ) -> dict[str, TaskResults]:
-    """Returns the tasks of the harness' results.
-
-    Args:
-        results: the harness' results, with its samples.
-        aggregations: the harness' function that makes each metric of its documents' values, by task and metric.
-        confidence: confidence level of the intervals.
-    """
+    """Returns the tasks of the harness' results."""
     found = {}
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})

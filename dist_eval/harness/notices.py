@@ -69,12 +69,7 @@ class Notices(logging.Handler):
             self.say(text, kind=(record.pathname, record.lineno))
 
     def say(self, text: str, kind: object = None) -> None:
-        """Adds a notice.
-
-        Args:
-            text: what to say.
-            kind: of many notices of an equal kind only the first ones are kept.
-        """
+        """Adds a notice."""
         text = readable(text)
         kind = kind or text
         texts = self._texts.setdefault(kind, [])
@@ -107,13 +102,7 @@ def readable(text: str) -> str:
 
 
 def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[str]:
-    """Yields what the harness ignores of a task's file and of the options.
-
-    Args:
-        name: the task.
-        task: the task itself.
-        num_fewshot: `--num-fewshot`.
-    """
+    """Yields what the harness ignores of a task's file and of the options."""
     if num_fewshot and task.get_config("num_fewshot") == 0:
         yield f"Task {name} says num_fewshot: 0, so it has no examples: --num-fewshot {num_fewshot} is ignored."
     if not isinstance(task, ConfigurableTask):
@@ -129,14 +118,7 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
 
 
 def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> list[str]:
-    """Returns what the harness has left out of a task's metrics, or counted as wrong.
-
-    Args:
-        name: the task.
-        task: the task itself.
-        samples: its documents with the model's answers.
-        figures: its entry in the harness' results.
-    """
+    """Returns what the harness has left out of a task's metrics, or counted as wrong."""
     found = []
     numbers = {metric for metric, _, _ in figures_of(figures)}
     missing = [metric for metric in task.aggregation() if metric not in numbers]

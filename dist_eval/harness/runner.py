@@ -31,29 +31,14 @@ if TYPE_CHECKING:
 
 
 def evaluate_tasks(session: RequestSession) -> HarnessResults | None:
-    """Evaluates a language model on tasks of the harness; every rank calls it.
-
-    Args:
-        session: this rank's part of the run, not yet opened.
-
-    Returns:
-        On the leader the sections of `results.json`, else None.
-
-    Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
-    """
+    """Evaluates a language model on tasks of the harness; every rank calls it."""
     if session.topology.is_leader:
         require_harness()
     return run_with_leader(session, lambda *own: Leader(*own).run())
 
 
 def require_harness() -> None:
-    """Checks that the harness is installed.
-
-    Raises:
-        ConfigError: it is not; the message says how to install it.
-    """
+    """Checks that the harness is installed."""
     if find_spec("lm_eval") is None:
         raise ConfigError(
             "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "
@@ -66,13 +51,7 @@ class AlreadyComplete(EvaluationError):
 
 
 class Leader:
-    """The rank that runs the harness.
-
-    Args:
-        session: its part of the run.
-        base: the base model.
-        target: the language model.
-    """
+    """The rank that runs the harness."""
 
     def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
         self._session, self._base, self._target = session, base, target
@@ -81,11 +60,7 @@ class Leader:
         self._broken: Exception | None = None
 
     def run(self) -> HarnessResults | None:
-        """Runs the harness, which calls `answer`; writes and prints the results.
-
-        Raises:
-            EvaluationError: the model or the tasks cannot be used, or a rank failed.
-        """
+        """Runs the harness, which calls `answer`; writes and prints the results."""
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 

@@ -46,30 +46,17 @@ class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
 
 @dataclass(frozen=True)
 class LoadedTasks:
-    """The tasks of a run.
+    """The tasks of a run."""
 
-    Attributes:
-        manager: finds exactly these.
-        tasks: the tasks by name.
-        options: the options of the run.
-        notices: what the harness warns of.
-        guards: what keeps questions out of their examples, by task.
-    """
-
-    manager: TaskManager
-    tasks: dict[str, Any]
-    options: HarnessConfig
-    notices: Notices
-    guards: dict[str, ExampleGuard]
+    manager: TaskManager  # finds exactly these
+    tasks: dict[str, Any]  # the tasks by name
+    options: HarnessConfig  # the options of the run
+    notices: Notices  # what the harness warns of
+    guards: dict[str, ExampleGuard]  # what keeps questions out of their examples, by task
 
     @classmethod
     def load(cls, options: HarnessConfig) -> LoadedTasks:
-        """Reads the tasks and their data.
-
-        Raises:
-            ConfigError: there is no such task, or there are several ones.
-            DataError: a task's file or data cannot be read.
-        """
+        """Reads the tasks and their data."""
         missing = [path for path in options.include_path if not Path(path).is_dir()]
         if missing:
             raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
@@ -146,19 +133,7 @@ class LoadedTasks:
         }
 
     def run(self, model: LM, tracker: EvaluationTracker) -> dict[str, Any]:
-        """Runs the harness.
-
-        Args:
-            model: answers the requests.
-            tracker: notes what the harness' results file says of the run.
-
-        Returns:
-            The harness' results, with its samples.
-
-        Raises:
-            DataError: a task fails on its documents.
-            EvaluationError: any that the model raises.
-        """
+        """Runs the harness."""
         options = self.options
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
@@ -211,11 +186,7 @@ def _own_files(skipped: Mapping[str, str], options: HarnessConfig) -> Iterator[t
 
 
 def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Adds tasks to others.
-
-    Raises:
-        ConfigError: two of one name differ, of which the harness would evaluate the last one, under both names.
-    """
+    """Adds tasks to others."""
     members = [task for group in found.get("groups", {}).values() for task in group.get_all_tasks()]
     for task in [*found["tasks"].values(), *members]:
         other = tasks.setdefault(task.task_name, task)
@@ -252,16 +223,7 @@ def tracker_of(folder: Path) -> EvaluationTracker:
 
 
 def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> HarnessFiles:
-    """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` of each task.
-
-    Args:
-        tracker: from `tracker_of`.
-        results: the harness' results with its samples, which are changed.
-        folder: the run's folder.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` of each task."""
     samples = results.pop("samples")
     with quiet(), private_files():
         tracker.save_results_aggregated(results=results, samples=samples)

@@ -49,15 +49,10 @@ class HostedModel:
 
 
 class Backbone(HostedModel, ABC):
-    """A base model without a head.
+    """A base model without a head."""
 
-    Attributes:
-        config: its `transformers` config.
-        sessions: where texts that begin alike are sent; None for plain forwards.
-    """
-
-    config: Any
-    sessions: SessionPool | None = None
+    config: Any  # its `transformers` config
+    sessions: SessionPool | None = None  # where texts that begin alike are sent; None for plain forwards
 
     @property
     @abstractmethod
@@ -111,12 +106,7 @@ class Backbone(HostedModel, ABC):
         return math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
-        """Asks for how many sessions with texts that begin alike there is room.
-
-        Args:
-            share: of the servers' free memory that may be taken, 0 to 1.
-            session_tokens: tokens that a session may hold.
-        """
+        """Asks for how many sessions with texts that begin alike there is room."""
         return NO_ROOM
 
     @abstractmethod

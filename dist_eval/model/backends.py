@@ -22,8 +22,7 @@ from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
 from dist_eval.swarm.router import Router
 
-_PATIENCE = 2.0
-"""Times --request-timeout after which a request without an answer is that of a rank that hangs."""
+_PATIENCE = 2.0  # Times --request-timeout after which a request without an answer is that of a rank that hangs
 
 
 @dataclass(frozen=True)
@@ -165,12 +164,7 @@ def load_model(
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> LoadedModel:
-    """Builds the model in this process, on a GPU of this host if there is one.
-
-    Raises:
-        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on, or the installed
-            transformers cannot compute the model.
-    """
+    """Builds the model in this process, on a GPU of this host if there is one."""
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):
         return load_full_model(target, device)
@@ -180,11 +174,7 @@ def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -
 def with_head(
     backbone: Backbone, base: BaseModelSpec, target: TunedCheckpoint | LabelWords | CausalModel
 ) -> ModelOnBackbone:
-    """Puts the head of what is evaluated on its base model, which is closed if that fails.
-
-    Raises:
-        CheckpointError: the head does not fit these weights, or cannot be read.
-    """
+    """Puts the head of what is evaluated on its base model, which is closed if that fails."""
     try:
         if isinstance(target, TunedCheckpoint):
             return with_tuned_head(backbone, base.name, target)

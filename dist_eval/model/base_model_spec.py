@@ -27,11 +27,11 @@ from dist_eval.swarm.families import (
 from dist_eval.swarm.model_weights import weight_map
 
 _LONGEST_TEXT = 1 << 20
+# Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)
 _POSITIONS_AFTER_PAD = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-"""Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)."""
 
 EvalTarget = TunedCheckpoint | PretrainedClassifier | LabelWords
 """The classifier that is evaluated: tuned tensors or label words for a base model, or a complete classifier."""

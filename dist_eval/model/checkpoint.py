@@ -41,10 +41,9 @@ _FIELD_TYPES = {
     "base_model_fingerprint": str,
     "active_adapter": str,
 }
+# What the names of the prompts begin with in Petals' models, unless it is "model."
 _PREFIXES = {"bloom": "transformer.", "falcon": "transformer."}
-"""What the names of the prompts begin with in Petals' models, unless it is "model."."""
-_ADAPTER = "active_adapter"
-"""The field of a Petals model's config that names the LoRA adapter in use."""
+_ADAPTER = "active_adapter"  # The field of a Petals model's config that names the LoRA adapter in use
 ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 _OWN_FIELDS = {
     *_FIELD_TYPES,

@@ -102,24 +102,7 @@ def load_swarm_backbone(
     adapter: str | None = None,
     **options: Any,
 ) -> SwarmBackbone:
-    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
-
-    Args:
-        model: folder or hub name of the base model.
-        dht: a running `hivemind.DHT` (see `dist_eval.swarm.client.join_swarm`).
-        dht_prefix: name under which the swarm announces the blocks.
-        request_timeout: seconds to wait for a server's answer.
-        max_retries: attempts for each part of a request.
-        adapter: name of a LoRA adapter: only servers that hold it are asked, and they add it.
-        **options: further arguments of `dist_eval.swarm.requests.SwarmRequests`, such as `router` and `compression`.
-
-    Returns:
-        The base model. Close it before the process group.
-
-    Raises:
-        CheckpointError: weights are missing or pickled.
-        SwarmError: a block has no server any more.
-    """
+    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process."""
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
@@ -133,15 +116,7 @@ def load_swarm_backbone(
 
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
-    """Loads a base model that runs in this process.
-
-    Args:
-        model: folder or hub name of the base model.
-        device: of the base model, by default the CPU.
-
-    Raises:
-        CheckpointError: weights are missing or pickled.
-    """
+    """Loads a base model that runs in this process."""
     architecture = Architecture(read_base_config(model), model)
     base = load_base_model(architecture.base_class, model, architecture)
     backbone = LocalBackbone(base, architecture)
@@ -150,21 +125,7 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
 
 
 def load_on_swarm(model: str, tuned: TunedCheckpoint, dht: Any, **settings: Any) -> Classifier:
-    """Builds a classifier whose blocks a swarm hosts.
-
-    Args:
-        model: folder or hub name of the base model.
-        tuned: the tuned checkpoint.
-        dht: a running `hivemind.DHT`.
-        **settings: further arguments of `load_swarm_backbone`.
-
-    Returns:
-        The classifier. Close it before the process group.
-
-    Raises:
-        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
-        SwarmError: a block has no server any more.
-    """
+    """Builds a classifier whose blocks a swarm hosts."""
     return with_tuned_head(load_swarm_backbone(model, dht, **settings), model, tuned)
 
 
@@ -186,36 +147,14 @@ def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None
 
 
 def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> Classifier:
-    """Puts the tuned head and prompts on a base model.
-
-    Args:
-        backbone: the base model.
-        model: its folder or hub name.
-        tuned: the tuned checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint was tuned on other weights.
-    """
+    """Puts the tuned head and prompts on a base model."""
     found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
     tuned.require_base(model, backbone.config, found)
     return Classifier(backbone, tuned)
 
 
 def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
-    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors.
-
-    Args:
-        model: a Petals `Distributed*ForSequenceClassification`.
-        requests: those of an earlier classifier of this model, if any.
-        seed: of the choice between equal servers; different on each rank.
-
-    Returns:
-        The classifier. Do not close it: the model owns the DHT node.
-
-    Raises:
-        CheckpointError: the installed version of Petals cannot serve it.
-        SwarmError: a block has no server.
-    """
+    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors."""
     from dist_eval.options.groups import SwarmOptions
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
@@ -242,11 +181,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
 
 
 class PetalsShell:
-    """What a model of Petals' own classes computes in its process; as `dist_eval.model.shell.Shell`.
-
-    Args:
-        model: a Petals `Distributed*Model`.
-    """
+    """What a model of Petals' own classes computes in its process; as `dist_eval.model.shell.Shell`."""
 
     def __init__(self, model: Any) -> None:
         self.config, self.word_embeddings, self.final_norm = model.config, model.word_embeddings, model.ln_f

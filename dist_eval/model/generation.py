@@ -26,8 +26,8 @@ from dist_eval.model.text_session import TextSession
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.router import Routing
 
+# Seconds: other ranks, and others, keep their caches until their texts are complete
 _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
-"""Seconds: other ranks, and others, keep their caches until their texts are complete."""
 
 
 class Generator(ModelOnBackbone):

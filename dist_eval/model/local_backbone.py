@@ -18,12 +18,7 @@ from dist_eval.swarm.router import Routing
 
 
 class LocalBackbone(Backbone):
-    """A base model that runs in this process.
-
-    Args:
-        model: a Hugging Face base model.
-        architecture: of the model.
-    """
+    """A base model that runs in this process."""
 
     def __init__(self, model: Any, architecture: Architecture) -> None:
         self.model, self.config, self._architecture = model, architecture.config, architecture

@@ -17,11 +17,9 @@ from dist_eval.model.shell import LanguageModelHead
 from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.model_weights import ModelWeights
 
-_CHUNK_BYTES = 1 << 25
-"""Of a chunk of the vocabulary, and of its logits, in float32."""
+_CHUNK_BYTES = 1 << 25  # Of a chunk of the vocabulary, and of its logits, in float32
 
-_HELD_BYTES = 1 << 30
-"""Larger weights stay in the file, of which all ranks of a host share one copy."""
+_HELD_BYTES = 1 << 30  # Larger weights stay in the file, of which all ranks of a host share one copy
 
 
 class OutputEmbedding:

@@ -132,12 +132,7 @@ class PretrainedClassifier:
 
 
 class FullClassifier(HostedModel):
-    """A `PretrainedClassifier`, loaded.
-
-    Args:
-        model: a Hugging Face `...ForSequenceClassification`.
-        device: to run it on.
-    """
+    """A `PretrainedClassifier`, loaded."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
@@ -163,16 +158,7 @@ class FullClassifier(HostedModel):
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
     ) -> dict[str, torch.Tensor]:
-        """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`).
-
-        Args:
-            input_ids: may hold token types, too (see `dist_eval.data.token_types`).
-            lengths: number of real tokens of each text.
-            routing: not used.
-
-        Raises:
-            ModelOutputError: the model failed, or its outputs have the wrong shape.
-        """
+        """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`)."""
         logits = torch.empty(len(lengths), self.num_labels)
         for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero().squeeze(1)
@@ -203,18 +189,7 @@ class FullClassifier(HostedModel):
 
 
 def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullClassifier:
-    """Loads a classifier.
-
-    Args:
-        full: the classifier to load.
-        device: to load it on.
-
-    Returns:
-        The classifier.
-
-    Raises:
-        CheckpointError: weights are missing or pickled; a missing head would be random.
-    """
+    """Loads a classifier."""
     from transformers import AutoModelForSequenceClassification
 
     what = f"The classifier {full.name}"

@@ -40,10 +40,6 @@ class Draws:
     """Random numbers of some texts, each from a generator of its own.
 
     So what is drawn for a text depends on the seed and on its position, not on the batch or the rank that it is in.
-
-    Args:
-        seed: of all texts.
-        positions: of the texts in the dataset.
     """
 
     def __init__(self, seed: int, positions: list[int]) -> None:

@@ -19,41 +19,29 @@ from dist_eval.swarm.router import Routing
 if TYPE_CHECKING:
     from dist_eval.model.backbone import Backbone
 
+# Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
-"""Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then."""
 
-_THREADS = 4
-"""Threads that share a session, for each server that its texts pass."""
+_THREADS = 4  # Threads that share a session, for each server that its texts pass
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts before every text.
+    """The prompts before every text."""
 
-    Attributes:
-        tokens: float32 of shape [pre_seq_len, hidden], or None.
-        deep: float32 of shape [blocks, pre_seq_len, hidden], or None.
-    """
-
-    tokens: torch.Tensor | None = None
-    deep: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None  # float32 of shape [pre_seq_len, hidden], or None
+    deep: torch.Tensor | None = None  # float32 of shape [blocks, pre_seq_len, hidden], or None
 
     def __len__(self) -> int:
         return 0 if self.tokens is None else len(self.tokens)
 
 
 class _Beginnings(NamedTuple):
-    """What the rows of a session hold.
+    """What the rows of a session hold."""
 
-    Attributes:
-        ids: their token ids, int64 of shape [rows, tokens].
-        common: tokens that are a step of their own, because other beginnings have them, too.
-        length: most tokens of a text, without prompts.
-    """
-
-    ids: torch.Tensor
-    common: int
-    length: int
+    ids: torch.Tensor  # their token ids, int64 of shape [rows, tokens]
+    common: int  # tokens that are a step of their own, because other beginnings have them, too
+    length: int  # most tokens of a text, without prompts
 
     def equal(self, other: _Beginnings) -> bool:
         """Whether rows hold the same tokens, which were sent in the same steps."""
@@ -67,19 +55,12 @@ class _Beginnings(NamedTuple):
 
 @dataclass(eq=False)
 class _Open:
-    """A session that is open, or is being opened.
+    """A session that is open, or is being opened."""
 
-    Attributes:
-        session: the session.
-        held: what its rows hold; None while that changes.
-        users: threads that use it: several if their texts begin with what it holds.
-        failed: whether it is to be closed once nobody uses it.
-    """
-
-    session: TextSession | None = None
-    held: _Beginnings | None = None
-    users: int = 1
-    failed: bool = False
+    session: TextSession | None = None  # the session
+    held: _Beginnings | None = None  # what its rows hold; None while that changes
+    users: int = 1  # threads that use it: several if their texts begin with what it holds
+    failed: bool = False  # whether it is to be closed once nobody uses it
 
     @property
     def servers(self) -> int:

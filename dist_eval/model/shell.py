@@ -25,18 +25,11 @@ from dist_eval.swarm.model_weights import ModelWeights, require_all_read
 class Shell:
     """A base model without its layers, in float32.
 
-    Args:
-        name: folder or hub name of the model.
-        config: its `transformers` config.
-
     Attributes:
         config: of the decoder.
         has_attention_cache: whether servers can keep the keys and values of texts (see `Architecture`).
         word_embeddings: the embeddings of the vocabulary.
         final_norm: the norm after the last layer.
-
-    Raises:
-        CheckpointError: the model cannot be computed without its layers, or weights are missing.
     """
 
     def __init__(self, name: str, config: Any) -> None:
@@ -68,12 +61,7 @@ class Shell:
 
 
 def final_norm_of(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """Returns the norm after the layers of a base model.
-
-    Args:
-        model: the base model.
-        architecture: of the model.
-    """
+    """Returns the norm after the layers of a base model."""
     return nn.Identity() if architecture.final_norm is None else model.get_submodule(architecture.final_norm)
 
 
@@ -113,17 +101,7 @@ def _load(name: str, architecture: Architecture) -> Any:
 
 
 def load_base_model(model_class: Any, name: str, architecture: Architecture, parts: Sequence[str] = ("",)) -> Any:
-    """Loads a base model in float32, in eval mode and without gradients.
-
-    Args:
-        model_class: its class.
-        name: folder or hub name.
-        architecture: of the model.
-        parts: what the names of the weights to load begin with, by default of all.
-
-    Raises:
-        CheckpointError: weights are missing or pickled, or would be left out.
-    """
+    """Loads a base model in float32, in eval mode and without gradients."""
     tensors: dict[str, torch.Tensor] = {}
     weights = ModelWeights(name, architecture)
     for part in parts:
@@ -159,24 +137,16 @@ def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor
 
 @dataclass(frozen=True)
 class LanguageModelHead:
-    """How a language model makes logits of hidden states after the final norm.
+    """How a language model makes logits of hidden states after the final norm."""
 
-    Attributes:
-        path: of the output embedding in the language model.
-        function: what is done to the products of hidden states and output embedding, floats of shape [positions,
-            tokens]; None for nothing.
-    """
-
-    path: str
+    path: str  # of the output embedding in the language model
+    # what is done to the products of hidden states and output embedding, floats of shape [positions, tokens]; None for
+    # nothing
     function: Callable[[torch.Tensor], torch.Tensor] | None
 
     @classmethod
     def of(cls, architecture: Architecture) -> LanguageModelHead:
-        """Finds it for a decoder.
-
-        Raises:
-            CheckpointError: its language model has another base model.
-        """
+        """Finds it for a decoder."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         class Output(MoeModelOutputWithPast):

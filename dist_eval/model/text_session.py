@@ -121,12 +121,7 @@ class SwarmTextSession(TextSession):
 
 
 class RecomputedTextSession(TextSession):
-    """Texts that are computed from their beginning at each step: nothing is kept of them.
-
-    Args:
-        hidden_states: the base model, from token ids to outputs for prompts and tokens; records the route.
-        rows: number of texts.
-    """
+    """Texts that are computed from their beginning at each step: nothing is kept of them."""
 
     def __init__(self, hidden_states: Callable[[torch.Tensor, Routing | None], torch.Tensor], rows: int) -> None:
         self._hidden_states = hidden_states

@@ -23,14 +23,7 @@ _NAME = "layer_{:02d}-model_states.safetensors"
 
 
 def tuned_tensors_of(model: Any) -> TunedCheckpoint:
-    """Copies the tuned tensors out of a Petals model.
-
-    Args:
-        model: a Petals `Distributed*ForSequenceClassification`.
-
-    Returns:
-        Copies of its current tensors, in float32 on the CPU.
-    """
+    """Copies the tuned tensors out of a Petals model."""
     config, base = model.config, model.transformer
     prompts = deep = None
     if config.tuning_mode:

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 
-_VALUES_SAMPLED = 32
-"""Of each tensor, to check that ranks have the same model."""
+_VALUES_SAMPLED = 32  # Of each tensor, to check that ranks have the same model
 
+# Requests of each model, kept for their statistics of the servers
 _requests: WeakKeyDictionary[nn.Module, SwarmRequests] = WeakKeyDictionary()
-"""Requests of each model, kept for their statistics of the servers."""
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
@@ -257,11 +256,7 @@ def _classifier_on_swarm(model: nn.Module, topology: Topology) -> Classifier:
 
 
 def _require_unmodified(model: nn.Module) -> None:
-    """Checks that a model's logits follow from its prompts and its head alone.
-
-    Raises:
-        ConfigError: its forward, or its head, is not that of Petals.
-    """
+    """Checks that a model's logits follow from its prompts and its head alone."""
     head = getattr(model, "score", None)
     problem = None
     if not type(model).forward.__module__.startswith(("petals.", "transformers.")):

@@ -16,8 +16,7 @@ from typing import BinaryIO
 _PIECES, _PIECE_BYTES = 64, 4096
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 1 << 16
-_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
-"""What opening one that is missing, a link, or a socket gives."""
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # What opening one that is missing, a link, or a socket gives
 
 
 PRIVATE, BY_UMASK = 0o600, 0o666

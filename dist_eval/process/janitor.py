@@ -19,11 +19,7 @@ EXITING = 0x4  # PF_EXITING in the flags of proc_pid_stat(5)
 
 
 def processes_of(folder: str) -> dict[int, bool]:
-    """Finds this user's processes whose command line or TMPDIR names `folder`, except this one.
-
-    Returns:
-        Their ids, and whether they are janitors of other workspaces.
-    """
+    """Finds this user's processes whose command line or TMPDIR names `folder`, except this one."""
     needle, janitor = os.fsencode(folder), os.fsencode(__file__)
     found: dict[int, bool] = {}
     for name in os.listdir("/proc"):

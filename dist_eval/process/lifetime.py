@@ -32,8 +32,8 @@ _SHARER_END_SECONDS = 5.0
 _PREFIX, _LONGEST_BASE = "dist_eval-", 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
+# Loaded now: in a process that was just forked from one with threads, loading could deadlock
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
-"""Loaded now: in a process that was just forked from one with threads, loading could deadlock."""
 
 _bind_forks = _forks_apart = False
 _forking_pid = 0

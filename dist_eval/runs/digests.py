@@ -30,12 +30,7 @@ def tables_of(results: RunHeader) -> list[str]:
 
 
 def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
-    """Returns results as JSON values, with the digests of the tables that exist in the run's folder.
-
-    Raises:
-        OSError: a table cannot be read.
-        TypeError: the results are no JSON.
-    """
+    """Returns results as JSON values, with the digests of the tables that exist in the run's folder."""
     from dist_eval.results.run import Digests
 
     tables = tables_of(results)
@@ -53,20 +48,12 @@ def is_intact(content: Any) -> bool:
 
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
-    """Returns the name of a table that is missing or not what the run wrote; None if the run is whole.
-
-    Raises:
-        OSError: a table cannot be read.
-    """
+    """Returns the name of a table that is missing or not what the run wrote; None if the run is whole."""
     return next((name for name in tables_of(results) if not is_as_written(results, folder, name)), None)
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
-    """Returns whether a file in the run's folder is what the run wrote, as far as its results have a digest of it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Returns whether a file in the run's folder is what the run wrote, as far as its results have a digest of it."""
     digest = results.digests.files.get(name) if results.digests else None
     return digest is None or digest == file_digest(folder / name)
 

@@ -34,11 +34,7 @@ class ResultsFolder(RunFolder):
     foreign_files = (TUNING_RESULTS,)
 
     def save_timelines(self, timelines: list[RankTimeline]) -> None:
-        """Writes `timeline.json`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Writes `timeline.json`."""
         with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
             write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
 

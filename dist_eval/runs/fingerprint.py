@@ -11,8 +11,7 @@ from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
-_DERIVED = ("token ids", "plan")
-"""Names that change only if another one does, or if dist_eval itself has changed."""
+_DERIVED = ("token ids", "plan")  # Names that change only if another one does, or if dist_eval itself has changed
 
 _PARTS, _DIGEST, _FORMAT = "parts", "digest", "format"
 _CURRENT_FORMAT = 2  # 1 hashed what transformers made of a model's config, which depends on its version

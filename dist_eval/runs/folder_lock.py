@@ -23,17 +23,11 @@ _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 
 
 class FolderLock(NamedTuple):
-    """The lock of this process.
+    """The lock of this process."""
 
-    Attributes:
-        descriptor: of the file; the lock is held until it is closed, or any other one of the same file.
-        holder: this process, in words.
-        previous: the process that held the lock before, in words; empty if none did.
-    """
-
-    descriptor: int
-    holder: str
-    previous: str
+    descriptor: int  # of the file; the lock is held until it is closed, or any other one of the same file
+    holder: str  # this process, in words
+    previous: str  # the process that held the lock before, in words; empty if none did
 
     @property
     def is_restart(self) -> bool:
@@ -54,15 +48,7 @@ def last_holder(output: Path) -> str:
 
 
 def require_journal_of_ours(output: Path) -> None:
-    """Requires that the journal is no link to another folder, unless only this user can have put it there.
-
-    Args:
-        output: the run's folder.
-
-    Raises:
-        RunError: somebody else may have.
-        OSError: the folder cannot be read.
-    """
+    """Requires that the journal is no link to another folder, unless only this user can have put it there."""
     journal = output / JOURNAL
     if not journal.is_symlink():
         return
@@ -78,16 +64,6 @@ def take_lock(output: Path) -> FolderLock:
     """Takes the lock, waiting up to 5 s for a run that is about to end.
 
     It is a POSIX record lock: it ends with the process, is not inherited by forks, and works on network file systems.
-
-    Args:
-        output: the run's folder; the journal's folder exists in it.
-
-    Returns:
-        The lock.
-
-    Raises:
-        RunError: another run holds the lock, or its file is a link to another file.
-        OSError: the folder cannot be written.
     """
     path = output / JOURNAL / LOCK_FILE
     if path.is_symlink():

@@ -12,16 +12,11 @@ from dist_eval.results.run import RunHeader
 
 @dataclass(frozen=True)
 class FoundResults:
-    """The results in a run's folder when it was opened.
+    """The results in a run's folder when it was opened."""
 
-    Attributes:
-        content: of their file; None if there was none.
-        results: the same; None if there was none, or it is damaged.
-        damaged: a file of the run that is damaged, or missing: that of the results, or a table; None if all are intact.
-    """
-
-    content: bytes | None = None
-    results: RunHeader | None = None
+    content: bytes | None = None  # of their file; None if there was none
+    results: RunHeader | None = None  # the same; None if there was none, or it is damaged
+    # a file of the run that is damaged, or missing: that of the results, or a table; None if all are intact
     damaged: Path | None = None
 
     @property

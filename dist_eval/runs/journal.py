@@ -47,15 +47,12 @@ _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
 _WIDTH_BYTES = 4
 
+# What a record with a prediction for every example, and one with an audit, is worth more than another one
 _WHOLE, _AUDITED = 2, 1
-"""What a record with a prediction for every example, and one with an audit, is worth more than another one."""
 
 
 class _Index:
     """Where the record of each batch is: in arrays, because there may be millions.
-
-    Args:
-        batches: of the plan.
 
     Attributes:
         worth: of each batch's record, uint8 of shape [batches]: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`).
@@ -78,11 +75,7 @@ class _Index:
         self.worth[batch : batch + 1] = 0
 
     def places(self, batches: np.ndarray) -> Iterator[tuple[Path, list[int]]]:
-        """Yields the files that hold batches, int64 of shape [n], and the offsets in each, both in ascending order.
-
-        Raises:
-            KeyError: a batch has no record.
-        """
+        """Yields the files that hold batches, int64 of shape [n], and the offsets in each, both in ascending order."""
         if not self.worth[batches].all():
             raise KeyError(int(batches[self.worth[batches] == 0][0]))
         paths = sorted(self._numbers)
@@ -239,11 +232,7 @@ def _width(columns: AnswerColumns) -> int:
 
 
 def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | None:
-    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`.
-
-    Returns:
-        None if the checksum fails, or the answers have other columns.
-    """
+    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`."""
     if len(head) < _HEAD.size + _FIELDS.size or not head.startswith(_MAGIC):
         return None
     _, checksum = _HEAD.unpack_from(head)

@@ -16,8 +16,7 @@ from dist_eval.runs.fingerprint import Fingerprint
 SUFFIX, FAULTY_SUFFIX = ".batches", ".odd"
 """Of a rank's finished batches, and of what marks a server as excluded (see `dist_eval.runs.journal`)."""
 
-_DAMAGE = (ValueError, KeyError, TypeError)
-"""What reading a damaged JSON file raises."""
+_DAMAGE = (ValueError, KeyError, TypeError)  # What reading a damaged JSON file raises
 
 
 def has_batches(folder: Path) -> bool:

@@ -18,12 +18,10 @@ from dist_eval.runs.environment import now
 from dist_eval.runs.evaluation_folder import ResultsFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT, TIMELINE
 
-_SCORING = ("confidence", "bootstrap_iters")
-"""Options that change nothing of the answers."""
+_SCORING = ("confidence", "bootstrap_iters")  # Options that change nothing of the answers
 
 _DATE = "????-??-??T??-??-??*"
-_HARNESS_FILES = (f"results_{_DATE}.json", f"samples_*_{_DATE}.jsonl")
-"""Patterns of what the harness writes."""
+_HARNESS_FILES = (f"results_{_DATE}.json", f"samples_*_{_DATE}.jsonl")  # Patterns of what the harness writes
 
 
 class RequestsFolder(ResultsFolder):

@@ -256,11 +256,7 @@ class RunFolder(ABC):
 
     @abstractmethod
     def _validate(self, content: Any) -> RunHeader:
-        """Makes a record of the parsed results.
-
-        Raises:
-            ValueError: they have another format.
-        """
+        """Makes a record of the parsed results."""
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
         """Returns whether a complete run has examples that a new start would try again."""
@@ -331,11 +327,7 @@ class RunFolder(ABC):
         return True
 
     def _read(self) -> RunHeader | None:
-        """Returns the results; None if they are missing or damaged.
-
-        Raises:
-            OSError: they cannot be read: perhaps later.
-        """
+        """Returns the results; None if they are missing or damaged."""
         try:
             return self._parse((self.path / self.results_name).read_bytes())
         except FileNotFoundError:

@@ -202,9 +202,6 @@ def _replace_loopback(host: str, address: str, *, from_slurm: bool) -> str:
     """Returns what to use in place of a loopback address, at which other hosts would only reach themselves.
 
     An address from Slurm is kept. If Slurm has a name instead, it is this host's only other address.
-
-    Raises:
-        ConfigError: the user gave the address, or this host does not have exactly one other.
     """
     if from_slurm and host == address:
         return address
@@ -261,11 +258,7 @@ def parse_args(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit status: 0 after Ctrl-C or for a complete swarm, 1 for an error or missing blocks.
-    """
+    """Runs the command line."""
     command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
     if not parsed.verbose:
         silence_libraries()

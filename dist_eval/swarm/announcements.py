@@ -22,20 +22,17 @@ from dist_eval.swarm.failures import WrongAnswer
 MOST_BLOCKS = 1000
 """Most blocks of a model; the largest that Petals can serve have 126."""
 
-_FASTEST, _SLOWEST = 1e8, 1e-3
-"""Plausible speeds, in tokens per second through a block."""
+_FASTEST, _SLOWEST = 1e8, 1e-3  # Plausible speeds, in tokens per second through a block
 
 _MOST_CACHE_TOKENS = 2**40
 _LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS = 100, 1000, 100
+# Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
+# decoder's stack, so that 250 of them end a process that follows them
 _TUPLE, _MOST_NESTED = 0x40, 4
-"""Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
-decoder's stack, so that 250 of them end a process that follows them."""
-_TENSOR = 0x51
-"""Code of hivemind's extension for the description of a tensor."""
+_TENSOR = 0x51  # Code of hivemind's extension for the description of a tensor
 
 State = Literal["offline", "joining", "online"]
-_STATES: tuple[State, ...] = ("offline", "joining", "online")
-"""As they are numbered on the wire."""
+_STATES: tuple[State, ...] = ("offline", "joining", "online")  # As they are numbered on the wire
 
 
 def _require_printable(text: str) -> str:
@@ -59,32 +56,22 @@ class _Announced(BaseModel):
 
 
 class ServerRecord(_Announced):
-    """What a server announces for a block that it holds.
+    """What a server announces for a block that it holds."""
 
-    Attributes:
-        state: what requests may expect of it.
-        throughput: tokens per second, in any unit that its owner likes; 0 if unknown.
-        start_block: first block that it holds, if it says so.
-        end_block: one past the last block.
-        public_name: of its owner.
-        version: of Petals.
-        forward_rps: tokens per second through a block; None if it does not say.
-        adapters: LoRA adapters that it holds.
-        torch_dtype: in which it computes.
-        quant_type: how its weights are quantized.
-        cache_tokens_left: free attention cache, in tokens of a text times blocks.
-    """
-
-    state: State
+    state: State  # what requests may expect of it
+    # tokens per second, in any unit that its owner likes; 0 if unknown
     throughput: Annotated[float, Field(ge=0, le=_FASTEST)]
-    start_block: Block | None = None
-    end_block: Block | None = None
+    start_block: Block | None = None  # first block that it holds, if it says so
+    end_block: Block | None = None  # one past the last block
+    # of its owner
     public_name: Annotated[str, AfterValidator(lambda name: printable(name, _LONGEST_NAME))] | None = None
-    version: Word | None = None
-    forward_rps: Speed | None = None
+    version: Word | None = None  # of Petals
+    forward_rps: Speed | None = None  # tokens per second through a block; None if it does not say
+    # LoRA adapters that it holds
     adapters: Annotated[tuple[Identifier, ...], Strict(False), Field(max_length=_MOST_ADAPTERS)] = ()
-    torch_dtype: Word | None = None
-    quant_type: Word | None = None
+    torch_dtype: Word | None = None  # in which it computes
+    quant_type: Word | None = None  # how its weights are quantized
+    # free attention cache, in tokens of a text times blocks
     cache_tokens_left: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)] | None = None
 
     @model_validator(mode="after")
@@ -105,27 +92,15 @@ class _Model(_Announced):
 
 
 class ServerInfo(_Announced):
-    """What a server answers to `rpc_info` for a block.
+    """What a server answers to `rpc_info` for a block."""
 
-    Attributes:
-        cache_tokens_available: free attention cache, in tokens of a text times blocks.
-        inference_schema: describes the tensors of a step of a session, in any way.
-    """
-
+    # free attention cache, in tokens of a text times blocks
     cache_tokens_available: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)]
-    inference_schema: Any = None
+    inference_schema: Any = None  # describes the tensors of a step of a session, in any way
 
 
 def read_server(value: Any, block: int) -> ServerRecord | None:
-    """Reads what a server announces for a block.
-
-    Args:
-        value: anything that was found in the DHT: it should be (state, throughput) or (state, throughput, fields).
-        block: the block.
-
-    Returns:
-        The record; None if it is implausible, such as one of a server that does not hold this block.
-    """
+    """Reads what a server announces for a block."""
     match value:
         case (int(state), throughput, *rest) if 0 <= state < len(_STATES) and not isinstance(state, bool):
             fields = rest[0] if rest else {}
@@ -142,26 +117,14 @@ def read_server(value: Any, block: int) -> ServerRecord | None:
 
 
 def read_model(prefix: Any, value: Any) -> tuple[str, int] | None:
-    """Reads what a swarm announces of a model.
-
-    Args:
-        prefix: name under which its blocks should be announced.
-        value: anything that was found for it.
-
-    Returns:
-        The name, and the number of blocks; None if it is implausible.
-    """
+    """Reads what a swarm announces of a model."""
     is_name = isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER
     model = _validated(_Model, value) if is_name else None
     return None if model is None else (prefix, model.num_blocks)
 
 
 def read_info(packed: bytes) -> ServerInfo:
-    """Reads a server's answer to `rpc_info` for a block.
-
-    Raises:
-        WrongAnswer: something is missing, or not plausible.
-    """
+    """Reads a server's answer to `rpc_info` for a block."""
     info: ServerInfo | None = _validated(ServerInfo, unpack(packed, extensions={_TENSOR: bytes}))
     if info is None:
         raise WrongAnswer("no plausible size of the free cache")
@@ -169,15 +132,7 @@ def read_info(packed: bytes) -> ServerInfo:
 
 
 def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any:
-    """Decodes what hivemind has packed, without following it to any depth.
-
-    Args:
-        packed: by `MSGPackSerializer`, if it is honest.
-        extensions: decoders of further extension types, by their code.
-
-    Returns:
-        The value; None if it cannot be decoded.
-    """
+    """Decodes what hivemind has packed, without following it to any depth."""
 
     def decode(packed: bytes, depth: int) -> Any:
         def extension(code: int, data: bytes) -> Any:
@@ -194,11 +149,7 @@ def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any
 
 
 def announcement_of(server: Any) -> Announcement:
-    """Returns what a server says of how it computes, for results.
-
-    Args:
-        server: a `ServerRecord`, or Petals' `ServerInfo` that was made from one.
-    """
+    """Returns what a server says of how it computes, for results."""
     return _announcement(server.torch_dtype, server.quant_type, server.version, tuple(server.adapters or ()))
 
 

@@ -138,15 +138,7 @@ class LayerStub(nn.Module):
 
 
 def _returns_tuple(model: Any, architecture: Architecture) -> bool:
-    """Finds whether layers return tuples, and checks that they are a chain.
-
-    Args:
-        model: the base model on the meta device; afterwards, stubs stand for its layers.
-        architecture: where its parts are.
-
-    Raises:
-        _Unfit: a block could not be computed from the outputs of the one before alone.
-    """
+    """Finds whether layers return tuples, and checks that they are a chain."""
     count = len(model.get_submodule(architecture.layers))
     replace_module(model, architecture.embeddings, nn.Identity())
     faults = dict[bool, str]()
@@ -190,15 +182,7 @@ def _adds_positions(model: Any, architecture: Architecture) -> bool:
 
 @torch.no_grad()
 def _final_norm(model: Any, architecture: Architecture) -> str | None:
-    """Finds the module that makes a model's outputs of those of its last layer.
-
-    Args:
-        model: the base model, with stubs for its layers.
-        architecture: where its parts are.
-
-    Raises:
-        _Unfit: it takes more than one module.
-    """
+    """Finds the module that makes a model's outputs of those of its last layer."""
     calls: list[tuple[str, list[torch.Tensor], Any]] = []
 
     def note(path: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

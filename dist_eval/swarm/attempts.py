@@ -25,10 +25,9 @@ from dist_eval.swarm.router import Router, Span, without
 from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
+# Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
+# recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
-"""Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
-recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
-"""
 
 _FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
 
@@ -39,31 +38,19 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True)
 class RoutePart:
-    """A part of a route that is to be answered.
+    """A part of a route that is to be answered."""
 
-    Attributes:
-        block: where to start.
-        end: one past the last block of the route.
-        tokens: of the request, counting padding and prompts.
-        avoided: segments to avoid if there is another route; the request is then optional.
-        prefer_whole: prefer servers that hold all blocks of the route.
-        in_session: whether servers are to keep attention caches of the texts.
-        cached: returns the segment to ask, whose server holds attention caches of the texts at the moment, if any.
-        messages: in which any other server is sent the texts from their beginning, one after the other.
-        largest_message: tokens of the largest of these, if there are several.
-        rows: texts of the request, if it can be split between them.
-    """
-
-    block: int
-    end: int
-    tokens: int
-    avoided: Sequence[RouteSegment] = ()
-    prefer_whole: bool = False
-    in_session: bool = False
+    block: int  # where to start
+    end: int  # one past the last block of the route
+    tokens: int  # of the request, counting padding and prompts
+    avoided: Sequence[RouteSegment] = ()  # segments to avoid if there is another route; the request is then optional
+    prefer_whole: bool = False  # prefer servers that hold all blocks of the route
+    in_session: bool = False  # whether servers are to keep attention caches of the texts
+    # returns the segment to ask, whose server holds attention caches of the texts at the moment, if any
     cached: Callable[[], Span | None] = lambda: None
-    messages: int = 1
-    largest_message: int | None = None
-    rows: int = 1
+    messages: int = 1  # in which any other server is sent the texts from their beginning, one after the other
+    largest_message: int | None = None  # tokens of the largest of these, if there are several
+    rows: int = 1  # texts of the request, if it can be split between them
 
     @property
     def size(self) -> int:
@@ -73,36 +60,22 @@ class RoutePart:
 
 @dataclass(frozen=True)
 class Send:
-    """Send the request.
+    """Send the request."""
 
-    Attributes:
-        segment: the server, and the blocks that it should run.
-        stall_timeout: seconds to wait for its answer.
-        spans: the blocks that were online, from which the server was chosen.
-        at: when it was chosen, in seconds of `time.monotonic()`.
-        has_cache: whether it is the one that holds attention caches.
-    """
-
-    segment: Span
-    stall_timeout: float
-    spans: Sequence[Span]
-    at: float
-    has_cache: bool = False
+    segment: Span  # the server, and the blocks that it should run
+    stall_timeout: float  # seconds to wait for its answer
+    spans: Sequence[Span]  # the blocks that were online, from which the server was chosen
+    at: float  # when it was chosen, in seconds of `time.monotonic()`
+    has_cache: bool = False  # whether it is the one that holds attention caches
 
 
 @dataclass(frozen=True)
 class WaitForServers:
-    """Wait until there is a route of servers that can be reached.
+    """Wait until there is a route of servers that can be reached."""
 
-    Attributes:
-        what: the blocks that have no server.
-        why: the error of the server that was asked, or that there is none.
-        since: when the outage began, in seconds of `time.monotonic()`.
-    """
-
-    what: str
-    why: str
-    since: float
+    what: str  # the blocks that have no server
+    why: str  # the error of the server that was asked, or that there is none
+    since: float  # when the outage began, in seconds of `time.monotonic()`
 
 
 @dataclass(frozen=True)
@@ -133,14 +106,10 @@ class Skip:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Raise an error.
+    """Raise an error."""
 
-    Attributes:
-        error: the error.
-        exonerated: the server of each wrong answer that does not count against it, because others gave one too.
-    """
-
-    error: EvaluationError
+    error: EvaluationError  # the error
+    # the server of each wrong answer that does not count against it, because others gave one too
     exonerated: Sequence[Any] = ()
 
 
@@ -149,32 +118,19 @@ Decision = Send | WaitForServers | Retry | AskAnother | Split | Skip | GiveUp
 
 @dataclass
 class Attempts:
-    """The attempts for one part of a route.
+    """The attempts for one part of a route."""
 
-    Attributes:
-        router: chooses servers, and knows their statistics.
-        part: what is to be answered.
-        limit: failed attempts after which to give up.
-        timeout: longest time to wait for a server's answer, in seconds.
-    """
-
-    router: Router
-    part: RoutePart
-    limit: int
-    timeout: float
+    router: Router  # chooses servers, and knows their statistics
+    part: RoutePart  # what is to be answered
+    limit: int  # failed attempts after which to give up
+    timeout: float  # longest time to wait for a server's answer, in seconds
     _failed: int = 0
     _outage_since: float | None = None
     _messages: list[str] = field(default_factory=list)
-    _peers: dict[Failure, list[Any]] = field(default_factory=dict)
-    """The servers that failed in each way."""
+    _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # The servers that failed in each way
 
     def next(self, online: Sequence[Span], now: float) -> Send | WaitForServers | Split | Skip:
-        """Decides whom to ask.
-
-        Args:
-            online: the blocks that are online.
-            now: current time, in seconds of `time.monotonic()`.
-        """
+        """Decides whom to ask."""
         wanted = without(online, self.part.avoided)
         spans: Sequence[Span] = self._taking_it(wanted)
         is_for_halves = self._is_for_halves(wanted, spans, now)
@@ -195,12 +151,7 @@ class Attempts:
         return Send(segment, min(self.timeout, stall_timeout), spans, now, has_cache)
 
     def answered(self, sent: Send, now: float) -> None:
-        """Bans the servers that refused as too large what another one took.
-
-        Args:
-            sent: the decision that was followed by an answer.
-            now: current time, in seconds of `time.monotonic()`.
-        """
+        """Bans the servers that refused as too large what another one took."""
         server = self.router.stats(sent.segment.peer)
         if not sent.has_cache:  # it took it in smaller pieces
             server.largest_answered = max(server.largest_answered, self.part.size)
@@ -208,13 +159,7 @@ class Attempts:
             self.router.stats(peer).ban_longer(now)
 
     def after(self, sent: Send, error: Exception, now: float) -> WaitForServers | Retry | AskAnother | Skip | GiveUp:
-        """Decides what to do about a request that failed.
-
-        Args:
-            sent: the decision that it followed.
-            error: any of the daemon, the connection or the server.
-            now: current time, in seconds of `time.monotonic()`.
-        """
+        """Decides what to do about a request that failed."""
         segment, failure = sent.segment, classify(error)
         what = f"blocks {segment.start}:{segment.end} (peer {segment.peer})"
         if failure is Failure.TOO_LARGE:

@@ -20,13 +20,7 @@ from dist_eval.swarm.model_weights import ModelWeights, require_all_read
 
 
 class Block(nn.Module):
-    """One block: hidden states of shape [batch, length, hidden] → a tuple with those after it, of the same shape.
-
-    Args:
-        model: a base model with one layer.
-        layers: path of its layers.
-        num_heads: of its attention.
-    """
+    """One block: hidden states of shape [batch, length, hidden] → a tuple with those after it, of the same shape."""
 
     def __init__(self, model: nn.Module, layers: str, num_heads: int) -> None:
         super().__init__()
@@ -69,17 +63,7 @@ class Block(nn.Module):
 
 
 def load_block(architecture: Architecture, weights: ModelWeights, index: int, dtype: torch.dtype) -> Block:
-    """Loads a block.
-
-    Args:
-        architecture: of the model.
-        weights: of the model.
-        index: of the block.
-        dtype: of its weights.
-
-    Raises:
-        CheckpointError: weights are missing, or would be left out.
-    """
+    """Loads a block."""
     model_class = _one_layer_class(architecture, index)
     path = f"{architecture.layers}.{index}."
     tensors = {

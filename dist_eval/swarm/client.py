@@ -90,16 +90,7 @@ def join_swarm(
 def wait_until_listening(
     initial_peers: Sequence[str], deadline: float, *, check: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Waits until something listens at one of the addresses.
-
-    Args:
-        initial_peers: addresses of peers.
-        deadline: when to give up, in seconds of `time.monotonic()`.
-        check: called at every poll; raises when waiting has become pointless.
-
-    Returns:
-        The addresses where something listens, and those that are not plain TCP; none after the deadline.
-    """
+    """Waits until something listens at one of the addresses."""
     while time.monotonic() < deadline:
         check()
         wait = max(_LEAST_PROBE_SECONDS, min(_PROBE_SECONDS, deadline - time.monotonic()))

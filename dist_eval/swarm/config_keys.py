@@ -21,6 +21,7 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL_SIZES = ("vocab_size", "type_vocab_size", "max_position_embeddings", "num_key_value_heads", "num_kv_heads")
 _ROTARY = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rope_theta")
 
+# Names of keys without an effect on the answers of a model whose weights fit
 _NO_EFFECT = re.compile(
     "|".join(
         (
@@ -49,26 +50,17 @@ _NO_EFFECT = re.compile(
         )
     )
 )
-"""Names of keys without an effect on the answers of a model whose weights fit."""
 
+# Later keys of a model type, and the value that stands for what was computed before there was a choice
 _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
-"""Later keys of a model type, and the value that stands for what was computed before there was a choice."""
 
 
+# Where the code of modules reads a key of their config
 _READ_BY_MODULES = re.compile(r"\bconfig\.([a-z_]\w*)|\bgetattr\(\s*(?:self\.)?config,\s*[\"'](\w+)[\"']")
-"""Where the code of modules reads a key of their config."""
 
 
 def require_integers(raw: Mapping[str, Any], where: str) -> None:
-    """Checks that the sizes in a config are integers.
-
-    Args:
-        raw: the content of `config.json`.
-        where: the file, for messages.
-
-    Raises:
-        CheckpointError: one is not; the message names it.
-    """
+    """Checks that the sizes in a config are integers."""
     for key in (*_SIZES, *_OPTIONAL_SIZES):
         value = raw.get(key, 0)
         if not (type(value) is int or (value is None and key in _OPTIONAL_SIZES)):
@@ -76,16 +68,7 @@ def require_integers(raw: Mapping[str, Any], where: str) -> None:
 
 
 def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
-    """Checks that everything in a config that changes what is computed was read.
-
-    Args:
-        raw: the content of `config.json`.
-        config: the `transformers` config that was made of it.
-        where: the file, for messages.
-
-    Raises:
-        CheckpointError: a key was not, or names code to run; the message names it.
-    """
+    """Checks that everything in a config that changes what is computed was read."""
     for key, value in raw.items():
         if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run a kernel from the hub
             raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is not run: remove it.")

@@ -25,21 +25,13 @@ _ADAPTERS_NAMED = 5
 
 @dataclass(frozen=True)
 class SwarmCoverage:
-    """The servers of a model's blocks at one point in time.
+    """The servers of a model's blocks at one point in time."""
 
-    Attributes:
-        dht_prefix: name under which the blocks are announced.
-        num_blocks: blocks of the model.
-        servers: all announced servers, by first block.
-        adapter: a LoRA adapter, if only servers that hold it count.
-        dropped: how many more records there are, which are implausible.
-    """
-
-    dht_prefix: str
-    num_blocks: int
-    servers: tuple[ServerSpan, ...]
-    adapter: str | None = None
-    dropped: int = 0
+    dht_prefix: str  # name under which the blocks are announced
+    num_blocks: int  # blocks of the model
+    servers: tuple[ServerSpan, ...]  # all announced servers, by first block
+    adapter: str | None = None  # a LoRA adapter, if only servers that hold it count
+    dropped: int = 0  # how many more records there are, which are implausible
 
     @property
     def online(self) -> list[ServerSpan]:
@@ -59,11 +51,7 @@ class SwarmCoverage:
         return [block for block, count in enumerate(self.replicas) if count == 0]
 
     def serving(self, config: Any) -> SwarmCoverage:
-        """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit".
-
-        Args:
-            config: the model's `transformers` config; None if it is unknown, and all servers count.
-        """
+        """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit"."""
         if config is None:
             return self
         servers = (s if serves(s.version, config) else s.model_copy(update={"state": "unfit"}) for s in self.servers)

@@ -27,31 +27,19 @@ _LONGEST_KEY = 42  # bytes of a public key that is in a peer id as it is
 
 
 class HeldSpan(NamedTuple):
-    """Consecutive blocks that a server announces.
+    """Consecutive blocks that a server announces."""
 
-    Attributes:
-        peer: the server's peer id.
-        start: first block.
-        end: one past the last block.
-        server: what else it announces.
-    """
-
-    peer: str
-    start: int
-    end: int
-    server: ServerRecord
+    peer: str  # the server's peer id
+    start: int  # first block
+    end: int  # one past the last block
+    server: ServerRecord  # what else it announces
 
 
 class BlockRecords(NamedTuple):
-    """What is announced for a model's blocks.
+    """What is announced for a model's blocks."""
 
-    Attributes:
-        blocks: for each block, the records of its servers by peer id.
-        dropped: how many more records there are, which are implausible.
-    """
-
-    blocks: Sequence[Mapping[str, ServerRecord]]
-    dropped: int
+    blocks: Sequence[Mapping[str, ServerRecord]]  # for each block, the records of its servers by peer id
+    dropped: int  # how many more records there are, which are implausible
 
     def spans(self) -> list[HeldSpan]:
         """Returns the blocks of each server, by first block.
@@ -77,15 +65,10 @@ class BlockRecords(NamedTuple):
 
 
 class Models(NamedTuple):
-    """What is announced of models.
+    """What is announced of models."""
 
-    Attributes:
-        blocks: number of blocks by DHT prefix.
-        dropped: how many more records there are, which are implausible or too many.
-    """
-
-    blocks: dict[str, int]
-    dropped: int
+    blocks: dict[str, int]  # number of blocks by DHT prefix
+    dropped: int  # how many more records there are, which are implausible or too many
 
 
 def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> BlockRecords:
@@ -106,24 +89,12 @@ def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> B
 
 
 def read_models(dht: Any, timeout: float) -> Models:
-    """Reads which models a swarm serves; servers do not announce those whose prefix begins with `_`.
-
-    Args:
-        dht: a running `hivemind.DHT`.
-        timeout: seconds.
-
-    Raises:
-        SwarmError: the swarm did not answer in time.
-    """
+    """Reads which models a swarm serves; servers do not announce those whose prefix begins with `_`."""
     return _look_up(dht, _models, timeout, "which models it serves")
 
 
 def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]]) -> BlockRecords:
-    """Sorts out what was found for a model's blocks.
-
-    Args:
-        found: subkeys and values, for each block.
-    """
+    """Sorts out what was found for a model's blocks."""
     blocks: list[dict[str, ServerRecord]] = []
     for block, values in enumerate(found):
         records = ((peer, read_server(value, block)) for peer, value in values if is_peer_id(peer))
@@ -133,11 +104,7 @@ def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]]) -> BlockRecord
 
 
 def plausible_models(found: Sequence[tuple[Any, Any]]) -> Models:
-    """Sorts out what was found of models.
-
-    Args:
-        found: subkeys and values.
-    """
+    """Sorts out what was found of models."""
     models = filter(None, (read_model(prefix, value) for prefix, value in found))
     blocks = dict(itertools.islice(models, _MOST_MODELS))
     return Models(blocks, len(found) - len(blocks))

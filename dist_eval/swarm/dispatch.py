@@ -13,18 +13,14 @@ from dist_eval.swarm.gate import STEPS, AtMost, Gate, TurnedAway
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.router import Router, Span
 
+# How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
-"""How often a server's round trip is measured, and the longest time that this takes."""
 
 Answer = TypeVar("Answer")
 
 
 class Dispatcher:
-    """Sends requests through the gates of their servers. Belongs to one event loop.
-
-    Args:
-        router: gets the measurements.
-    """
+    """Sends requests through the gates of their servers. Belongs to one event loop."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -39,19 +35,7 @@ class Dispatcher:
         *,
         is_step: bool = False,
     ) -> Answer:
-        """Sends a request when its server can use it.
-
-        Args:
-            request: sends it and returns the answer.
-            segment: the server and its blocks.
-            work: tokens times blocks.
-            stall_timeout: seconds to wait for the answer.
-            is_step: whether it is the next step of a session, which is not paced.
-
-        Raises:
-            TurnedAway: another request failed before this one was sent or computed.
-            Exception: any of the daemon, the connection or the server.
-        """
+        """Sends a request when its server can use it."""
         server = self._router.stats(segment.peer)
         server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
         gate = self._gate(segment.peer, is_step)
@@ -78,12 +62,7 @@ class Dispatcher:
         return answer
 
     async def measure_round_trips(self, spans: Sequence[Span], ask: Callable[[Span], Awaitable[Any]]) -> None:
-        """Measures how long messages to servers take; those that take long to answer are left out.
-
-        Args:
-            spans: of the servers.
-            ask: asks a server for something that is no work.
-        """
+        """Measures how long messages to servers take; those that take long to answer are left out."""
 
         async def measure(span: Span) -> None:
             with contextlib.suppress(Exception):  # any of the daemon, the connection or the server

@@ -33,11 +33,7 @@ class WrongAnswer(Exception):
 
 
 def classify(error: BaseException) -> Failure:
-    """Returns the kind of failure that an error indicates.
-
-    Args:
-        error: any exception of the daemon, the connection or the server.
-    """
+    """Returns the kind of failure that an error indicates."""
     text, name = str(error), type(error).__name__
     if isinstance(error, WrongAnswer):
         return Failure.WRONG
@@ -54,11 +50,7 @@ def classify(error: BaseException) -> Failure:
 
 
 def stated_limit(error: BaseException) -> int | None:
-    """Returns the most tokens that a server says it takes in a request; None if it does not say.
-
-    Args:
-        error: of the kind `Failure.TOO_LARGE`.
-    """
+    """Returns the most tokens that a server says it takes in a request; None if it does not say."""
     match = re.search(r"max_batch_size \((\d{1,9})\)", str(error))
     return int(match[1]) if match else None
 
@@ -68,9 +60,6 @@ def drop_traceback(error: BaseException) -> None:
 
     A task and its exception refer to each other by way of the traceback: what is in its frames would stay until the
     garbage collector looks at everything, a quarter of an hour later, and one dead server fails hundreds of requests.
-
-    Args:
-        error: an exception that was caught; its causes lose their tracebacks too.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -18,8 +18,8 @@ STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
 the way; and a server works on a session's steps one after the other, so that more of them are no convoy."""
 
+# Seconds after which a gate looks again: another rank may have had an answer earlier than expected
 _LONGEST_SLEEP = 0.02
-"""Seconds after which a gate looks again: another rank may have had an answer earlier than expected."""
 
 
 class TurnedAway(Exception):
@@ -47,12 +47,7 @@ class Admission(Protocol):
 
 
 class AtMost:
-    """At most a number of steps of sessions at a time.
-
-    Args:
-        limit: the number.
-        pacing: of the server, for which they are work that waits.
-    """
+    """At most a number of steps of sessions at a time."""
 
     def __init__(self, limit: int, pacing: Pacing) -> None:
         self._room, self._pacing = limit, pacing
@@ -80,11 +75,7 @@ class AtMost:
 
 
 class Gate:
-    """The gate before a server. Belongs to one event loop.
-
-    Args:
-        admission: decides when a request may be sent.
-    """
+    """The gate before a server. Belongs to one event loop."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -92,14 +83,7 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, work: int) -> Ticket:
-        """Waits until a request may be sent; `answered` or `failed` has to follow.
-
-        Args:
-            work: tokens times blocks.
-
-        Raises:
-            TurnedAway: the server failed meanwhile.
-        """
+        """Waits until a request may be sent; `answered` or `failed` has to follow."""
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, turn))
         self._admission.add_waiting(work)
@@ -113,22 +97,12 @@ class Gate:
             raise
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """Records an answer.
-
-        Args:
-            ticket: what `enter` returned.
-            now: in seconds of `time.monotonic()`.
-        """
+        """Records an answer."""
         self._admission.answered(ticket, now)
         self._open()
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer, and turns away all that wait.
-
-        Args:
-            ticket: what `enter` returned.
-            now: in seconds of `time.monotonic()`.
-        """
+        """Records that a request got no answer, and turns away all that wait."""
         self._admission.failed(ticket, now)
         while self._waiting:
             if not (turn := self._next()).cancelled():

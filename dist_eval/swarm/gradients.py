@@ -17,8 +17,7 @@ from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.router import Span
 
-_BACKWARD_WORK = 3
-"""Cost of a backward in forwards: it recomputes one, and costs about two itself."""
+_BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
 
 Part = tuple[int, int, torch.Tensor]
 """A segment of the route: its first block, one past its last block, and its inputs."""

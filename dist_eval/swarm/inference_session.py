@@ -31,22 +31,15 @@ REQUEST_TOKENS = 1024
 
 @dataclass
 class _Segment:
-    """Consecutive blocks whose caches are on one server, if on any.
+    """Consecutive blocks whose caches are on one server, if on any."""
 
-    Attributes:
-        start: the first block.
-        end: one past the last block.
-        sent: inputs of the first block for all positions so far, in pieces of shape [rows, n, hidden].
-        next: the segment behind it.
-        cache: the stream to the server.
-        lock: held while a step is sent, and as long as a stream to another server is opened.
-    """
-
-    start: int
-    end: int
+    start: int  # the first block
+    end: int  # one past the last block
+    # inputs of the first block for all positions so far, in pieces of shape [rows, n, hidden]
     sent: list[torch.Tensor] = field(default_factory=list)
-    next: _Segment | None = None
-    cache: ServerCache | None = None
+    next: _Segment | None = None  # the segment behind it
+    cache: ServerCache | None = None  # the stream to the server
+    # held while a step is sent, and as long as a stream to another server is opened
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def cut(self, position: int) -> None:
@@ -216,11 +209,6 @@ class InferenceSession:
     ) -> tuple[list[torch.Tensor], _Segment | None]:
         """Sends what follows the texts through a segment, piece by piece.
 
-        Args:
-            segment: the segment.
-            pieces: inputs of its first block.
-            servers: records the one that has answered.
-
         Returns:
             Outputs of the last block of that server, and the segment that begins behind it.
         """
@@ -262,11 +250,7 @@ class InferenceSession:
         return pieces
 
     async def _continued(self, segment: _Segment, pieces: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
-        """Has the server that holds caches of the texts compute the pieces.
-
-        Raises:
-            CacheLost: there is none any more.
-        """
+        """Has the server that holds caches of the texts compute the pieces."""
         async with segment.lock:
             cache, position, steps = segment.cache, self.position, list[SentStep]()
             if cache is None or not cache.can_step(position):
@@ -287,17 +271,7 @@ class InferenceSession:
     async def _begun(
         self, span: Span, segment: _Segment, pieces: list[torch.Tensor], unfit: ServerCache | None
     ) -> tuple[Span, list[torch.Tensor]]:
-        """Has a server compute the texts and the pieces.
-
-        Args:
-            span: the server.
-            segment: the segment.
-            pieces: inputs of its first block that follow the texts.
-            unfit: the caches that are there so far, if any.
-
-        Raises:
-            TurnedAway: another step has found a server meanwhile, which only needs the pieces.
-        """
+        """Has a server compute the texts and the pieces."""
         async with segment.lock:
             if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
                 return span, await self._opened(span, segment, pieces)
@@ -325,11 +299,7 @@ class InferenceSession:
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a coroutine in the thread of the event loop.
-
-    Raises:
-        NoCacheError: a server takes smaller steps only.
-    """
+    """Runs a coroutine in the thread of the event loop."""
     from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
     try:

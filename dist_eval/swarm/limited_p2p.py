@@ -16,11 +16,7 @@ _LEAST_MESSAGE_BYTES = 2**10  # counted for a shorter message, so that empty one
 
 
 class Allowance:
-    """What a peer may still send in a stream.
-
-    Args:
-        expected: bytes of the tensors that are expected.
-    """
+    """What a peer may still send in a stream."""
 
     def __init__(self, expected: int = 0) -> None:
         self._left = _SPARE_BYTES
@@ -31,23 +27,14 @@ class Allowance:
         self._left += size + size // 4
 
     def take(self, size: int) -> None:
-        """Records that a message of some bytes begins.
-
-        Raises:
-            WrongAnswer: that is more than is left.
-        """
+        """Records that a message of some bytes begins."""
         self._left -= max(size, _LEAST_MESSAGE_BYTES)
         if self._left < 0:
             raise WrongAnswer("a stream that is longer than any answer")
 
 
 class LimitedP2P:
-    """Takes the place of hivemind's `P2P` for the stub of one peer.
-
-    Args:
-        p2p: hivemind's.
-        allowance: of the stream, if the stub opens one.
-    """
+    """Takes the place of hivemind's `P2P` for the stub of one peer."""
 
     def __init__(self, p2p: Any, allowance: Allowance) -> None:
         self._p2p, self._allowance = p2p, allowance

@@ -31,8 +31,7 @@ _UNSUPPORTED = (
     "lora_bias",
 )
 
-_active: str | None = None
-"""Of the block that runs: a server runs one at a time."""
+_active: str | None = None  # Of the block that runs: a server runs one at a time
 
 
 @contextlib.contextmanager
@@ -50,14 +49,8 @@ def using_adapter(name: str | None) -> Iterator[None]:
 def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
     """Reads an adapter.
 
-    Args:
-        name: folder or hub name.
-
     Returns:
         The scale of what it adds, and its tensors by their names in the file.
-
-    Raises:
-        CheckpointError: it is no LoRA adapter in safetensors, or has parts that are not supported.
     """
     from safetensors.torch import load_file
 
@@ -87,17 +80,7 @@ def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
-    """Adds an adapter to a layer, for requests that ask for it.
-
-    Args:
-        layer: the layer, as a module.
-        layers: path of the layers in the base model.
-        index: of the layer.
-        name: of the adapter, folder or hub name.
-
-    Raises:
-        CheckpointError: see `read_adapter`, or a part of it does not fit the layer.
-    """
+    """Adds an adapter to a layer, for requests that ask for it."""
     scale, tensors = read_adapter(name)
     pattern = re.compile(rf"(?:.*\.)?{re.escape(layers)}\.(\d+)\.(.+)\.lora_A\.weight")
     for key in tensors:

@@ -77,12 +77,7 @@ def build_identities_parser() -> argparse.ArgumentParser:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Runs one server until Ctrl-C or SIGTERM.
-
-    Raises:
-        ConfigError: an option is invalid.
-        SwarmError: the server has ended; the message has the end of its log.
-    """
+    """Runs one server until Ctrl-C or SIGTERM."""
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
 
@@ -119,13 +114,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS) -> list[str]:
-    """Returns the peers that a server joins the swarm by; none if it is the one that starts it.
-
-    Args:
-        peers: addresses of all servers of the swarm.
-        name: this server's peer id.
-        wait: seconds that the first of the peers looks for the others before it starts the swarm.
-    """
+    """Returns the peers that a server joins the swarm by; none if it is the one that starts it."""
     from dist_eval.swarm.client import wait_until_listening
 
     others = [peer for peer in peers if not peer.endswith(f"/p2p/{name}")]
@@ -135,11 +124,7 @@ def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS)
 
 
 def make_identities(arguments: argparse.Namespace) -> None:
-    """Creates the missing keys of a swarm's servers, and writes and prints their addresses.
-
-    Raises:
-        ConfigError: an option is invalid, or the folder cannot be written.
-    """
+    """Creates the missing keys of a swarm's servers, and writes and prints their addresses."""
     from hivemind.p2p import P2P
 
     if arguments.servers < 1 or "{}" not in arguments.address:
@@ -161,11 +146,7 @@ def make_identities(arguments: argparse.Namespace) -> None:
 
 
 def peer_name(identity: Path) -> str:
-    """Returns the peer id that belongs to a key.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+    """Returns the peer id that belongs to a key."""
     from hivemind.p2p import PeerID
 
     try:

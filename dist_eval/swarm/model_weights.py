@@ -83,12 +83,7 @@ class ModelWeights:
 
 
 def _stored_names(stored: Iterable[str], model: Any) -> dict[str, str]:
-    """Returns the names that tensors have in files, by those that transformers gives them.
-
-    Args:
-        stored: names in the files.
-        model: the language model, on any device.
-    """
+    """Returns the names that tensors have in files, by those that transformers gives them."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -108,15 +103,7 @@ def require_all_read(unread: Collection[str], what: str) -> None:
 
 
 def file_of(name: str, file: str) -> Path | None:
-    """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none.
-
-    Args:
-        name: folder or hub name of the model.
-        file: the file's name.
-
-    Raises:
-        CheckpointError: the hub does not answer.
-    """
+    """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none."""
     from transformers.utils.hub import cached_file
 
     if Path(name).is_dir():

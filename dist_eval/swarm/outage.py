@@ -12,12 +12,7 @@ _POLL_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
 
 
 class Outage:
-    """Lets requests wait for servers, up to a limit.
-
-    Args:
-        timeout: seconds to wait.
-        rejoin: called every few seconds while waiting.
-    """
+    """Lets requests wait for servers, up to a limit."""
 
     def __init__(self, timeout: float, rejoin: Callable[[], None]) -> None:
         self.timeout, self.rejoin = timeout, rejoin
@@ -25,15 +20,7 @@ class Outage:
         self._noticed_at = self._rejoined_at = float("-inf")
 
     async def wait(self, what: str, since: float) -> None:
-        """Waits until it is worth looking for servers again.
-
-        Args:
-            what: the blocks that have no server, and why.
-            since: when the outage began, in seconds of `time.monotonic()`.
-
-        Raises:
-            OutageError: the outage has lasted for more than the timeout.
-        """
+        """Waits until it is worth looking for servers again."""
         now, deadline = time.monotonic(), since + self.timeout
         if now > deadline:
             raise OutageError(f"for {self.timeout:g} s (--swarm-timeout) there was no server to reach for {what}")

@@ -22,8 +22,8 @@ from typing import Any
 from dist_eval.process.lifetime import die_with_parent
 from dist_eval.swarm.failures import Failure, classify
 
+# Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size
 _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
-"""Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size."""
 
 _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/(\w+))?$")
 _PROBE_SECONDS, _SKIP_PROBE_SECONDS = 0.5, 15.0
@@ -55,9 +55,6 @@ class ReachabilityCache:
         """Probes a peer that was unreachable, if its address is known.
 
         15 s after the last attempt the probe is skipped: the peer may have moved.
-
-        Raises:
-            PeerUnreachable: nothing listens at its address.
         """
         address, tried_at = self.addresses.get(peer), self.failed_at.get(peer)
         if address is None or tried_at is None or time.monotonic() - tried_at > _SKIP_PROBE_SECONDS:
@@ -66,11 +63,7 @@ class ReachabilityCache:
             raise PeerUnreachable(f"nothing listens at {address[0]}:{address[1]}")
 
     def mark_reached(self, peer: str) -> bool:
-        """Records that a peer was reached.
-
-        Returns:
-            Whether this is the first time, and its address is unknown.
-        """
+        """Records that a peer was reached."""
         self.failed_at.pop(peer, None)
         is_new = peer not in self._seen
         self._seen.add(peer)
@@ -91,17 +84,13 @@ class ReachabilityCache:
         return True
 
 
-_reachability = ReachabilityCache()
-"""Of this process; a DHT node, being forked, starts with a copy."""
+_reachability = ReachabilityCache()  # Of this process; a DHT node, being forked, starts with a copy
 
 
 def patch_p2p_daemon(sockets: Path) -> None:
     """Sets the daemon's socket folder, ties its lifetime to its parent process, and makes it collect garbage less.
 
     A daemon that holds little and forwards megabytes spent half of its CPU time on garbage collection.
-
-    Args:
-        sockets: folder in which the daemon of this process and its clients create their Unix sockets.
     """
     from hivemind.p2p import p2p_daemon
 
@@ -121,12 +110,7 @@ def patch_p2p_daemon(sockets: Path) -> None:
 
 
 def probe_before_dialing(peers: Iterable[str]) -> None:
-    """Makes all further calls of this process, and of nodes that it forks, probe a peer before the daemon dials it.
-
-    Args:
-        peers: addresses of peers, which count as unreachable until they are reached. Other peers' addresses are learned
-            when they are reached.
-    """
+    """Makes all further calls of this process, and of nodes that it forks, probe a peer before the daemon dials it."""
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 
     for text in peers:

@@ -8,23 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ticket:
-    """A request that was let through.
+    """A request that was let through."""
 
-    Attributes:
-        work: tokens times blocks.
-        sent_at: in seconds of `time.monotonic()`.
-        expected_at: when its answer should be here, less the corrections until it was sent.
-        seconds: the server's time for it, as expected; 0 if unknown.
-        ahead: seconds of work that the server should still have when it arrives.
-        period: in which it was sent.
-    """
-
-    work: int
-    sent_at: float
-    expected_at: float
-    seconds: float = 0.0
-    ahead: float = 0.0
-    period: int = 0
+    work: int  # tokens times blocks
+    sent_at: float  # in seconds of `time.monotonic()`
+    expected_at: float  # when its answer should be here, less the corrections until it was sent
+    seconds: float = 0.0  # the server's time for it, as expected; 0 if unknown
+    ahead: float = 0.0  # seconds of work that the server should still have when it arrives
+    period: int = 0  # in which it was sent
 
 
 class Pace(ctypes.Structure):
@@ -70,11 +61,6 @@ def forget(pace: Pace, now: float, period: float) -> None:
     """Begins a new period if it is time; after a long pause two of them, because all requests are older.
 
     What was sent before the period before, and what waited, is not counted any more.
-
-    Args:
-        pace: of a server.
-        now: in seconds of `time.monotonic()`.
-        period: length of a period in seconds.
     """
     pace.period_began = pace.period_began or now
     over = min(2, int((now - pace.period_began) // period))

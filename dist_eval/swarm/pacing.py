@@ -24,61 +24,50 @@ from dist_eval.swarm.pace import Pace, Ticket, forget, settle
 
 _EARLY_SHARE = 0.1
 _EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
+# How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
+# which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; but at most 0.9
+# requests, or 0.15 s if that is more. More would hide more of its pauses between blocks, but let the next server begin
+# later.
 _EARLY_AT_MOST, _EARLY_AT_MOST_SECONDS = 0.9, 0.15
-"""How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
-which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; but at most 0.9
-requests, or 0.15 s if that is more. More would hide more of its pauses between blocks, but let the next server begin
-later."""
 
-_KEPT = 0.9
-"""Share of earlier measurements of a server's speed that its moving average keeps: it covers ten requests."""
+_KEPT = 0.9  # Share of earlier measurements of a server's speed that its moving average keeps: it covers ten requests
 
+# A request that took longer than the least latency by less than this share of the work that should have been ahead of
+# it found no work: the server takes at most 0.7 of the time that was expected. Where requests are on the way for longer
+# than that, its speed is found so, as the bandwidth of a path is in the startup phase of BBR.
 _QUEUED_SHARE, _FASTER = 0.3, 0.7
-"""A request that took longer than the least latency by less than this share of the work that should have been ahead of
-it found no work: the server takes at most 0.7 of the time that was expected. Where requests are on the way for longer
-than that, its speed is found so, as the bandwidth of a path is in the startup phase of BBR."""
 
+# Most by which one measurement may deviate from the average: a server that hung once is not slow from then on
 _OUTLIER = 10.0
-"""Most by which one measurement may deviate from the average: a server that hung once is not slow from then on."""
 
+# Least share of a latency, and least time, that counts as the server's time for a request
 _LEAST_SHARE, _LEAST_SECONDS = 0.1, 1e-6
-"""Least share of a latency, and least time, that counts as the server's time for a request."""
 
+# How much slower than expected an answer has to be, where none followed another one, to count as a slower server
 _SLOWER = 2.0
-"""How much slower than expected an answer has to be, where none followed another one, to count as a slower server."""
 
+# Share of the time until a distant server's first answer that is its own, if it does not announce its speed, and the
+# least, whatever it announces
 _FIRST_SHARE, _LEAST_FIRST_SHARE = 0.5, 0.25
-"""Share of the time until a distant server's first answer that is its own, if it does not announce its speed, and the
-least, whatever it announces."""
 
-_CORRECTED = 0.5
-"""Share of a deviation from what was expected that is expected of the next answers, too."""
+_CORRECTED = 0.5  # Share of a deviation from what was expected that is expected of the next answers, too
 
+# The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions
 _LEAST_OVER = 100
-"""The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions."""
 
+# Time to wait for a server's very first answer before each request that is more than enough to begin with: one, twice
+# as many if the server is far, and twice as many if it announces its speed
 _FIRST_SECONDS = 5.0
-"""Time to wait for a server's very first answer before each request that is more than enough to begin with: one, twice
-as many if the server is far, and twice as many if it announces its speed."""
 
-_FAR_SECONDS = 0.02
-"""Round trip from which on a server is far: it would lose much by waiting for a request."""
+_FAR_SECONDS = 0.02  # Round trip from which on a server is far: it would lose much by waiting for a request
 
-_LATE = 2.0
-"""How late an answer is expected to be in the end, as a multiple of what it is late by now."""
+_LATE = 2.0  # How late an answer is expected to be in the end, as a multiple of what it is late by now
 
-_HALF_LIFE_SECONDS = 30.0
-"""Half-life of the estimated time of an idle server: it may have become faster."""
+_HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server: it may have become faster
 
 
 class Pacing:
     """The pace of one server.
-
-    Args:
-        shared: shares it with the other ranks of this host.
-        name: of the server, in `shared`.
-        period: seconds in which every rank that does not hang has an answer to a request, or has given it up. What was
-            sent before the period before is forgotten, and ranks that hang are not counted as waiting.
 
     Attributes:
         announced_seconds_per_work: seconds for one token through one block, as the server announces; None if it does
@@ -112,16 +101,7 @@ class Pacing:
             self._waiting += work
 
     def admit(self, work: int, now: float) -> Ticket | float:
-        """Lets a request through, or not yet.
-
-        Args:
-            work: tokens times blocks.
-            now: in seconds of `time.monotonic()`.
-
-        Returns:
-            What `answered` or `failed` needs, if the request may be sent now; otherwise the seconds until it probably
-            may.
-        """
+        """Lets a request through, or not yet."""
         with self._locked(now):
             pace, rate = self._pace, self.seconds_per_work
             if pace.unanswered:
@@ -139,12 +119,7 @@ class Pacing:
             return Ticket(work, now, pace.done_at - pace.delay, seconds, ahead, pace.period)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """Records an answer.
-
-        Args:
-            ticket: of the request.
-            now: in seconds of `time.monotonic()`.
-        """
+        """Records an answer."""
         with self._locked(now):
             pace, is_first = self._pace, self.seconds_per_work is None
             if not settle(pace, ticket):
@@ -157,24 +132,13 @@ class Pacing:
             pace.answered_at = max(pace.answered_at, now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer: the others are expected earlier by its time.
-
-        Args:
-            ticket: of the request.
-            now: in seconds of `time.monotonic()`.
-        """
+        """Records that a request got no answer: the others are expected earlier by its time."""
         with self._locked(now):
             if settle(self._pace, ticket):
                 self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
     def latency(self, work: float, now: float, expected: float) -> float:
-        """Estimates how long the answer to a further request would take, behind all that was sent or waits.
-
-        Args:
-            work: tokens times blocks.
-            now: in seconds of `time.monotonic()`.
-            expected: seconds per unit of work to expect without measurements.
-        """
+        """Estimates how long the answer to a further request would take, behind all that was sent or waits."""
         with self._locked(now):
             pace, rate, rest = self._pace, self.seconds_per_work, 0.0
             if rate is None:
@@ -211,11 +175,7 @@ class Pacing:
         return wait + _FIRST_SECONDS * max(0, pace.unanswered + 1 - most)
 
     def _early(self, seconds: float) -> float:
-        """Returns the seconds of work that the server should still have when the next request arrives.
-
-        Args:
-            seconds: its time for a request.
-        """
+        """Returns the seconds of work that the server should still have when the next request arrives."""
         is_near = 0.0 < self._pace.round_trip < _FAR_SECONDS
         varying = _EARLY_SECONDS if is_near else _EARLY_SECONDS_FAR
         return min(max(_EARLY_AT_MOST * seconds, _EARLY_AT_MOST_SECONDS), _EARLY_SHARE * seconds + varying)
@@ -259,14 +219,7 @@ class Pacing:
         return min(seconds, _OUTLIER * expected), kept
 
     def _seconds_between_answers(self, ticket: Ticket, now: float, expected: float, way: float) -> tuple[float, float]:
-        """Returns the same for a request that was sent before the latest answer came.
-
-        Args:
-            ticket: of the request.
-            now: in seconds of `time.monotonic()`.
-            expected: the server's time for it, in seconds.
-            way: seconds that a request and its answer are on the way.
-        """
+        """Returns the same for a request that was sent before the latest answer came."""
         pace = self._pace
         seconds = max(_LEAST_SECONDS, now - pace.answered_at)
         if not self._is_far or way <= expected:
@@ -278,12 +231,7 @@ class Pacing:
         return seconds, _KEPT
 
     def _first_seconds(self, ticket: Ticket, most: float) -> float:
-        """Returns the server's time for its first request, of which large messages may have been on the way for long.
-
-        Args:
-            ticket: of the request.
-            most: its latency without the time that a message without work takes.
-        """
+        """Returns the server's time for its first request, whose large messages may have been on the way for long."""
         if self.announced_seconds_per_work:
             return min(most, max(_LEAST_FIRST_SHARE * most, _SLOWER * self.announced_seconds_per_work * ticket.work))
         return _FIRST_SHARE * most if self._is_far else most

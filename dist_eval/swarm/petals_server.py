@@ -28,14 +28,7 @@ _NO_CACHE = (1, 1)
 
 
 def import_server() -> Any:
-    """Imports Petals' server with what computes models replaced; nothing of Petals may be imported before.
-
-    Returns:
-        The module `petals.cli.run_server`.
-
-    Raises:
-        ConfigError: Petals is not installed.
-    """
+    """Imports Petals' server with what computes models replaced; nothing of Petals may be imported before."""
     if "petals.cli.run_server" in sys.modules:
         return sys.modules["petals.cli.run_server"]
     require_petals()
@@ -187,9 +180,6 @@ async def iterate_inference(
 
     Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), which knows
     no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
-
-    Raises:
-        ValueError: a step does not fit the session.
     """
     from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
     from hivemind.utils.nested import nested_flatten

@@ -22,8 +22,8 @@ ANNOUNCED = "2.3.0+dist.eval"
 
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
+# Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
 _MAIN = {"llama": ("default", "linear", "dynamic", "llama3"), "bloom": ("default",), "mixtral": ("default",)}
-"""Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon."""
 
 
 def require_petals() -> None:
@@ -40,10 +40,6 @@ def has_petals_sessions(inference_schema: Any) -> bool:
 
     BloomBee's servers announce the version of Petals main and answer its forwards and backwards, but take the tensors
     of a step for others, so that deep prompts would be dropped without a word. Only their schema tells them apart.
-
-    Args:
-        inference_schema: what a server describes in `rpc_info`: for Petals hidden states, deep prompts and order of
-            the rows, and no tensor by name.
     """
     match inference_schema:
         case ((_, _, _), {**named}):
@@ -62,12 +58,7 @@ def can_roll_back(version: str | None) -> bool:
 
 
 def serves(version: str | None, config: Any) -> bool:
-    """Whether servers with a version compute a model, and compute it right.
-
-    Args:
-        version: what a server announces.
-        config: the model's `transformers` config.
-    """
+    """Whether servers with a version compute a model, and compute it right."""
     if version == ANNOUNCED:
         return True
     known = _MAIN if can_roll_back(version) else _RELEASE

@@ -25,8 +25,7 @@ _LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5
 PYTHON = [sys.executable]
 """The interpreter that servers run in."""
 
-_ANNOUNCED_THROUGHPUT = "1"
-"""In requests per second; "auto" would measure for a minute and call out to the network."""
+_ANNOUNCED_THROUGHPUT = "1"  # In requests per second; "auto" would measure for a minute and call out to the network
 
 
 class PrivateSwarm:
@@ -208,16 +207,7 @@ def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
 
 
 def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None) -> list[tuple[int, int]]:
-    """Returns the blocks of each server of a swarm, from command line options.
-
-    Args:
-        num_blocks: blocks of the model.
-        servers: number of servers, which get equal shares.
-        texts: spans to use instead, in the format of the command line, such as 0:4.
-
-    Raises:
-        ConfigError: a span is malformed or outside the model; a block is in no span; more servers than blocks.
-    """
+    """Returns the blocks of each server of a swarm, from command line options."""
     if not texts:
         return split_blocks(num_blocks, servers)
     spans = []

@@ -34,12 +34,7 @@ def chain_uid(dht_prefix: str, start: int, end: int) -> str:
 
 
 def request_metadata(num_tensors: int, adapter: str | None) -> dict[str, Any]:
-    """Returns the metadata that each request has.
-
-    Args:
-        num_tensors: tensors of the request; they are the positional arguments of the server's method.
-        adapter: name of a LoRA adapter that the server adds, or None.
-    """
+    """Returns the metadata that each request has."""
     arguments = tuple(b"__T%d" % number for number in range(num_tensors))
     return {"points": 0.0, "active_adapter": adapter, "args_structure": (arguments, {})}
 
@@ -79,17 +74,7 @@ class TransformerConnectionHandler(ServicerBase):  # type: ignore[misc]
 
 
 async def ping(peers: Sequence[Any], seconds: float, dht: Any, node: Any) -> dict[str, float]:
-    """Measures round trips to peers, all at once; runs in the process of the DHT's node (`dht.run_coroutine`).
-
-    Args:
-        peers: `hivemind.PeerID` of each.
-        seconds: to wait for an answer.
-        dht: the DHT.
-        node: its node.
-
-    Returns:
-        Seconds by peer id, without peers that did not answer.
-    """
+    """Measures round trips to peers, all at once; runs in the process of the DHT's node (`dht.run_coroutine`)."""
     import asyncio
     import time
 

@@ -44,8 +44,8 @@ from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, Span
 from dist_eval.swarm.transport import Transport
 
+# Time until a request that was turned away chooses again. If a lost cache caused it, the failure is recorded then.
 _ASIDE_SECONDS = 0.01
-"""Time until a request that was turned away chooses again. If a lost cache caused it, the failure is recorded then."""
 
 RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
 """Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
@@ -341,11 +341,7 @@ class SwarmRequests:
                 await self._wait_for_servers(decision)
 
     def _require_node(self) -> None:
-        """Checks that this process' DHT node is alive; without it all requests would time out one by one.
-
-        Raises:
-            SwarmError: the node was killed, and the p2p daemon with it.
-        """
+        """Checks that this process' DHT node is alive; without it all requests would time out one by one."""
         node = self._directory.dht
         if not node.is_alive():
             raise SwarmError(

@@ -29,19 +29,17 @@ if TYPE_CHECKING:
     from dist_eval.swarm.findings import Findings
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
-_SEGMENT_BLOCKS = 0.25
-"""Least cost of a segment, in blocks: with no measurements yet, fewer segments are better."""
+_SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better
+# Weight of a request's own time at a server, beside the time that it waits there: where it would be done first, it may
+# leave a slower server idle that the next requests will need
 _OWN_WEIGHT = 0.75
-"""Weight of a request's own time at a server, beside the time that it waits there: where it would be done first, it may
-leave a slower server idle that the next requests will need."""
-_JITTER = 0.02
-"""Relative noise on costs, which breaks ties between equal servers differently on each rank."""
+_JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT = 1_000
+# Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
 _LEAST_RPS, _MOST_RPS = 1e-3, 1e12
-"""Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all."""
+# How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
+# a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
 _MOST_AHEAD = 30.0
-"""How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
-a measurement is expected to be at most, whatever it announces: more would only decide about its first requests."""
 
 
 UNKNOWN = Announcement()
@@ -100,15 +98,7 @@ class Routing:
 
 
 def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
-    """Removes avoided segments from spans where another server holds the same blocks.
-
-    Args:
-        spans: the blocks that are online.
-        avoided: what to remove.
-
-    Returns:
-        The remaining spans, which together still hold the same blocks.
-    """
+    """Removes avoided segments from spans where another server holds the same blocks."""
     if not avoided:
         return list(spans)
     held: dict[int, set[str]] = {}
@@ -131,33 +121,20 @@ def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span
 
 @dataclass
 class ServerStats:
-    """Statistics of a server.
+    """Statistics of a server."""
 
-    Attributes:
-        requests: answered requests.
-        failures: failed requests.
-        wrong_answers: failed requests whose answer cannot be right.
-        work: tokens times blocks of all answered requests.
-        latencies: seconds from request to answer of the latest requests.
-        timeline: its requests over time.
-        announced: what it announced when it was asked last.
-        pacing: when it can use a further forward.
-        largest_answered: tokens of the largest request that it answered.
-        limit: most tokens of a request that it may take: it refused larger ones.
-        refusal: what it said then.
-    """
-
-    requests: int = 0
-    failures: int = 0
-    wrong_answers: int = 0
-    work: int = 0
+    requests: int = 0  # answered requests
+    failures: int = 0  # failed requests
+    wrong_answers: int = 0  # failed requests whose answer cannot be right
+    work: int = 0  # tokens times blocks of all answered requests
+    # seconds from request to answer of the latest requests
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
-    timeline: Timeline = field(default_factory=Timeline)
-    announced: Announcement = UNKNOWN
-    pacing: Pacing = field(default_factory=Pacing)
-    largest_answered: int = 0
-    limit: float = math.inf
-    refusal: str = ""
+    timeline: Timeline = field(default_factory=Timeline)  # its requests over time
+    announced: Announcement = UNKNOWN  # what it announced when it was asked last
+    pacing: Pacing = field(default_factory=Pacing)  # when it can use a further forward
+    largest_answered: int = 0  # tokens of the largest request that it answered
+    limit: float = math.inf  # most tokens of a request that it may take: it refused larger ones
+    refusal: str = ""  # what it said then
     _streak: int = 0
     _banned_until: float = -math.inf
 
@@ -189,15 +166,7 @@ class ServerStats:
         self.ban_longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
-        """Records that it refused a request as too large: from now on it gets smaller ones only.
-
-        Args:
-            tokens: of the request.
-            stated: most tokens that it says it takes, if it says so. If these are as many, or it took as many before,
-                its word is not to be relied on: it is banned.
-            refusal: what it said.
-            now: current time, in seconds of `time.monotonic()`.
-        """
+        """Records that it refused a request as too large: from now on it gets smaller ones only."""
         if tokens <= max(self.largest_answered, stated or 0):
             self.ban_longer(now)
         self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
@@ -237,14 +206,7 @@ class ServerStats:
         )
 
     def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
-        """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less.
-
-        Args:
-            tokens: of the request, counting padding and prompts.
-            blocks: number of blocks to run.
-            now: current time, in seconds of `time.monotonic()`.
-            expected: seconds per unit of work to expect without measurements.
-        """
+        """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less."""
         work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
         return self.pacing.latency(_OWN_WEIGHT * work, now, expected)
 

@@ -21,14 +21,7 @@ _RETRY_SECONDS = 0.5
 
 
 def import_server() -> Any:
-    """Imports Petals' server, as the installed packages need it; before, hivemind is to be prepared.
-
-    Returns:
-        The module `petals.cli.run_server`.
-
-    Raises:
-        ConfigError: Petals is not installed.
-    """
+    """Imports Petals' server, as the installed packages need it; before, hivemind is to be prepared."""
     if has_packages_of_petals():
         from petals.cli import run_server
 

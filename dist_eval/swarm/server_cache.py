@@ -16,8 +16,8 @@ from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Span
 from dist_eval.swarm.transport import Transport
 
+# Longest time that a server without room should wait for it; a client would then rather ask another one
 _ALLOCATION_SECONDS = 3.0
-"""Longest time that a server without room should wait for it; a client would then rather ask another one."""
 _CLOSING_SECONDS = 2.0
 
 
@@ -29,15 +29,10 @@ class CacheLost(TurnedAway):
 
 
 class SentStep(NamedTuple):
-    """A step whose answer is on the way.
+    """A step whose answer is on the way."""
 
-    Attributes:
-        answer: will be the server's message, or why there is none.
-        shape: that its outputs have to have.
-    """
-
-    answer: asyncio.Future[Any]
-    shape: torch.Size
+    answer: asyncio.Future[Any]  # will be the server's message, or why there is none
+    shape: torch.Size  # that its outputs have to have
 
 
 class ServerCache:

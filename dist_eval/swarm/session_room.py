@@ -21,8 +21,8 @@ class SessionRoom(NamedTuple):
     busy: float
 
 
+# Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more
 _FOR_A_SERVER = 3
-"""Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more."""
 
 NO_ROOM = SessionRoom(0, 0.0)
 

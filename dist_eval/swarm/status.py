@@ -34,11 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show(arguments: argparse.Namespace) -> bool:
-    """Prints a swarm's coverage.
-
-    Returns:
-        Whether every block of every model has a server.
-    """
+    """Prints a swarm's coverage."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.dht_records import read_models
@@ -74,16 +70,8 @@ def look_up_all(
 ) -> tuple[list[SwarmCoverage], list[str]]:
     """Looks up the coverage of models, as many as there is time for: anybody can announce some.
 
-    Args:
-        look_up: looks up that of one, by its name, number of blocks, and timeout.
-        models: number of blocks by name.
-        timeout: seconds for all of them.
-
     Returns:
         The coverage of each that was looked up, and the names of the others.
-
-    Raises:
-        SwarmError: the swarm did not answer about any of them.
     """
     found, unknown, deadline = [], [], time.monotonic() + timeout
     for name, blocks in sorted(models.items()):

@@ -32,11 +32,6 @@ _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 class Transport:
     """Sends hidden states to servers.
 
-    Args:
-        directory: the servers, and the connection to them.
-        timeout: seconds to wait for an answer.
-        compression: of the activations, in both directions: "none" is exact, "float16" changes the result a little.
-
     Attributes:
         bytes_sent: of all tensors so far.
         bytes_received: of all tensors so far.
@@ -132,12 +127,6 @@ class Transport:
     ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
         """Opens a stream of requests to a server that keeps attention caches between them (see `ServerCache`).
 
-        Args:
-            segment: the server and its blocks.
-            requests: the requests; they are sent as they come.
-            metadata: of the first request, besides what every request has.
-            allowance: of the answers.
-
         Returns:
             The answers, and fields that the first request needs besides its tensors.
         """
@@ -166,21 +155,12 @@ class Transport:
         return packed
 
     async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
-        """Reads the tensors of an answer to a request of `open_inference`.
-
-        Raises:
-            WrongAnswer: see `read_answer`.
-        """
+        """Reads the tensors of an answer to a request of `open_inference`."""
         self.bytes_received += sum(len(tensor.buffer) for tensor in tensors)
         return (await asyncio.to_thread(read_answer, tensors, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
-        """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions.
-
-        Raises:
-            WrongAnswer: it does not say so.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
-        """
+        """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
         from hivemind.proto import runtime_pb2
 
         from dist_eval.swarm.protocol import block_uid
@@ -192,11 +172,7 @@ class Transport:
         return info.cache_tokens_available if self._has_sessions[segment.peer] else 0
 
     async def has_sessions(self, segment: Span) -> bool:
-        """Whether a server's sessions are those of Petals; it is asked if it was not before.
-
-        Raises:
-            Exception: see `free_cache`.
-        """
+        """Whether a server's sessions are those of Petals; it is asked if it was not before."""
         if segment.peer not in self._has_sessions:
             await self.free_cache(segment)
         return self._has_sessions[segment.peer]

@@ -17,13 +17,11 @@ import psutil
 from dist_eval.distributed.rank_store import Topology
 
 FIRST_SIZE, LARGEST_SIZE = 16, 64
-_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0
-"""The window grows while fewer batches queue, and shrinks while more do."""
-_MINIMUM_OVER = 200
-"""Batches over which the minimum latency is taken; older ones may reflect other network conditions."""
+_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # The window grows while fewer batches queue, and shrinks while more do
+_MINIMUM_OVER = 200  # Batches over which the minimum latency is taken; older ones may reflect other network conditions
 _SHARE_OF_TIMEOUT = 0.25
+# Tensors of a batch's size in memory for each batch in flight: activations and their serialized form, in and out
 _COPIES = 6
-"""Tensors of a batch's size in memory for each batch in flight: activations and their serialized form, in and out."""
 _SHARE_OF_MEMORY = 0.25
 
 
@@ -101,15 +99,6 @@ def window_in_memory(
 
 
 def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:
-    """Returns how many batches fit into a share of the memory.
-
-    Args:
-        tokens: of a batch, counting padding and prompts.
-        hidden_size: width of the activations, which are float32.
-        available_bytes: memory available to this rank.
-
-    Returns:
-        At least 1, at most `LARGEST_SIZE`.
-    """
+    """Returns how many batches fit into a share of the memory."""
     batch = tokens * hidden_size * 4 * _COPIES
     return int(min(LARGEST_SIZE, max(1, available_bytes * _SHARE_OF_MEMORY // batch)))

@@ -30,22 +30,7 @@ def evaluate_classifier(
     *,
     stopping: Callable[[], bool],
 ) -> Metrics | None:
-    """Evaluates a classifier as an evaluation run does; every rank calls it.
-
-    Args:
-        session: this rank's part of the run.
-        base: the base model.
-        classifier: the base model with the tuned tensors to evaluate.
-        data: the tokenized examples to evaluate on.
-        stopping: returns whether to stop.
-
-    Returns:
-        The metrics on the leader, None elsewhere.
-
-    Raises:
-        RunStopped: a rank was asked to stop; on all ranks.
-        EvaluationError: the examples could not be predicted, or totals that are computed twice differ.
-    """
+    """Evaluates a classifier as an evaluation run does; every rank calls it."""
     topology = session.topology
     plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=classifier.tuned.pre_seq_len)
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
@@ -68,12 +53,7 @@ def evaluate_classifier(
 
 
 def require_no_stop(stop: Stop, when: str) -> None:
-    """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it.
-
-    Args:
-        stop: this rank's request to stop.
-        when: how far the run is, for the message.
-    """
+    """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it."""
     reason = common_reason(all_gather(stop.reason))
     if reason:
         stop.request(reason)

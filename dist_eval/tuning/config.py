@@ -86,11 +86,7 @@ class LearningOptions(Options):
 
 @dataclass(kw_only=True)
 class TuningConfig(LearningOptions, DatasetRunConfig):
-    """The options of one tuning.
-
-    Raises:
-        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
-    """
+    """The options of one tuning."""
 
     num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
 

@@ -15,13 +15,7 @@ _PLAIN_LINE_SECONDS = 10.0
 
 
 class Display:
-    """Shows the progress of a tuning.
-
-    Args:
-        total: updates of the whole run.
-        done: updates that earlier starts have made.
-        stream: where to show it; by default stderr.
-    """
+    """Shows the progress of a tuning."""
 
     def __init__(self, total: int, done: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -46,11 +40,7 @@ class Display:
 
     @contextmanager
     def watching(self, notice: Callable[[], str]) -> Iterator[None]:
-        """Shows notices from a thread for the time of the context; then closes the display.
-
-        Args:
-            notice: returns what the model is waiting for, in words; empty if nothing.
-        """
+        """Shows notices from a thread for the time of the context; then closes the display."""
         ended = threading.Event()
 
         def watch() -> None:

@@ -32,38 +32,21 @@ from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
 
 @dataclass
 class Epochs:
-    """The training loop of a tuning.
+    """The training loop of a tuning."""
 
-    Attributes:
-        session: this rank's part of the run.
-        base: the base model.
-        classifier: the base model with the initial tuned tensors.
-        train: the training examples.
-        evaluation: the evaluation examples, if any.
-        device: where to compute.
-    """
-
-    session: Session[TuningConfig, TuningFolder]
-    base: BaseModelSpec
-    classifier: Classifier
-    train: TokenizedDataset
-    evaluation: TokenizedDataset | None
-    device: torch.device
+    session: Session[TuningConfig, TuningFolder]  # this rank's part of the run
+    base: BaseModelSpec  # the base model
+    classifier: Classifier  # the base model with the initial tuned tensors
+    train: TokenizedDataset  # the training examples
+    evaluation: TokenizedDataset | None  # the evaluation examples, if any
+    device: torch.device  # where to compute
 
     def __post_init__(self) -> None:
         self.config, self.topology = self.session.config, self.session.topology
         self.folder, self.stop = self.session.folder, self.session.stop
 
     def run(self) -> TunedCheckpoint:
-        """Runs the remaining epochs; every rank calls it.
-
-        Returns:
-            The tuned tensors after the last epoch.
-
-        Raises:
-            RunStopped: a rank was asked to stop; on all ranks.
-            EvaluationError: the run failed.
-        """
+        """Runs the remaining epochs; every rank calls it."""
         self._trainer = Trainer(
             self.config.only(LearningOptions),
             self.classifier,

@@ -23,12 +23,12 @@ from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS
 from dist_eval.swarm.families import read_base_config
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
+# Names of tensors in exports, by their name in a checkpoint
 _ROLES = {
     DEEP_PROMPTS: ("intermediate_prompt_embeddings", "deep_prompt_embeddings", "intermediate_prompts", "deep_prompts"),
     PROMPTS: ("prompt_embeddings", "prompt_embedding", "prompts", "soft_prompts"),
     HEAD: ("score", "classifier", "head"),
 }
-"""Names of tensors in exports, by their name in a checkpoint."""
 
 _BIAS = f"bias of {HEAD}"
 
@@ -38,16 +38,8 @@ def convert(
 ) -> tuple[TunedCheckpoint, list[str]]:
     """Reads older exports.
 
-    Args:
-        files: pickles; together they hold a head and, for a tuning mode, its prompts.
-        model: folder or hub name of the base model.
-        label_names: names of the classes; by default LABEL_0, LABEL_1, ...
-
     Returns:
         The checkpoint, and the names of all tensors that are not part of it.
-
-    Raises:
-        CheckpointError: a file cannot be read without running its code, or the tensors do not form a checkpoint.
     """
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}

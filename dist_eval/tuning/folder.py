@@ -42,16 +42,7 @@ class TuningFolder(RunFolder):
         return self.state.is_file()
 
     def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
-        """Writes a checkpoint with its tokenizer, and replaces the old one by it.
-
-        Args:
-            name: name of the checkpoint's folder in this folder.
-            tuned: the tuned tensors.
-            tokenizer: a Hugging Face tokenizer.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Writes a checkpoint with its tokenizer, and replaces the old one by it."""
         new, old, place = self.path / f".{name}.new", self.path / f".{name}.old", self.path / name
         with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
             for leftover in (new, old):
@@ -66,15 +57,7 @@ class TuningFolder(RunFolder):
             shutil.rmtree(old, ignore_errors=True)
 
     def update_results(self, progress: TuningProgress, **changes: Any) -> None:
-        """Replaces the sections of `tuning.json` after an epoch.
-
-        Args:
-            progress: the sections.
-            **changes: other fields of `TuningRun`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Replaces the sections of `tuning.json` after an epoch."""
         with translating_os_errors(RunError, f"{self.path / TUNING_RESULTS} cannot be written"):
             self._write(TuningRun(**{**self._header(), **dict(progress), **changes}))
 

@@ -24,23 +24,14 @@ _HEADER = "state"
 
 @dataclass
 class TuningState:
-    """The progress of a tuning.
+    """The progress of a tuning."""
 
-    Attributes:
-        epoch: the current epoch, from 0.
-        updates: number of updates made in this epoch.
-        loss_sum: sum of the losses of this epoch's examples so far, in nats.
-        examples: number of this epoch's examples so far.
-        history: one entry for each finished epoch (see `EpochResults`).
-        best: the finished epoch with the best checkpoint, from 0; None if none was evaluated.
-    """
-
-    epoch: int = 0
-    updates: int = 0
-    loss_sum: float = 0.0
-    examples: int = 0
-    history: list[EpochResults] = field(default_factory=list)
-    best: int | None = None
+    epoch: int = 0  # the current epoch, from 0
+    updates: int = 0  # number of updates made in this epoch
+    loss_sum: float = 0.0  # sum of the losses of this epoch's examples so far, in nats
+    examples: int = 0  # number of this epoch's examples so far
+    history: list[EpochResults] = field(default_factory=list)  # one entry for each finished epoch (see `EpochResults`)
+    best: int | None = None  # the finished epoch with the best checkpoint, from 0; None if none was evaluated
 
     def end_epoch(self, entry: EpochResults) -> None:
         """Ends the current epoch."""
@@ -49,16 +40,7 @@ class TuningState:
 
 
 def pack_state(state: TuningState, tensors: dict[str, torch.Tensor], learner: dict[str, Any]) -> bytes:
-    """Packs a state.
-
-    Args:
-        state: the progress.
-        tensors: tuned tensors and moments by name.
-        learner: the rest of the state of optimizer, schedule and scaler, ready for JSON.
-
-    Returns:
-        Content of the file.
-    """
+    """Packs a state."""
     from safetensors.torch import save
 
     progress = {**vars(state), "history": [entry.to_json() for entry in state.history]}
@@ -67,11 +49,7 @@ def pack_state(state: TuningState, tensors: dict[str, torch.Tensor], learner: di
 
 
 def write_state(path: Path, content: bytes) -> None:
-    """Writes a packed state.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Writes a packed state."""
     advice = "The earlier state is kept: start the same command again once that is fixed."
     with translating_os_errors(RunError, f"{path} cannot be written", advice):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,11 +57,7 @@ def write_state(path: Path, content: bytes) -> None:
 
 
 def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Reads what `write_state` wrote; None if there is no file.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    """Reads what `write_state` wrote; None if there is no file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():

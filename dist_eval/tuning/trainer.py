@@ -27,8 +27,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.swarm.window import Window
 from dist_eval.tuning.config import LearningOptions
 
-_MOST_SKIPPED = 20
-"""Most updates in a row without a finite gradient: with more of them, the scale is not the cause."""
+_MOST_SKIPPED = 20  # Most updates in a row without a finite gradient: with more of them, the scale is not the cause
 
 _SPREAD = 0.02
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -42,15 +41,7 @@ def empty_checkpoint(
     base_model: str | None,
     adapter: str | None = None,
 ) -> TunedCheckpoint:
-    """Creates a checkpoint of zeros, with the shapes of the tensors to tune.
-
-    Args:
-        options: the mode, and the number of prompt tokens.
-        base: the base model's config.
-        label_names: names of the classes.
-        base_model: folder or hub name of the base model.
-        adapter: name of a LoRA adapter that servers add to it.
-    """
+    """Creates a checkpoint of zeros, with the shapes of the tensors to tune."""
     length, hidden, layers = options.pre_seq_len, base.hidden_size, base.num_hidden_layers
     return TunedCheckpoint(
         head=torch.zeros(len(label_names), hidden),
@@ -113,17 +104,11 @@ def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np
 
 @dataclass(frozen=True)
 class Update:
-    """The result of an update.
+    """The result of an update."""
 
-    Attributes:
-        loss_sum: sum of the losses of its examples before it, in nats, on all ranks.
-        examples: number of its examples, on all ranks.
-        is_last: whether a rank was asked to stop after it; equal on all ranks.
-    """
-
-    loss_sum: float
-    examples: int
-    is_last: bool
+    loss_sum: float  # sum of the losses of its examples before it, in nats, on all ranks
+    examples: int  # number of its examples, on all ranks
+    is_last: bool  # whether a rank was asked to stop after it; equal on all ranks
 
 
 def precision_of(precision: str, device: torch.device) -> str:
@@ -135,16 +120,6 @@ def precision_of(precision: str, device: torch.device) -> str:
 
 class Trainer:
     """Makes updates of the tuned tensors.
-
-    Args:
-        options: of the optimizer.
-        classifier: the base model, with the initial values of the tensors to tune in `classifier.tuned`.
-        data: the tokenized training examples.
-        topology: this process's place among the ranks.
-        updates: number of updates in the whole run, for the learning rate schedule.
-        token_budget: most tokens in a request.
-        window: how many requests may be in flight at a time.
-        device: where to compute.
 
     Attributes:
         tuned: the tensors that are tuned, on `device`; updates change them in place.

@@ -30,26 +30,15 @@ from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_o
 
 TuningSession = Session[TuningConfig, TuningFolder]
 
+# Options that the checkpoints depend on
 _FINGERPRINTED = (
     *("tuning_mode", "pre_seq_len", "epochs", "batch_size", "accumulation_steps", "learning_rate", "weight_decay"),
     *("warmup", "max_grad_norm", "seed", "best_metric", "precision", "device", "compression", "backend"),
 )
-"""Options that the checkpoints depend on."""
 
 
 def tune(session: TuningSession) -> TunedCheckpoint | None:
-    """Tunes prompts and a head; every rank calls it.
-
-    Args:
-        session: this rank's part of the run, not yet opened.
-
-    Returns:
-        The tuned tensors after the last epoch; None if the run was complete already.
-
-    Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
-    """
+    """Tunes prompts and a head; every rank calls it."""
     config = session.config
     if session.topology.is_leader:
         require_trackers(config.tracker)
@@ -85,11 +74,7 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:
-    """Returns where a rank computes.
-
-    Raises:
-        ConfigError: --device cuda was given, and there is no GPU.
-    """
+    """Returns where a rank computes."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: torch finds no GPU here.")
     if config.device == "cpu" or not torch.cuda.is_available():
