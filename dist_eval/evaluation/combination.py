@@ -1,4 +1,4 @@
-"""Brings together what all ranks found and did, from their journals: every rank calls `combine` and `compare_all`."""
+"""Brings together what all ranks found and did, from their journals: every rank calls `combine`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backends import LoadedModel
 from dist_eval.results.work import RankResults, RankTimeline, RankWork, Spread, Throughput
 from dist_eval.swarm.findings import Findings
-
-"""Longest wait for a rank that is still comparing; if it dies, torchrun ends the waiting ranks at once."""
 
 _SHORTEST_SECONDS = 1e-3
 
